@@ -1,0 +1,103 @@
+"""`fasttfm <command>`: finds the command's file, runs it, and turns every expected failure into one line.
+
+Each command is a module of this package with two functions:
+
+    add_parser(subparsers)    adds the command's own parser and its arguments
+    run(args)                 does the work; returns an exit status or None for 0
+
+Only the module of the command that was asked for is imported, so that `fasttfm --help` needs neither torch nor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from fasttfm.errors import UserError
+
+COMMANDS = {
+    "prepare": ("prepare", "turn parallel text into a prepared data directory"),
+    "train": ("train", "train a Transformer on prepared data, or resume"),
+    "translate": ("translate", "translate standard input, line by line"),
+    "score": ("score", "sacreBLEU and chrF of standard input against references"),
+    "average": ("average", "average the last checkpoints of a model"),
+    "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
+    "demo-data": ("demo", "write the built-in English-German demo corpus"),
+}
+"""Command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130  # what a shell reports for SIGINT
+EXIT_BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; argv without the program's name, sys.argv when None. Returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Only --help and --version may stand before the command, so the command is the first word or there is none.
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    where = f"fasttfm {name}" if name else "fasttfm"
+    try:
+        parser, module = _build_parser(name)
+        args = parser.parse_args(arguments)
+        if module is None:
+            parser.print_help(sys.stderr)
+            return EXIT_USER_ERROR
+        status = module.run(args) or 0
+        sys.stdout.flush()
+        return status
+    except UserError as error:
+        return _fail(where, str(error), EXIT_USER_ERROR)
+    except KeyboardInterrupt as interrupt:
+        return _fail(where, str(interrupt) or "interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno is None:
+            raise  # raised by hand somewhere, not by the operating system: a bug deserves its traceback
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(where, f"{place}{error.strerror}", EXIT_USER_ERROR)
+
+
+def _build_parser(name: str | None):
+    """The parser with all commands listed and only `name` complete, and the module of `name`."""
+    parser = argparse.ArgumentParser(
+        prog="fasttfm", description="Train, run and score encoder-decoder Transformers on fused kernels."
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions that matter and stop")
+    subparsers = parser.add_subparsers(metavar="command", title="commands")
+    module = None
+    for command, (module_name, summary) in COMMANDS.items():
+        if command == name:
+            module = importlib.import_module(f"fasttfm.cli.{module_name}")
+            module.add_parser(subparsers)
+        else:
+            subparsers.add_parser(command, help=summary)
+    return parser, module
+
+
+class _Version(argparse.Action):
+    """Reads installed versions without importing the packages."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        for package in ("fasttfm", "torch", "triton", "sentencepiece", "sacrebleu"):
+            try:
+                print(package, metadata.version(package))
+            except metadata.PackageNotFoundError:
+                print(package, "(not installed)")
+        parser.exit()
+
+
+def _fail(where: str, message: str, status: int) -> int:
+    print(f"{where}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

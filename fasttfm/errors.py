@@ -1,0 +1,11 @@
+"""The one exception that a user of the command line is meant to see."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something that the user gave cannot be used: a file, a line, an option.
+
+    The message is one line that names what was given (file and line where there is one), what is allowed and what to
+    do. `fasttfm` prints it without a traceback and exits with status 2; a program that uses the package catches it.
+    """
