@@ -1,0 +1,55 @@
+"""Installs fasttfm/ as `fasttfm` and kernels/ as `fasttfm.kernels`.
+
+The kernels keep a room of their own at the top of the repository; they are installed inside the package because a
+top-level module called `kernels` would collide with other distributions.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+packages = find_packages(include=["fasttfm", "fasttfm.*"])
+packages += ["fasttfm.kernels"] + [f"fasttfm.kernels.{name}" for name in find_packages("kernels")]
+
+setup(
+    name="fasttfm",
+    version="0.1.0",
+    description="The encoder-decoder Transformer on fused Triton kernels: drop-in modules, training, translation",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=packages,
+    package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
+    package_data={"fasttfm": ["py.typed", "presets/*.yaml"], "fasttfm.kernels": ["*.json", "*.yaml"]},
+    install_requires=[
+        "torch>=2.9",
+        "triton>=3.5; platform_system == 'Linux'",
+        "numpy>=1.26",
+        "sentencepiece>=0.2",
+        "sacrebleu>=2.4",
+        "safetensors>=0.4",
+        "pyyaml>=6.0",
+        "tqdm>=4.65",
+        "matplotlib>=3.8",
+        "tensorboard>=2.15",
+    ],
+    extras_require={
+        "dev": [
+            "pytest>=8.0",
+            "pytest-xdist>=3.5",
+            "pytest-benchmark>=4.0",
+            "hypothesis>=6.100",
+            "ruff>=0.8",
+            "mypy>=1.11",
+            "types-PyYAML",
+            "types-tqdm",
+        ],
+    },
+    entry_points={"console_scripts": ["fasttfm = fasttfm.cli.main:main"]},
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Operating System :: POSIX :: Linux",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
