@@ -1,0 +1,144 @@
+"""Beam search over a batch of sentences.
+
+Each step extends the K live hypotheses of a sentence by one token, keeps the K best that go on and files those that
+end. Log-probabilities only fall, and no length penalty divides by more than that of the longest output allowed; so a
+sentence is done as soon as its best live log-probability, divided by that, is no better than its finished hypotheses.
+It then leaves the batch with its caches. The first step runs one row a sentence: K equal rows would do the same work.
+Rows are sentence * K + k throughout. Source: Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fasttfm.decoding.config import DecodingConfig
+from fasttfm.decoding.hypotheses import BOS, EOS, Constraints, Hypothesis, length_penalty
+
+if TYPE_CHECKING:
+    from fasttfm.models import Transformer
+
+
+def beam_search(
+    model: Transformer,
+    source: Tensor,
+    source_lengths: Tensor,
+    limits: list[int],
+    constraints: Constraints,
+    config: DecodingConfig,
+) -> list[list[Hypothesis]]:
+    """The config.nbest best finished hypotheses of every sentence, best first.
+
+    source (B, S) int64 and source_lengths (B,) int64 on the model's device; limits: longest output of each sentence.
+    """
+    device, beam = source.device, config.beam
+    memory = model.encode(source, source_lengths)
+    cache = model.start_cache(memory, source_lengths, rows_per_sentence=1, max_length=max(limits) + 1)
+    finished = [_Finished(config.nbest) for _ in limits]
+
+    # All of these hold the sentences still in the batch, b of them, with `rows` hypotheses each (1 at first, then K).
+    sentences = list(range(len(limits)))
+    rows = 1
+    tokens = torch.full((len(limits),), BOS, device=device)  # (b * rows,) the newest token of each hypothesis
+    scores = torch.zeros(len(limits), 1, device=device)  # (b, rows) log-probability
+    history = torch.empty(len(limits), 0, dtype=torch.int64, device=device)  # (b * rows, step)
+    worst = torch.full((len(limits),), -torch.inf, device=device)  # (b,) score that a new hypothesis has to beat
+    # (b,) largest divisor that a hypothesis of the sentence can still get
+    last_penalty = torch.tensor([length_penalty(limit + 1, config) for limit in limits], device=device)
+
+    for step in range(max(limits) + 1):
+        logits = model.step(tokens, cache)  # (b * rows, V) float32
+        best, best_tokens, parents = _candidates(logits, scores, constraints, step, sentences, beam)  # (b, 2K) each
+
+        ends = best_tokens == EOS
+        penalised = best / length_penalty(step + 1, config)
+        news = ends & (penalised > worst[:, None])
+        if news.any():
+            _file(news, penalised, best, parents, history, sentences, finished)
+            worst = torch.tensor([finished[sentence].worst for sentence in sentences], device=device)
+
+        scores, slots = best.masked_fill_(ends, -torch.inf).topk(beam)  # (b, K)
+        tokens = best_tokens.gather(1, slots)
+        parents = parents.gather(1, slots)
+        done = (scores[:, 0] / last_penalty <= worst).tolist()
+        if any(done):
+            stay = [place for place, is_done in enumerate(done) if not is_done]
+            if not stay:
+                break
+            sentences = [sentences[place] for place in stay]
+            kept = torch.tensor(stay, device=device)
+            cache.keep(kept)
+            history = history.unflatten(0, (len(done), rows))[kept].flatten(0, 1)
+            scores, tokens, parents, worst, last_penalty = (
+                part[kept] for part in (scores, tokens, parents, worst, last_penalty)
+            )
+        continued = (parents + torch.arange(len(sentences), device=device)[:, None] * rows).view(-1)  # (b * K,)
+        tokens = tokens.reshape(-1)
+        cache.reorder(continued)
+        history = torch.cat([history[continued], tokens[:, None]], dim=1)
+        rows = beam
+    return [hypotheses.best_first() for hypotheses in finished]
+
+
+def _candidates(
+    logits: Tensor, scores: Tensor, constraints: Constraints, step: int, sentences: list[int], beam: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The 2K best extensions of each sentence's hypotheses, best first: log-probability, token, row within sentence.
+
+    logits (b * rows, V) is changed in place. At most K of 2K extensions end, so at least K go on. The 2K best of a
+    sentence are among the 2K best of its rows; so only those, not the vocabulary, get their log-probability.
+    """
+    sentence_count, rows = scores.shape
+    log_total = logits.logsumexp(dim=1)
+    constraints.apply(logits, step, sentences)
+    width = min(2 * beam, logits.shape[1])
+    values, ids = logits.topk(width)  # (b * rows, width)
+    totals = values.add_((scores.view(-1) - log_total)[:, None]).view(sentence_count, rows * width)
+    if totals.shape[1] < 2 * beam:  # a vocabulary smaller than the beam
+        missing = (0, 2 * beam - totals.shape[1])
+        totals, ids = pad(totals, missing, value=-torch.inf), pad(ids.view(sentence_count, -1), missing)
+    best, slots = totals.topk(2 * beam)  # (b, 2K)
+    best_tokens = ids.view(sentence_count, -1).gather(1, slots)
+    return best, best_tokens, (slots // width).clamp_(max=rows - 1)
+
+
+def _file(
+    news: Tensor,
+    penalised: Tensor,
+    best: Tensor,
+    parents: Tensor,
+    history: Tensor,
+    sentences: list[int],
+    finished: list[_Finished],
+) -> None:
+    """Add the extensions marked in news (b, 2K) to their sentences' finished hypotheses; history (b * rows, step)."""
+    place, _ = news.nonzero(as_tuple=True)
+    outputs = history[place * (len(history) // len(sentences)) + parents[news]].tolist()
+    for row, score, log_probability, output in zip(
+        place.tolist(), penalised[news].tolist(), best[news].tolist(), outputs
+    ):
+        finished[sentences[row]].add(Hypothesis(output, score, log_probability))
+
+
+class _Finished:
+    """The best finished hypotheses of one sentence."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.hypotheses: list[Hypothesis] = []
+
+    @property
+    def worst(self) -> float:
+        """The score that a hypothesis must beat to get in."""
+        return self.hypotheses[-1].score if len(self.hypotheses) == self.size else float("-inf")
+
+    def add(self, hypothesis: Hypothesis) -> None:
+        self.hypotheses.append(hypothesis)
+        self.hypotheses.sort(key=lambda each: -each.score)  # stable: of equal ones, the first found stays first
+        del self.hypotheses[self.size :]
+
+    def best_first(self) -> list[Hypothesis]:
+        return self.hypotheses

@@ -1,0 +1,72 @@
+"""How translations are searched for: one frozen dataclass, the `decoding:` section of a configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodingConfig:
+    """Search, lengths and batches of a translation run. Wrong values raise ValueError on construction."""
+
+    beam: int = 4
+    """Hypotheses kept for each sentence; 1 is greedy search, which takes the likeliest token at every step."""
+    length_penalty: Literal["gnmt", "avg", "none"] = "gnmt"
+    """Divides a hypothesis's log-probability: gnmt by ((5 + length) / 6)^alpha, avg by its length, none by 1."""
+    alpha: float = 0.6
+    """Exponent of the gnmt length penalty, the paper's 0.6; fairseq's lenpen, length^lenpen, is another formula."""
+    max_len_a: float = 1.0
+    """Longest output in tokens is max_len_a * source tokens + max_len_b, neither counting end-of-sentence."""
+    max_len_b: int = 50
+    """Tokens that an output may have beyond max_len_a * source tokens; the paper allows the input's length plus 50."""
+    min_len: int = 0
+    """Shortest output in tokens; end-of-sentence is not allowed before."""
+    nbest: int = 1
+    """Hypotheses returned for each sentence, best first; at most beam unless sampling."""
+    allow_unk: bool = False
+    """Whether the unknown token may be produced; padding and begin-of-sentence never are."""
+    sampling: bool = False
+    """Draw tokens at random instead of searching; beam and length penalty then do not matter."""
+    sampling_topk: int = 0
+    """Sampling draws among the k likeliest tokens only; 0 means among all."""
+    sampling_topp: float = 1.0
+    """Sampling draws among the fewest tokens whose probabilities sum to p; 1 means among all."""
+    temperature: float = 1.0
+    """Sampling divides the logits by it: below 1 is more certain, above 1 more varied."""
+    sampling_seed: int = 1
+    """Seed of sampling; a sentence's draws depend on it and on the sentence's number in the input alone."""
+    batch_tokens: int = 1024
+    """Source tokens of a batch, padding counted; a longer sentence is a batch of its own."""
+    buffer_size: int = 1024
+    """Input lines read before they are sorted by length, translated and written."""
+    max_source_length: int = 512
+    """Source tokens of a line that are translated; the rest is cut off and the line counted in a warning."""
+
+    def __post_init__(self) -> None:
+        for name in ("beam", "nbest", "batch_tokens", "buffer_size", "max_source_length"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_len_b", "min_len", "sampling_topk", "sampling_seed"):
+            _at_least(name, getattr(self, name), 0)
+        if self.length_penalty not in ("gnmt", "avg", "none"):
+            raise ValueError(f"length_penalty {self.length_penalty!r} is unknown: choose gnmt, avg or none")
+        for name in ("alpha", "max_len_a"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} {value!r} must be a finite number of at least 0")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"temperature {self.temperature!r} must be a finite number greater than 0")
+        if not 0 < self.sampling_topp <= 1:
+            raise ValueError(f"sampling_topp {self.sampling_topp!r} must be greater than 0 and at most 1")
+        if self.nbest > self.beam and not self.sampling:
+            raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}: raise beam or lower nbest")
+
+    def longest_output(self, source_tokens: int) -> int:
+        """Most tokens of an output, end-of-sentence not counted, for a source of so many tokens (likewise)."""
+        return max(int(self.max_len_a * source_tokens) + self.max_len_b, self.min_len)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} {value!r} must be a whole number of at least {least}")

@@ -1,0 +1,74 @@
+"""A finished translation, its score, and which tokens a search may produce at a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fasttfm.decoding.config import DecodingConfig
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One output of a search."""
+
+    tokens: list[int]
+    """Target ids without begin- and end-of-sentence."""
+    score: float
+    """log_probability divided by the length penalty: what searches rank by."""
+    log_probability: float
+    """Natural logarithm of the model's probability of tokens and end-of-sentence."""
+
+
+def length_penalty(length: int, config: DecodingConfig) -> float:
+    """What a log-probability is divided by; length counts end-of-sentence, as tensor2tensor does.
+
+    gnmt is ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14, coverage left out).
+    """
+    if config.length_penalty == "gnmt":
+        return ((5.0 + length) / 6.0) ** config.alpha
+    if config.length_penalty == "avg":
+        return float(length)
+    return 1.0
+
+
+class Constraints:
+    """Sets the logits of tokens that may not follow to -inf, in place, for the sentences still in a batch.
+
+    Applied after the log-sum-exp was taken, so that the other tokens keep the model's own log-probabilities and forced
+    ones (end-of-sentence at the longest length, prefixes) are paid for.
+    """
+
+    def __init__(self, limits: list[int], prefixes: list[list[int]] | None, config: DecodingConfig, device):
+        """limits: longest output of each sentence; prefixes: what each output must begin with."""
+        self.prefixes = prefixes
+        self.limits = limits
+        self.min_len = config.min_len
+        never = [PAD, BOS] if config.allow_unk else [PAD, UNK, BOS]
+        self.never = torch.tensor(never, device=device)
+
+    def apply(self, logits: Tensor, step: int, sentences: list[int]) -> None:
+        """logits (len(sentences) * rows per sentence, V) of token number `step`, counted from 0; changed in place."""
+        by_sentence = logits.view(len(sentences), -1, logits.shape[-1])
+        forced = []  # read before anything is masked: a prefix may hold a token that a search would not produce
+        for place, sentence in enumerate(sentences):
+            token = self._forced_token(sentence, step)
+            if token is not None:
+                forced.append((place, token, by_sentence[place, :, token].clone()))
+        logits.index_fill_(1, self.never, -torch.inf)
+        if step < self.min_len:
+            logits[:, EOS] = -torch.inf
+        for place, token, value in forced:
+            by_sentence[place] = -torch.inf
+            by_sentence[place, :, token] = value
+
+    def _forced_token(self, sentence: int, step: int) -> int | None:
+        if step >= self.limits[sentence]:
+            return EOS
+        if self.prefixes is not None and step < len(self.prefixes[sentence]):
+            return self.prefixes[sentence][step]
+        return None

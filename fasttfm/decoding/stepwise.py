@@ -1,0 +1,123 @@
+"""Greedy search and sampling: one token is chosen for every row at every step, and that choice is final."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasttfm.decoding.config import DecodingConfig
+from fasttfm.decoding.hypotheses import BOS, EOS, Constraints, Hypothesis, length_penalty
+
+if TYPE_CHECKING:
+    from fasttfm.models import Transformer
+
+
+def greedy_search(
+    model: Transformer,
+    source: Tensor,
+    source_lengths: Tensor,
+    limits: list[int],
+    constraints: Constraints,
+    config: DecodingConfig,
+) -> list[list[Hypothesis]]:
+    """The likeliest token at every step; one hypothesis for each sentence. Arguments as in beam_search."""
+
+    def likeliest(logits: Tensor, step: int, sentences: list[int]) -> Tensor:
+        return logits.argmax(dim=1)
+
+    return _walk(model, source, source_lengths, limits, constraints, config, rows=1, choose=likeliest)
+
+
+def sample(
+    model: Transformer,
+    source: Tensor,
+    source_lengths: Tensor,
+    limits: list[int],
+    constraints: Constraints,
+    config: DecodingConfig,
+    numbers: list[int],
+) -> list[list[Hypothesis]]:
+    """config.nbest independent draws for each sentence, best score first; arguments as in beam_search.
+
+    numbers: each sentence's place in the whole input. With config.sampling_seed it alone decides the sentence's random
+    numbers, so that they do not depend on how sentences are batched.
+    """
+    uniform = np.stack(
+        [
+            np.random.default_rng([config.sampling_seed, number]).random((max(limits) + 1, config.nbest))
+            for number in numbers
+        ]
+    )  # (B, steps, nbest)
+
+    def draw(logits: Tensor, step: int, sentences: list[int]) -> Tensor:
+        u = torch.from_numpy(uniform[sentences, step].reshape(-1).astype(np.float32)).to(logits.device)
+        return _draw(logits, u, config)
+
+    return _walk(model, source, source_lengths, limits, constraints, config, rows=config.nbest, choose=draw)
+
+
+def _walk(model, source, source_lengths, limits, constraints, config, *, rows, choose) -> list[list[Hypothesis]]:
+    """Extend `rows` hypotheses of each sentence until all of them have ended; a sentence then leaves the batch.
+
+    choose(logits (b * rows, V), step, sentences) returns the tokens (b * rows,) that follow.
+    """
+    device = source.device
+    memory = model.encode(source, source_lengths)
+    cache = model.start_cache(memory, source_lengths, rows_per_sentence=rows, max_length=max(limits) + 1)
+    outputs: list[list[Hypothesis]] = [[] for _ in limits]
+
+    # Of the b sentences still in the batch:
+    sentences = list(range(len(limits)))
+    tokens = torch.full((len(limits) * rows,), BOS, device=device)  # (b * rows,)
+    scores = torch.zeros(len(limits) * rows, device=device)  # (b * rows,) log-probability
+    open_rows = torch.ones(len(limits) * rows, dtype=torch.bool, device=device)  # (b * rows,) not ended yet
+    history = torch.empty(len(limits) * rows, 0, dtype=torch.int64, device=device)  # (b * rows, step)
+
+    for step in range(max(limits) + 1):
+        logits = model.step(tokens, cache)  # (b * rows, V) float32
+        log_total = logits.logsumexp(dim=1)
+        constraints.apply(logits, step, sentences)
+        tokens = choose(logits, step, sentences)
+        gained = logits.gather(1, tokens[:, None])[:, 0] - log_total
+        scores = torch.where(open_rows, scores + gained, scores)
+
+        ended = open_rows & (tokens == EOS)
+        if ended.any():
+            which = ended.nonzero()[:, 0]
+            penalty = length_penalty(step + 1, config)
+            for row, output, score in zip(which.tolist(), history[which].tolist(), scores[which].tolist()):
+                outputs[sentences[row // rows]].append(Hypothesis(output, score / penalty, score))
+            open_rows = open_rows & ~ended
+            stay = open_rows.view(-1, rows).any(dim=1).nonzero()[:, 0]
+            if not len(stay):
+                break
+            if len(stay) < len(sentences):
+                cache.keep(stay)
+                kept = (stay[:, None] * rows + torch.arange(rows, device=device)).view(-1)
+                tokens, scores, open_rows, history = (part[kept] for part in (tokens, scores, open_rows, history))
+                sentences = [sentences[place] for place in stay.tolist()]
+        history = torch.cat([history, tokens[:, None]], dim=1)
+    for hypotheses in outputs:
+        hypotheses.sort(key=lambda each: -each.score)
+    return outputs
+
+
+def _draw(logits: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
+    """One token for each row of logits (N, V), by inverting the cumulative distribution at uniform (N,) in [0, 1).
+
+    Tokens stand in falling order of probability, so top-k and top-p (Holtzman et al. 2020) keep a beginning of the row.
+    """
+    count = min(config.sampling_topk or logits.shape[1], logits.shape[1])
+    values, ids = logits.topk(count)
+    probabilities = (values / config.temperature).softmax(dim=1)
+    cumulative = probabilities.cumsum(dim=1)
+    kept = cumulative - probabilities < config.sampling_topp  # the fewest that reach p
+    kept[:, 0] = True
+    kept &= probabilities > 0
+    mass = cumulative.masked_fill(~kept, 0).amax(dim=1)
+    place = (cumulative <= (uniform * mass)[:, None]).sum(dim=1)
+    place = torch.minimum(place, kept.sum(dim=1) - 1)
+    return ids.gather(1, place[:, None])[:, 0]

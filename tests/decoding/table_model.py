@@ -1,0 +1,95 @@
+"""A stand-in for Transformer with next-token distributions drawn from a table, and a search that tries everything."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.decoding import DecodingConfig
+
+BOS, EOS = 2, 3
+
+
+class TableModel(nn.Module):
+    """Logits are a fixed function of the source's first token and the target so far: no two are equal."""
+
+    def __init__(self, vocab_size: int, spread: float = 2.0, end: float = 0.0):
+        """end is added to the logit of end-of-sentence: large makes short outputs."""
+        super().__init__()
+        self.vocab_size, self.spread, self.end = vocab_size, spread, end
+        self.where = nn.Parameter(torch.zeros(()))
+        self.rows_computed: list[int] = []  # rows of every step, to see what leaves the batch
+
+    def logits(self, source: int, target: tuple[int, ...]) -> list[float]:
+        draw = random.Random(f"{source} {target}")
+        values = [draw.gauss(0, self.spread) for _ in range(self.vocab_size)]
+        values[EOS] += self.end
+        return values
+
+    def encode(self, source: Tensor, source_lengths: Tensor) -> Tensor:
+        return source
+
+    def start_cache(self, memory, source_lengths, *, rows_per_sentence, max_length) -> TableCache:
+        return TableCache(memory[:, 0].tolist(), rows_per_sentence, max_length)
+
+    def step(self, tokens: Tensor, cache: TableCache) -> Tensor:
+        cache.advance(tokens.tolist())
+        self.rows_computed.append(len(tokens))
+        return torch.tensor([self.logits(source, target[1:]) for source, target in cache.rows()])
+
+    def log_probability(self, source: int, target: tuple[int, ...]) -> float:
+        """Of target followed by end-of-sentence."""
+        total = 0.0
+        for position, token in enumerate((*target, EOS)):
+            logits = torch.tensor(self.logits(source, target[:position]), dtype=torch.float64)
+            total += logits.log_softmax(0)[token].item()
+        return total
+
+
+class TableCache:
+    def __init__(self, sources: list[int], rows_per_sentence: int, max_length: int):
+        self.sources, self.max_length = sources, max_length
+        self.targets: list[tuple[int, ...]] = [()] * (len(sources) * rows_per_sentence)
+
+    def rows(self):
+        per_sentence = len(self.targets) // len(self.sources)
+        return [(self.sources[row // per_sentence], target) for row, target in enumerate(self.targets)]
+
+    def advance(self, tokens: list[int]) -> None:
+        assert len(tokens) == len(self.targets), "one token for each row"
+        self.targets = [(*target, token) for target, token in zip(self.targets, tokens)]
+        assert len(self.targets[0]) <= self.max_length, "the search ran past the length it asked for"
+
+    def reorder(self, rows: Tensor) -> None:
+        old = self.rows()
+        assert len(rows) % len(self.sources) == 0
+        per_sentence = len(rows) // len(self.sources)
+        for new, row in enumerate(rows.tolist()):
+            per_old = len(old) // len(self.sources)
+            assert row // per_old == new // per_sentence, "a row may only continue a row of its own sentence"
+        self.targets = [old[row][1] for row in rows.tolist()]
+
+    def keep(self, sentences: Tensor) -> None:
+        per_sentence = len(self.targets) // len(self.sources)
+        stay = sentences.tolist()
+        self.targets = [self.targets[place * per_sentence + row] for place in stay for row in range(per_sentence)]
+        self.sources = [self.sources[place] for place in stay]
+
+
+def penalty(length: int, config: DecodingConfig) -> float:
+    """The three formulas once more, as the documents write them; length counts end-of-sentence."""
+    return {"gnmt": ((5 + length) / 6) ** config.alpha, "avg": length, "none": 1}[config.length_penalty]
+
+
+def exhaustive(model: TableModel, source: int, longest: int, config: DecodingConfig) -> list[tuple[float, list[int]]]:
+    """Every output of at most `longest` tokens with its score, best first."""
+    words = [token for token in range(model.vocab_size) if token > EOS]
+    results = []
+    for length in range(config.min_len, longest + 1):
+        for target in itertools.product(words, repeat=length):
+            score = model.log_probability(source, target) / penalty(length + 1, config)
+            results.append((score, list(target)))
+    return sorted(results, reverse=True)

@@ -1,0 +1,46 @@
+"""Decoding options that cannot mean anything are refused on construction."""
+
+from __future__ import annotations
+
+import pytest
+
+from fasttfm.decoding import DecodingConfig
+from fasttfm.decoding.hypotheses import length_penalty
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beam": 0}, "beam 0 must be a whole number of at least 1"),
+        ({"beam": 2.5}, "beam 2.5 must be a whole number"),
+        ({"nbest": 5}, "nbest 5 is more than beam 4"),
+        ({"length_penalty": "wu"}, "length_penalty 'wu' is unknown: choose gnmt, avg or none"),
+        ({"alpha": -0.1}, "alpha -0.1"),
+        ({"alpha": float("nan")}, "alpha nan"),
+        ({"temperature": 0.0}, "temperature 0.0"),
+        ({"sampling_topp": 0.0}, "sampling_topp 0.0"),
+        ({"sampling_topk": -1}, "sampling_topk -1"),
+        ({"max_len_b": -1}, "max_len_b -1"),
+        ({"buffer_size": 0}, "buffer_size 0"),
+    ],
+)
+def test_wrong_values_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DecodingConfig(**changes)
+
+
+def test_sampling_may_return_more_than_beam():
+    assert DecodingConfig(sampling=True, nbest=9).nbest == 9
+
+
+def test_the_default_length_penalty_is_the_papers():
+    """((5 + length) / 6)^0.6, not length^0.6."""
+    assert length_penalty(19, DecodingConfig()) == pytest.approx(4.0**0.6)
+    assert length_penalty(1, DecodingConfig()) == 1.0
+    assert length_penalty(19, DecodingConfig(length_penalty="avg")) == 19.0
+    assert length_penalty(19, DecodingConfig(length_penalty="none")) == 1.0
+
+
+def test_the_default_longest_output_is_the_input_plus_50():
+    assert DecodingConfig().longest_output(7) == 57
+    assert DecodingConfig(max_len_a=1.5, max_len_b=2).longest_output(7) == 12
