@@ -95,7 +95,7 @@ class _Version(argparse.Action):
 
 
 def _fail(where: str, message: str, status: int) -> int:
-    print(f"{where}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{where}: {' '.join(message.splitlines())}", file=sys.stderr)
     return status
 
 

@@ -1,0 +1,238 @@
+"""Token-budget batches: pairs of like length together, a bounded padded size, and an order that needs no state.
+
+Pairs are sorted by source length, and within one source length by target length, upwards and downwards in turn so that
+neighbours stay alike across the boundary. Consecutive pairs fill a batch while rows * width stays within max_tokens,
+where width is the longer of the two padded sides. Only the lengths decide where a batch ends, so every epoch has
+batches of the same shapes: the largest is known before training starts. What an epoch draws anew, from (seed, epoch)
+alone, is which of the equally long pairs go together and the order of the batches.
+
+Padding is what costs most when it is not looked after: with 60% padding an epoch took 250 s, with 5% 100 s
+("Transformer Details Not Described in The Paper").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fasttfm.data.prepared import ParallelTokens
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
+
+_SAMPLING_HEADROOM = 1.25
+"""A sampled segmentation may be this much longer than the best one; longer draws fall back to the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B pairs, padded with 0 on the right. Lengths and token counts include eos; bos is counted nowhere."""
+
+    source: torch.Tensor
+    """(B, S) int64: the tokens, then eos."""
+    source_lengths: torch.Tensor
+    """(B,) int64."""
+    target_in: torch.Tensor
+    """(B, L) int64: bos, then the tokens."""
+    target_out: torch.Tensor
+    """(B, L) int64: the tokens, then eos; target_out[:, t] is what follows target_in[:, :t + 1]."""
+    target_lengths: torch.Tensor
+    """(B,) int64."""
+    source_tokens: int
+    """Source tokens without padding."""
+    target_tokens: int
+    """Target tokens without padding: what the loss is summed over."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def padding_ratio(self) -> float:
+        """The share of the two padded matrices that is padding."""
+        return 1.0 - (self.source_tokens + self.target_tokens) / (self.source.numel() + self.target_in.numel())
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The same batch with its tensors on device; from pinned memory when it is a GPU and non_blocking."""
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return (tensor.pin_memory() if non_blocking else tensor).to(device, non_blocking=non_blocking)
+
+        return replace(
+            self,
+            source=move(self.source),
+            source_lengths=move(self.source_lengths),
+            target_in=move(self.target_in),
+            target_out=move(self.target_out),
+            target_lengths=move(self.target_lengths),
+        )
+
+
+class TokenBatches:
+    """The batches of training pairs. Position (epoch, batch) is all the state there is, so resuming is exact.
+
+    max_tokens: the largest rows * max(S, L) of a batch, eos counted. max_length: pairs with more tokens than this on
+    a side (eos not counted), or that alone would exceed max_tokens, are skipped; `skipped` counts them.
+    sampling: above 0, the training text is segmented anew at every visit (see DataConfig.subword_sampling); tokenizers
+    then says with what, as (source, target).
+    """
+
+    def __init__(
+        self,
+        pairs: ParallelTokens,
+        max_tokens: int,
+        seed: int = 0,
+        max_length: int | None = None,
+        sampling: float = 0.0,
+        tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    ) -> None:
+        if sampling and tokenizers is None:
+            raise ValueError("sampling needs the tokenizers")
+        self.pairs = pairs
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.sampling = sampling
+        self._tokenizers = tokenizers
+        # Widths as batches see them: with eos, and with room for sampled segmentations.
+        stretch = _SAMPLING_HEADROOM if sampling else 1.0
+        source_widths = np.ceil(pairs.source_lengths * stretch).astype(np.int64) + 1
+        target_widths = np.ceil(pairs.target_lengths * stretch).astype(np.int64) + 1
+        fits = np.maximum(source_widths, target_widths) <= max_tokens
+        if max_length is not None:
+            fits &= np.maximum(pairs.source_lengths, pairs.target_lengths) <= max_length
+        kept = np.flatnonzero(fits)
+        self.skipped = len(pairs) - len(kept)
+        """Number of pairs left out for their length."""
+        if len(kept) == 0:
+            raise ValueError(f"no pair is short enough for max_tokens={max_tokens} and max_length={max_length}")
+        order = _length_order(source_widths[kept], target_widths[kept])
+        self._sorted = kept[order]
+        source_widths, target_widths = source_widths[self._sorted], target_widths[self._sorted]
+        self._bounds = _pack(np.maximum(source_widths, target_widths), max_tokens)
+        starts = self._bounds[:-1]
+        rows = np.diff(self._bounds)
+        self._source_width = np.maximum.reduceat(source_widths, starts)
+        self._target_width = np.maximum.reduceat(target_widths, starts)
+        self._padded = rows * (self._source_width + self._target_width)
+        # Pairs of equal lengths are neighbours now; they get the same tie number and trade places each epoch.
+        changes = (np.diff(source_widths) != 0) | (np.diff(target_widths) != 0)
+        self._ties = np.concatenate([[0], np.cumsum(changes)])
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the same for every epoch."""
+        return len(self._bounds) - 1
+
+    @property
+    def padding_ratio(self) -> float:
+        """The share of padding over all batches of an epoch, source and target together (planned width if sampling)."""
+        real = (self.pairs.source_lengths + self.pairs.target_lengths + 2)[self._sorted].sum()
+        return 1.0 - float(real) / float(self._padded.sum())
+
+    @property
+    def target_tokens(self) -> int:
+        """Target tokens of an epoch, eos included, without padding."""
+        return int((self.pairs.target_lengths + 1)[self._sorted].sum())
+
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        """The batches of an epoch as arrays of pair indices, in training order; drawn from (seed, epoch) alone."""
+        random = np.random.default_rng([self.seed, epoch])
+        shuffled = random.permutation(len(self._sorted))
+        regrouped = self._sorted[shuffled[np.argsort(self._ties[shuffled], kind="stable")]]
+        batches = np.split(regrouped, self._bounds[1:-1])
+        return [batches[i] for i in random.permutation(len(batches))]
+
+    def largest(self) -> np.ndarray:
+        """Pair indices of a batch of the largest padded size: run it first, and memory cannot run out later."""
+        i = int(np.argmax(self._padded))
+        return self._sorted[self._bounds[i] : self._bounds[i + 1]]
+
+    def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+        """The tensors of one element of epoch(). epoch matters only with sampling: each visit draws anew."""
+        source = [self.pairs.source(i) for i in indices]
+        target = [self.pairs.target(i) for i in indices]
+        if self.sampling and self._tokenizers is not None:
+            # The first pair of a batch names the batch within its epoch.
+            seed = int(np.random.SeedSequence([self.seed, epoch, int(indices[0])]).generate_state(1)[0])
+            source = _resample(source, self._tokenizers[0], seed, self.sampling)
+            target = _resample(target, self._tokenizers[1], seed + 1, self.sampling)
+        return collate(source, target)
+
+
+def sorted_batches(
+    source_lengths: Sequence[int] | np.ndarray,
+    target_lengths: Sequence[int] | np.ndarray | None,
+    max_tokens: int,
+    max_rows: int | None = None,
+) -> list[np.ndarray]:
+    """Index arrays that cover all sentences once, longest first: for validation and translation.
+
+    Longest first, so that memory runs out at the start if at all. Lengths are counted without eos; target_lengths is
+    None when there is only a source. A sentence longer than max_tokens is a batch of its own. max_rows bounds the
+    number of sentences in a batch.
+    """
+    sources = np.asarray(source_lengths, dtype=np.int64) + 1
+    targets = sources if target_lengths is None else np.asarray(target_lengths, dtype=np.int64) + 1
+    if len(sources) == 0:
+        return []
+    order = _length_order(sources, targets)[::-1]
+    bounds = _pack(np.maximum(sources, targets)[order], max_tokens, max_rows)
+    return np.split(order, bounds[1:-1])
+
+
+def collate(source: Sequence[Sequence[int] | np.ndarray], target: Sequence[Sequence[int] | np.ndarray]) -> Batch:
+    """One batch of pairs of ids, which carry neither bos nor eos."""
+    source_ids, source_lengths = pad_source(source)
+    target_lengths = np.array([len(ids) + 1 for ids in target], dtype=np.int64)
+    target_in = np.full((len(target), int(target_lengths.max(initial=1))), PAD, dtype=np.int64)
+    target_out = target_in.copy()
+    target_in[:, 0] = BOS
+    for row, ids in enumerate(target):
+        target_in[row, 1 : len(ids) + 1] = ids
+        target_out[row, : len(ids)] = ids
+        target_out[row, len(ids)] = EOS
+    return Batch(
+        source=source_ids,
+        source_lengths=source_lengths,
+        target_in=torch.from_numpy(target_in),
+        target_out=torch.from_numpy(target_out),
+        target_lengths=torch.from_numpy(target_lengths),
+        source_tokens=int(source_lengths.sum()),
+        target_tokens=int(target_lengths.sum()),
+    )
+
+
+def pad_source(source: Sequence[Sequence[int] | np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source ids (B, S) int64, each row its tokens then eos, and lengths (B,) int64 with eos."""
+    lengths = np.array([len(ids) + 1 for ids in source], dtype=np.int64)
+    padded = np.full((len(source), int(lengths.max(initial=1))), PAD, dtype=np.int64)
+    for row, ids in enumerate(source):
+        padded[row, : len(ids)] = ids
+        padded[row, len(ids)] = EOS
+    return torch.from_numpy(padded), torch.from_numpy(lengths)
+
+
+def _length_order(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Indices sorted by source length, then by target length upwards and downwards in turn."""
+    # Turns follow the rank of the source length, not its parity, since some lengths may not occur.
+    rank = np.unique(source, return_inverse=True)[1]
+    return np.lexsort((np.where(rank % 2 == 0, target, -target), source))
+
+
+def _pack(widths: np.ndarray, max_tokens: int, max_rows: int | None = None) -> np.ndarray:
+    """Bounds (batches + 1,) of consecutive runs with rows * max(widths of the run) <= max_tokens, at least 1 row."""
+    bounds = [0]
+    limit = max_tokens if max_rows is None else min(max_tokens, max_rows)
+    while bounds[-1] < len(widths):
+        start = bounds[-1]
+        window = widths[start : start + min(limit, max(1, max_tokens // int(widths[start])))]
+        padded = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
+        bounds.append(start + max(1, int(np.searchsorted(padded, max_tokens, side="right"))))
+    return np.array(bounds, dtype=np.int64)
+
+
+def _resample(
+    sentences: list[np.ndarray], tokenizer: Tokenizer, seed: int, alpha: float
+) -> list[Sequence[int] | np.ndarray]:
+    limit = int(np.ceil(max(len(ids) for ids in sentences) * _SAMPLING_HEADROOM))
+    sampled = tokenizer.encode_sampled([tokenizer.decode(ids) for ids in sentences], seed, alpha)
+    return [new if len(new) <= limit else old for old, new in zip(sentences, sampled, strict=True)]

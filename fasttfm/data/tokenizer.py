@@ -1,0 +1,166 @@
+"""Subwords: SentencePiece, trained on the corpus itself, with the ids that the rest of the package relies on.
+
+Text is not normalised by default, so that decode(encode(text)) gives the text back (repeated spaces apart) and the model
+can learn to write everything that the raw references contain; NFKC would, for example, turn the Japanese full-width
+question mark into another character. With byte fallback, which is the default, no character at all is unknown.
+Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Kudo 2018 (unigram, sampling),
+Provilkov et al. 2020 (BPE dropout).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import sentencepiece as spm
+
+from fasttfm.errors import UserError
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+"""The ids of padding, the unknown piece, the start and the end of a sentence, in every vocabulary."""
+
+ModelType = Literal["bpe", "unigram"]
+MODEL_TYPES: tuple[ModelType, ...] = ("bpe", "unigram")
+NORMALIZATIONS = ("identity", "nmt_nfkc", "nfkc")
+
+# SentencePiece's unigram training sums in as many parts as it has threads: a fixed number keeps the model the same
+# on every machine.
+_TRAINER_THREADS = 4
+_FULL_COVERAGE_SHARE = 8
+_sampling_lock = threading.Lock()
+
+
+class Tokenizer:
+    """A trained SentencePiece model. Ids: pad 0, unk 1, bos 2, eos 3; encode never adds bos or eos itself."""
+
+    def __init__(self, model: bytes):
+        """model: the bytes of a SentencePiece model. Raises ValueError when they are not one or its ids differ."""
+        self.model = model
+        self._processor = spm.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+            ids = tuple(getattr(self._processor, name)() for name in ("pad_id", "unk_id", "bos_id", "eos_id"))
+        except RuntimeError as error:
+            raise ValueError(f"not a SentencePiece model ({error})") from None
+        if ids != (PAD, UNK, BOS, EOS):
+            raise ValueError(f"pad, unk, bos and eos have the ids {ids}, but {(PAD, UNK, BOS, EOS)} are needed")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Tokenizer:
+        """Raises UserError when the file is missing or is no usable model."""
+        try:
+            return cls(Path(path).read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such SentencePiece model") from None
+        except ValueError as error:
+            raise UserError(f"{path}: {error}: prepare the data again, or copy the file anew") from None
+
+    def save(self, path: Path | str) -> None:
+        Path(path).write_bytes(self.model)
+
+    def __len__(self) -> int:
+        """Number of pieces, the four special ones included."""
+        return self._processor.GetPieceSize()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one line."""
+        return self._processor.EncodeAsIds(text)
+
+    def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """The ids of every line, in order; the result does not depend on threads."""
+        return self._processor.Encode(list(lines), out_type=int, num_threads=threads) if lines else []
+
+    def encode_sampled(self, lines: Sequence[str], seed: int, alpha: float = 0.1) -> list[list[int]]:
+        """One random segmentation of every line, the same for the same lines and seed.
+
+        alpha: for BPE the probability that a merge is skipped (0 skips none); for unigram the smoothing of the
+        distribution over all segmentations (towards 0 more random). Subword regularisation, for training only.
+        """
+        encoded: list[list[int]] = []
+
+        def sample() -> None:
+            for line in lines:
+                encoded.append(self._processor.SampleEncodeAsIds(line, nbest_size=-1, alpha=alpha))
+
+        # SentencePiece draws from a generator that each thread makes at its first draw, from the process-wide seed:
+        # only a new thread starts from a seed that we choose.
+        with _sampling_lock:
+            spm.set_random_generator_seed(seed % 2**32)
+            thread = threading.Thread(target=sample)
+            thread.start()
+            thread.join()
+        if len(encoded) != len(lines):
+            raise RuntimeError("SentencePiece could not sample a segmentation")
+        return encoded
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids as one line: special ids vanish, and a generated line break becomes a space."""
+        text = self._processor.DecodeIds([int(i) for i in ids])
+        return text.replace("\r", " ").replace("\n", " ")
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The pieces themselves, for showing; a leading U+2581 marks the start of a word."""
+        return [self._processor.IdToPiece(int(i)) for i in ids]
+
+
+def train_tokenizer(
+    lines: Iterable[str],
+    *,
+    vocab_size: int,
+    model_type: ModelType = "bpe",
+    byte_fallback: bool = True,
+    normalization: str = "identity",
+    character_coverage: float = 1.0,
+) -> Tokenizer:
+    """Train SentencePiece on lines; the same lines and options give the same model on every machine.
+
+    vocab_size: pieces in total, the special ones (and with byte_fallback 256 bytes) included.
+    Raises UserError, naming the largest or smallest possible size, for a vocab_size that the lines do not allow.
+    """
+    written = io.BytesIO()
+    try:
+        spm.SentencePieceTrainer.Train(
+            sentence_iterator=iter(lines),
+            model_writer=written,
+            model_type=model_type,
+            vocab_size=vocab_size,
+            character_coverage=character_coverage,
+            byte_fallback=byte_fallback,
+            normalization_rule_name=normalization,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            num_threads=_TRAINER_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _vocabulary_error(str(error), vocab_size) from None
+    return Tokenizer(written.getvalue())
+
+
+def coverage_for(distinct_characters: int, vocab_size: int) -> float:
+    """The share of character occurrences that get a piece of their own, when the user does not say.
+
+    All of them where the script is small beside the vocabulary; 0.9995 (SentencePiece's advice for Japanese and
+    Chinese) where single characters would fill the vocabulary, and rare ones are better written as bytes.
+    """
+    return 1.0 if distinct_characters * _FULL_COVERAGE_SHARE <= vocab_size else 0.9995
+
+
+def _vocabulary_error(message: str, vocab_size: int) -> UserError:
+    if match := re.search(r"Vocabulary size too high.*<= (\d+)", message):
+        return UserError(
+            f"--vocab-size {vocab_size:,}: the training text is too small for so many pieces: at most "
+            f"{int(match.group(1)):,} are possible"
+        )
+    if match := re.search(r"smaller than required_chars\D*(\d+) vs (\d+)", message):
+        return UserError(
+            f"--vocab-size {vocab_size:,}: the characters and special pieces of this text alone need "
+            f"{int(match.group(2)):,}: choose a larger size, or a smaller --character-coverage"
+        )
+    return UserError(f"--vocab-size {vocab_size:,}: SentencePiece cannot train on this text: {message.strip()}")

@@ -1,0 +1,73 @@
+"""Which way an operator is computed: Triton kernels or plain PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+_CHOICES = ("auto", "triton", "torch")
+
+
+def _checked(choice: str, where: str) -> str:
+    if choice not in _CHOICES:
+        raise ValueError(f"{where} is {choice!r}: choose auto, triton or torch")
+    return choice
+
+
+_choice = _checked(os.environ.get("FASTTFM_BACKEND", "auto"), "FASTTFM_BACKEND")
+
+
+@contextlib.contextmanager
+def backend(choice: str) -> Iterator[None]:
+    """Computes fasttfm's operators one way inside the block: auto (the default), triton or torch.
+
+    auto takes Triton on CUDA and ROCm tensors wherever a table says that it is not slower than PyTorch alone. triton on
+    CPU tensors needs TRITON_INTERPRET=1 in the environment before the kernels are first imported. The choice holds for
+    the whole process, other threads included. Raises ValueError for another name.
+    """
+    global _choice
+    before, _choice = _choice, _checked(choice, "backend")
+    try:
+        yield
+    finally:
+        _choice = before
+
+
+@functools.cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def chosen() -> str:
+    """auto, triton or torch, as set by FASTTFM_BACKEND or backend()."""
+    return _choice
+
+
+def use_triton(tensor: torch.Tensor) -> bool:
+    """Whether an operator on this tensor runs its Triton kernel."""
+    if _choice == "torch":
+        return False
+    if tensor.device.type == "cuda":
+        if _triton_installed():
+            return True
+        _warn_once("Triton is not installed: fasttfm computes with plain PyTorch (pip install triton)")
+        return False
+    if _choice == "triton":
+        if tensor.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") == "1":
+            return True
+        raise RuntimeError(
+            f"backend triton was asked for on a {tensor.device.type} tensor: it needs a CUDA or ROCm device, or "
+            "TRITON_INTERPRET=1 in the environment (the interpreter, for tests)"
+        )
+    return False

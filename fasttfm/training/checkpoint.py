@@ -1,0 +1,239 @@
+"""Checkpoints: a directory each, complete or not there at all.
+
+    MODEL/checkpoints/step-000001000/model.safetensors    weights, as translated with
+                                     state.safetensors    all that resuming needs (newest two checkpoints only)
+                                     meta.json            step, shapes' fingerprint, validation scores
+    MODEL/checkpoints/average/       the same without state
+
+A checkpoint is written under a temporary name, synced to the disk and then renamed, so a process killed at any moment
+leaves the earlier ones as they were. `last` is the newest step, `best` the one whose validation score is best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fasttfm.errors import UserError
+
+MODEL_FILE = "model.safetensors"
+STATE_FILE = "state.safetensors"
+META_FILE = "meta.json"
+_TEMPORARY = ".writing-"
+_STATES_KEPT = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingState:
+    """All that a run needs, beside the weights, to go on as if it had not stopped."""
+
+    tensors: dict[str, Tensor]
+    """Optimizer moments, generator states, raw weights when an average is what is saved."""
+    values: dict[str, Any]
+    """Numbers and strings (JSON): step, position in the data, best scores, running sums of the log."""
+
+
+def checkpoints_folder(model_dir: str | Path) -> Path:
+    """Where the checkpoints of a model directory lie."""
+    return Path(model_dir) / "checkpoints"
+
+
+def step_folder(model_dir: str | Path, step: int) -> Path:
+    """The directory of the checkpoint of update `step`."""
+    return checkpoints_folder(model_dir) / f"step-{step:09d}"
+
+
+def saved_steps(model_dir: str | Path) -> list[int]:
+    """Updates that have a complete checkpoint, oldest first."""
+    folder = checkpoints_folder(model_dir)
+    names = [path.name for path in folder.glob("step-*")] if folder.is_dir() else []
+    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+
+
+def save_checkpoint(
+    target: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any], state: TrainingState | None = None
+) -> None:
+    """Write one checkpoint directory, all or nothing; whatever was there before under that name is replaced.
+
+    Raises UserError when the disk is full or the directory cannot be written; then nothing has changed.
+    """
+    temporary = target.parent / f"{_TEMPORARY}{target.name}-{os.getpid()}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent)
+        temporary.mkdir()
+        # meta.json last: with it the directory would be complete even if the rename were not atomic
+        _write_tensors(temporary / MODEL_FILE, weights, {"format": "pt"})
+        if state is not None:
+            _write_tensors(temporary / STATE_FILE, state.tensors, {"values": json.dumps(state.values)})
+        (temporary / META_FILE).write_text(json.dumps(dict(meta), indent=1) + "\n", encoding="utf-8")
+        _sync(temporary / META_FILE)
+        _sync(temporary)
+        if target.exists():
+            os.replace(target, target.parent / f"{_TEMPORARY}replaced-{target.name}-{os.getpid()}")
+        os.replace(temporary, target)
+        _sync(target.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(
+            f"{target}: cannot save the checkpoint: {reason}; earlier checkpoints are untouched: make room or make the "
+            "directory writable, then run the same command again to go on from the last one"
+        ) from error
+    remove_leftovers(target.parent)
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Make a file or a directory entry survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process had begun to write or to delete."""
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(model_dir: str | Path, keep_last: int, keep: set[int]) -> None:
+    """Delete all but the `keep_last` newest checkpoints (-1: none) and those of the steps in `keep`.
+
+    Of the checkpoints that stay, all but the newest two lose their optimizer state, which is two thirds of the bytes.
+    """
+    steps = saved_steps(model_dir)
+    old = steps[:-keep_last] if keep_last > 0 else []
+    for step in steps:
+        folder = step_folder(model_dir, step)
+        if step in old and step not in keep:
+            # renamed first, so that a kill in the middle leaves no half checkpoint under a good name
+            doomed = folder.parent / f"{_TEMPORARY}pruned-{folder.name}-{os.getpid()}"
+            os.replace(folder, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        elif step in steps[:-_STATES_KEPT]:
+            (folder / STATE_FILE).unlink(missing_ok=True)
+
+
+# Reading
+
+
+def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
+    """The directory (or .safetensors file) that `last`, `best`, `average`, a step number or a path means.
+
+    `best` falls back to `last` when the run never validated. Raises UserError when there is none.
+    """
+    model_dir = Path(model_dir)
+    folder = checkpoints_folder(model_dir)
+    steps = saved_steps(model_dir)
+    if which == "average":
+        if not (folder / "average").is_dir():
+            raise UserError(f"{model_dir}: has no averaged checkpoint; make one with: fasttfm average {model_dir}")
+        return folder / "average"
+    if which in ("last", "best"):
+        if not steps:
+            raise UserError(f"{model_dir}: has no checkpoint; train a model into it first (fasttfm train --out)")
+        last = step_folder(model_dir, steps[-1])
+        if which == "last":
+            return last
+        best = read_meta(last).get("best_step")
+        return step_folder(model_dir, best) if best in steps else last
+    if which.isdigit() and int(which) in steps:
+        return step_folder(model_dir, int(which))
+    if Path(which).exists():
+        return Path(which)
+    found = ", ".join(map(str, steps)) or "none"
+    raise UserError(f"checkpoint {which!r} was not found in {model_dir}: give last, best, average, a step ({found}) or a path")
+
+
+def read_meta(checkpoint: Path) -> dict[str, Any]:
+    """meta.json of a checkpoint directory; UserError when it is cut off."""
+    path = checkpoint / META_FILE
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(meta, dict):
+        raise _damaged(path, ValueError("not a JSON object"))
+    return meta
+
+
+def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """Weights of a checkpoint directory or of a .safetensors file; UserError when it is cut off."""
+    path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint
+    with _opened(path, device) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+
+
+def read_state(checkpoint: Path) -> TrainingState:
+    """Training state of a checkpoint directory, on the CPU; UserError when it is missing or cut off."""
+    with _opened(checkpoint / STATE_FILE, "cpu") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return TrainingState(tensors=tensors, values=json.loads(file.metadata()["values"]))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except (OSError, SafetensorError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    folder = path.parent
+    if not path.exists():
+        return UserError(f"{path}: is missing; delete {folder} to use the checkpoint before it, or copy the file back")
+    return UserError(
+        f"{path}: is cut off or not what its name says ({error}); delete {folder} to use the checkpoint before it"
+    )
+
+
+def model_weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; one that is shared (tied embeddings) appears once, under its first name."""
+    seen: set[int] = set()
+    weights = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            weights[name] = tensor
+    return weights
+
+
+def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
+    """Copy `weights` into `model`; UserError naming `source` and the first parameter that does not fit."""
+    own = model_weights(model)
+    for name, tensor in own.items():
+        if name not in weights:
+            raise UserError(f"{source}: is of another model: it has no {name}; give the checkpoint of this model")
+        if weights[name].shape != tensor.shape:
+            theirs, ours = tuple(weights[name].shape), tuple(tensor.shape)
+            what = "vocabulary" if "embed" in name and theirs[1:] == ours[1:] else "model"
+            raise UserError(
+                f"{source}: is of another {what}: {name} is {theirs}, this model needs {ours}; "
+                "give the checkpoint of this model"
+            )
+    for name in weights:
+        if name not in own:
+            raise UserError(f"{source}: is of another model: it has {name}, which this one has not; give this model's own")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])

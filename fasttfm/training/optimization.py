@@ -1,0 +1,108 @@
+"""One update of the weights: unscale, clip, Adam, moving average. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.training.config import TrainingConfig
+
+
+class Optimization:
+    """Adam over a model's parameters with clipping, fp16 loss scaling and an exponential moving average as asked for."""
+
+    def __init__(self, model: nn.Module, config: TrainingConfig, device: torch.device) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.clip_norm = config.clip_norm
+        self.ema_decay = config.ema_decay
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        # fused: one pass over the weights; on 2 CPU cores and 2.6M weights 1.7 ms, foreach 7.5 ms, a plain loop 9.2 ms
+        self.adam = kind(
+            self.parameters,
+            lr=config.lr,
+            betas=config.adam_betas,
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+            fused=device.type in ("cpu", "cuda"),
+        )
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.average = [parameter.detach().clone() for parameter in self.parameters] if config.ema_decay else []
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss` (0-d) to the parameters' gradients."""
+        self.scaler.scale(loss).backward()
+
+    def step(self, lr: float) -> Tensor | None:
+        """Change the weights by the gradients, then forget these. Returns the norm before clipping (0-d), None without clipping."""
+        norm = None
+        if self.clip_norm:
+            self.scaler.unscale_(self.adam)
+            norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+        for group in self.adam.param_groups:
+            group["lr"] = lr
+        self.scaler.step(self.adam)
+        self.scaler.update()
+        self.adam.zero_grad(set_to_none=True)
+        if self.average:
+            with torch.no_grad():
+                torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - self.ema_decay)
+        return norm
+
+    def swap_average(self) -> None:
+        """Exchange the weights with their moving average; calling it again undoes it. Without an average nothing happens."""
+        with torch.no_grad():
+            for parameter, mean in zip(self.parameters, self.average, strict=False):
+                kept = parameter.detach().clone()
+                parameter.copy_(mean)
+                mean.copy_(kept)
+
+    # State
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Adam's moments and, with an average, the raw weights, by name."""
+        saved = {}
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            for key, value in self.adam.state[parameter].items():
+                saved[f"adam.{key}.{name}"] = value
+            if self.average:
+                saved[f"raw.{name}"] = parameter
+        return saved
+
+    def values(self) -> dict[str, Any]:
+        """What is no tensor: the loss scale."""
+        return {"scaler": self.scaler.state_dict()}
+
+    def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take up a state made by tensors() and values(). The model holds the saved weights (the average, if there is one)."""
+        own = self.adam.state_dict()
+        prefixes = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
+        state = {
+            index: {prefix.split(".")[1]: tensors[prefix + name] for prefix in prefixes if prefix + name in tensors}
+            for index, name in enumerate(self.names)
+        }
+        self.adam.load_state_dict({**own, "state": {index: entries for index, entries in state.items() if entries}})
+        self.scaler.load_state_dict(values["scaler"])
+        if self.average:
+            self.average = [parameter.detach().clone() for parameter in self.parameters]
+            with torch.no_grad():
+                for name, parameter in zip(self.names, self.parameters, strict=True):
+                    parameter.copy_(tensors[f"raw.{name}"])
+
+
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """States of torch's generators that training draws from."""
+    states = {"generator.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["generator.cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_generators(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put torch's generators back where generator_states found them; a GPU's is skipped if none was saved."""
+    torch.set_rng_state(states["generator.cpu"])
+    if device.type == "cuda" and "generator.cuda" in states:
+        torch.cuda.set_rng_state(states["generator.cuda"], device)

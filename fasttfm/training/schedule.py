@@ -1,0 +1,30 @@
+"""Learning rate as a function of the update number alone, so that resuming needs nothing but that number."""
+
+from __future__ import annotations
+
+import math
+
+from fasttfm.training.config import TrainingConfig
+
+
+def learning_rate(config: TrainingConfig, d_model: int, step: int) -> float:
+    """Learning rate of update `step`, which counts from 1.
+
+    noam          noam_scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)   (Vaswani et al. 2017, equation 3)
+    inverse-sqrt  lr * min(step / warmup, (warmup / step)^0.5)                     (fairseq's inverse_sqrt)
+    cosine        lr * step / warmup, then lr * (1 + cos(pi * progress)) / 2, 0 at max_update
+    constant      lr * min(step / warmup, 1)
+    """
+    if step < 1:
+        raise ValueError(f"step: {step} was given, updates count from 1")
+    warmup = config.warmup_updates
+    if config.schedule == "noam":
+        return config.noam_scale * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+    if step < warmup:
+        return config.lr * step / warmup
+    if config.schedule == "inverse-sqrt":
+        return config.lr * (max(warmup, 1) / step) ** 0.5
+    if config.schedule == "cosine":
+        progress = min((step - warmup) / (config.max_update - warmup), 1.0)
+        return config.lr * (1 + math.cos(math.pi * progress)) / 2
+    return config.lr

@@ -1,0 +1,62 @@
+"""What a chip can do, which tile a kernel takes on it, and the interpreter switch."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+
+import torch
+
+
+def interpreted() -> bool:
+    """True when Triton kernels run on CPU tensors through Triton's interpreter (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chip:
+    """A device as far as tiles depend on it."""
+
+    name: str
+    """sm_90, gfx942, ...; interpreter for CPU tensors."""
+    capability: int
+    """Compute capability as one number, 90 for sm_90; 0 for AMD and the interpreter."""
+    shared_memory: int
+    """Bytes of shared memory that one program can have."""
+    processors: int
+    """Streaming multiprocessors or compute units."""
+    matrix_units: bool
+    """Whether tl.dot of half-precision tiles is issued to matrix units (Triton does so from sm_80 and on CDNA)."""
+
+
+INTERPRETER = Chip(name="interpreter", capability=0, shared_memory=1 << 30, processors=4, matrix_units=False)
+
+
+@functools.cache
+def _chip_of_device(index: int) -> Chip:
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip:
+        name = properties.gcnArchName.split(":")[0]
+        return Chip(
+            name=name,
+            capability=0,
+            shared_memory=65536,
+            processors=properties.multi_processor_count,
+            matrix_units=name.startswith("gfx9"),
+        )
+    capability = properties.major * 10 + properties.minor
+    return Chip(
+        name=f"sm_{capability}",
+        capability=capability,
+        shared_memory=getattr(properties, "shared_memory_per_block_optin", 49152),
+        processors=properties.multi_processor_count,
+        matrix_units=capability >= 80,
+    )
+
+
+def chip(device: torch.device) -> Chip:
+    """The chip that a tensor's device is; asks the driver once per device."""
+    if device.type != "cuda":
+        return INTERPRETER
+    return _chip_of_device(device.index if device.index is not None else torch.cuda.current_device())
