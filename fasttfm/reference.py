@@ -56,9 +56,7 @@ def _mix(product: Tensor, word: Tensor, key: int) -> Tensor:
     return high.bitwise_xor_(key).bitwise_and_(_WORD)
 
 
-def keep_mask(
-    shape: tuple[int, int, int], p: float, seed: Tensor, stream: int = 0, first_plane: int = 0
-) -> Tensor:
+def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, stream: int = 0, first_plane: int = 0) -> Tensor:
     """True where dropout keeps the element of a (planes, rows, columns) tensor; the convention of kernels/philox.py.
 
     p in [0, 1]; seed (1,) int64; stream tells the calls of one model apart; first_plane is the number of the first
@@ -86,3 +84,259 @@ def keep_mask(
             torch.bitwise_or(w0, w1 << 32, out=into[..., 0])
             torch.bitwise_or(w2, w3 << 32, out=into[..., 1])
     return (lanes.view(torch.int16).view(planes, rows, blocks * 8) >= threshold - 32768)[..., :columns]
+
+
+def dropout(x: Tensor, p: float, seed: Tensor | None, stream: int = 0) -> Tensor:
+    """Inverted dropout on x (..., N), whose rows are numbered through all leading dimensions.
+
+    seed (1,) int64; None leaves x unchanged, as at inference.
+    """
+    if seed is None or p == 0.0:
+        return x
+    rows = x.numel() // x.shape[-1] if x.numel() else 0
+    keep = keep_mask((1, rows, x.shape[-1]), p, seed, stream).view(x.shape)
+    return x * keep * dropout_scale(p)
+
+
+# -------------------------------------------------------------------------------------------------------- attention
+
+
+def attention_mask(
+    scores: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    causal_offset: int = 0,
+) -> Tensor:
+    """scores (B, H, L, S) with -inf where a query may not attend; an additive mask is added.
+
+    key_lengths (B,): keys at or past it are hidden. mask broadcastable to (B, H, L, S): bool, True where the query may
+    attend, or floats that are added. causal: query i sees the keys up to i + causal_offset (top-left alignment).
+    """
+    *_, queries, keys = scores.shape
+    if mask is not None and mask.dtype != torch.bool:
+        scores = scores + mask
+    elif mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    key = torch.arange(keys, device=scores.device)
+    if causal:
+        query = torch.arange(queries, device=scores.device)[:, None]
+        scores = scores.masked_fill(key > query + causal_offset, -math.inf)
+    if key_lengths is not None:
+        scores = scores.masked_fill(key >= key_lengths.view(-1, 1, 1, 1), -math.inf)
+    return scores
+
+
+def masked_softmax(scores: Tensor) -> Tensor:
+    """softmax over the last dimension; a row that is -inf everywhere gives zeros, and no gradient."""
+    empty = (scores == -math.inf).all(dim=-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    stream: int = 0,
+    first_plane: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """softmax(Q K^T * scale) V (equation 1), with dropout on the weights.
+
+    query (B, H, L, D), key (B, H, S, D), value (B, H, S, Dv); scale defaults to D^-0.5.
+    Returns the output (B, H, L, Dv) and the weights before dropout (B, H, L, S). A query with no key to attend gives zeros.
+    """
+    batch, heads, queries, width = query.shape
+    scale = width**-0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale  # (B, H, L, S)
+    scores = attention_mask(scores, key_lengths=key_lengths, mask=mask, causal=causal, causal_offset=causal_offset)
+    weights = masked_softmax(_wide(scores)).to(query.dtype)  # (B, H, L, S)
+    kept = weights
+    if seed is not None and dropout_p > 0.0:
+        shape = (batch * heads, queries, key.shape[-2])
+        keep = keep_mask(shape, dropout_p, seed, stream, first_plane).view(weights.shape)
+        kept = weights * keep * dropout_scale(dropout_p)
+    return kept @ value, weights
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    *,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """attention() over packed sequences, one after the other.
+
+    query (Tq, H, D), key (Tk, H, D), value (Tk, H, Dv); query_starts, key_starts (B + 1,) int32: where each sequence
+    begins, and the end of the last. Returns (Tq, H, Dv). The dropout mask is that of the padded batch.
+    """
+    heads = query.shape[1]
+    outputs = []
+    q_starts, k_starts = query_starts.tolist(), key_starts.tolist()
+    for b in range(len(q_starts) - 1):
+        q = query[q_starts[b] : q_starts[b + 1]].transpose(0, 1)[None]  # (1, H, L, D)
+        k = key[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]
+        v = value[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]
+        output, _ = attention(
+            q, k, v, causal=causal, dropout_p=dropout_p, scale=scale, seed=seed, stream=stream, first_plane=b * heads
+        )
+        outputs.append(output[0].transpose(0, 1))
+    used = q_starts[-1]  # rows past the last sequence are filler of a fixed token budget
+    tail = query.new_zeros(query.shape[0] - used, heads, value.shape[-1])
+    return torch.cat([*outputs, tail])
+
+
+# ----------------------------------------------------------------------------------------------- LayerNorm and FFN
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float32 for half precision, x itself otherwise."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension (Ba et al. 2016). Same dtype as x."""
+    wide = _wide(x)
+    mean = wide.mean(dim=-1, keepdim=True)
+    variance = (wide - mean).square().mean(dim=-1, keepdim=True)  # biased, as torch.nn.LayerNorm
+    y = (wide - mean) * torch.rsqrt(variance + eps)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype)
+
+
+def residual_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    *,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """s = residual + dropout(x), y = layer_norm(s); returns (y, s), y in x's dtype, s in residual's.
+
+    x, residual (..., N). The paper's post-norm sub-layer uses y alone; pre-norm carries s on and gives y to the next sub-layer.
+    """
+    s = _wide(residual) + _wide(dropout(_wide(x), dropout_p, seed, stream))
+    s = s.to(residual.dtype)
+    return layer_norm(s, weight, bias, eps).to(x.dtype), s
+
+
+def residual_add(
+    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, stream: int = 0
+) -> Tensor:
+    """residual + dropout(x), in residual's dtype: the end of a pre-norm stack that has no final norm."""
+    return (_wide(residual) + dropout(_wide(x), dropout_p, seed, stream)).to(residual.dtype)
+
+
+def feed_forward(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    *,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """max(0, x W1^T + b1) W2^T + b2 (equation 2), with dropout on the hidden activation (tensor2tensor).
+
+    x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's.
+    """
+    hidden = torch.nn.functional.linear(x, weight1, bias1).relu()
+    return torch.nn.functional.linear(dropout(hidden, dropout_p, seed, stream), weight2, bias2)
+
+
+# ------------------------------------------------------------------------------------------- embedding and loss
+
+
+def positional_encoding(
+    length: int, width: int, variant: str = "paper", *, first: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The sinusoids for positions first ... first + length - 1, (length, width).
+
+    paper: PE(pos, 2i) = sin(pos / 10000^(2i/width)), PE(pos, 2i+1) = cos of the same (section 3.5).
+    tensor2tensor: channels i < width/2 hold sin(pos / 10000^(i / (width/2 - 1))), the other half the cosines.
+    Computed in float64, then rounded once.
+    """
+    if width % 2:
+        raise ValueError(f"width {width} is odd: the positional encoding needs pairs of channels")
+    position = torch.arange(first, first + length, dtype=torch.float64)[:, None]
+    i = torch.arange(width // 2, dtype=torch.float64)
+    if variant == "paper":
+        angle = position * torch.exp(i * (-2.0 * math.log(10000.0) / width))
+        return torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, width).to(dtype)
+    if variant == "tensor2tensor":
+        angle = position * torch.exp(i * (-math.log(10000.0) / max(1, width // 2 - 1)))
+        return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
+    raise ValueError(f"positional encoding {variant!r} is unknown: choose paper or tensor2tensor")
+
+
+def embed(
+    tokens: Tensor,
+    weight: Tensor,
+    positions: Tensor | None,
+    *,
+    scale: float = 1.0,
+    pad_id: int | None = None,
+    first_position: int = 0,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """dropout(weight[tokens] * scale + positions), zero where a token is pad_id (section 3.4, 5.4).
+
+    tokens (B, L) int64, weight (V, N), positions (at least first_position + L, N). Returns (B, L, N) in weight's dtype.
+    pad_id rows take no gradient either.
+    """
+    x = _wide(torch.nn.functional.embedding(tokens, weight)) * scale
+    if positions is not None:
+        x = x + positions[first_position : first_position + tokens.shape[-1]]
+    if pad_id is not None:
+        x = x.masked_fill((tokens == pad_id)[..., None], 0.0)
+    return dropout(x, dropout_p, seed, stream).to(weight.dtype)
+
+
+def cross_entropy(
+    logits: Tensor, target: Tensor, *, label_smoothing: float = 0.0, ignore_index: int = -100
+) -> tuple[Tensor, Tensor]:
+    """Label-smoothed cross entropy (section 5.4; torch.nn.functional.cross_entropy's definition), summed.
+
+    logits (M, V), target (M,) int64. Returns (the loss, the loss without smoothing), both 0-d; rows whose target is
+    ignore_index count nothing: loss = sum over rows of -(1 - a) log p[target] - a / V * sum over v of log p[v].
+    """
+    counted = target != ignore_index
+    log_p = torch.log_softmax(_wide(logits), dim=-1)
+    nll = -log_p.gather(-1, target.masked_fill(~counted, 0)[:, None])[:, 0]
+    smooth = -log_p.mean(dim=-1)
+    loss = (1.0 - label_smoothing) * nll + label_smoothing * smooth
+    return loss.masked_fill(~counted, 0.0).sum(), nll.masked_fill(~counted, 0.0).sum()
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, target: Tensor, *, label_smoothing: float = 0.0, ignore_index: int = -100
+) -> tuple[Tensor, Tensor]:
+    """cross_entropy(hidden weight^T, target). hidden (M, N), weight (V, N)."""
+    logits = torch.nn.functional.linear(hidden, weight)
+    return cross_entropy(logits, target, label_smoothing=label_smoothing, ignore_index=ignore_index)
