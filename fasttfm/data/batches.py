@@ -1,7 +1,8 @@
 """Token-budget batches: pairs of like length together, a bounded padded size, and an order that needs no state.
 
-Pairs are sorted by source length, and within one source length by target length, upwards and downwards in turn so that
-neighbours stay alike across the boundary. Consecutive pairs fill a batch while rows * width stays within max_tokens,
+Pairs are grouped by source length and sorted by target length within a group, upwards and downwards in turn so that
+neighbours stay alike across the boundary. A group spans 1 to 6 source lengths, whatever leaves least padding: large
+batches of a small corpus want wider groups. Consecutive pairs fill a batch while rows * width stays within max_tokens,
 where width is the longer of the two padded sides. Only the lengths decide where a batch ends, so every epoch has
 batches of the same shapes: the largest is known before training starts. What an epoch draws anew, from (seed, epoch)
 alone, is which of the equally long pairs go together and the order of the batches.
@@ -21,6 +22,7 @@ import torch
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 
+_GROUP_SPANS = (1, 2, 3, 4, 6)
 _SAMPLING_HEADROOM = 1.25
 """A sampled segmentation may be this much longer than the best one; longer draws fall back to the best."""
 
@@ -105,17 +107,11 @@ class TokenBatches:
         """Number of pairs left out for their length."""
         if len(kept) == 0:
             raise ValueError(f"no pair is short enough for max_tokens={max_tokens} and max_length={max_length}")
-        order = _length_order(source_widths[kept], target_widths[kept])
+        plans = [_plan(source_widths[kept], target_widths[kept], max_tokens, span) for span in _GROUP_SPANS]
+        order, self._bounds, self._padded = min(plans, key=lambda plan: int(plan[2].sum()))
         self._sorted = kept[order]
-        source_widths, target_widths = source_widths[self._sorted], target_widths[self._sorted]
-        self._bounds = _pack(np.maximum(source_widths, target_widths), max_tokens)
-        starts = self._bounds[:-1]
-        rows = np.diff(self._bounds)
-        self._source_width = np.maximum.reduceat(source_widths, starts)
-        self._target_width = np.maximum.reduceat(target_widths, starts)
-        self._padded = rows * (self._source_width + self._target_width)
         # Pairs of equal lengths are neighbours now; they get the same tie number and trade places each epoch.
-        changes = (np.diff(source_widths) != 0) | (np.diff(target_widths) != 0)
+        changes = (np.diff(source_widths[self._sorted]) != 0) | (np.diff(target_widths[self._sorted]) != 0)
         self._ties = np.concatenate([[0], np.cumsum(changes)])
 
     def __len__(self) -> int:
@@ -211,11 +207,23 @@ def pad_source(source: Sequence[Sequence[int] | np.ndarray]) -> tuple[torch.Tens
     return torch.from_numpy(padded), torch.from_numpy(lengths)
 
 
-def _length_order(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Indices sorted by source length, then by target length upwards and downwards in turn."""
-    # Turns follow the rank of the source length, not its parity, since some lengths may not occur.
-    rank = np.unique(source, return_inverse=True)[1]
-    return np.lexsort((np.where(rank % 2 == 0, target, -target), source))
+def _plan(
+    source: np.ndarray, target: np.ndarray, max_tokens: int, span: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Order of the pairs, bounds of the batches in it, and the padded size (both sides) of each batch."""
+    order = _length_order(source, target, span)
+    source, target = source[order], target[order]
+    bounds = _pack(np.maximum(source, target), max_tokens)
+    starts = bounds[:-1]
+    padded = np.diff(bounds) * (np.maximum.reduceat(source, starts) + np.maximum.reduceat(target, starts))
+    return order, bounds, padded
+
+
+def _length_order(source: np.ndarray, target: np.ndarray, span: int = 1) -> np.ndarray:
+    """Indices grouped by source length (span lengths to a group), then by target length up and down in turn."""
+    # Turns follow the rank of the group, not its parity, since some lengths may not occur.
+    rank = np.unique(source // span, return_inverse=True)[1]
+    return np.lexsort((source, np.where(rank % 2 == 0, target, -target), rank))
 
 
 def _pack(widths: np.ndarray, max_tokens: int, max_rows: int | None = None) -> np.ndarray:

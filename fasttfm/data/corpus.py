@@ -102,9 +102,9 @@ class ParallelText:
             total += count
         return total
 
-    def sha256(self) -> dict[str, str]:
-        """File -> SHA-256 of its bytes as they stand on disk."""
-        return {str(path): _sha256(path) for path in (*self.sources, *self.targets)}
+    def sha256(self) -> list[str]:
+        """The SHA-256 of every file's bytes as they stand on disk, sources then targets."""
+        return [_sha256(path) for path in (*self.sources, *self.targets)]
 
 
 def _aligned(source: Path, target: Path) -> Iterator[Pair]:

@@ -1,0 +1,240 @@
+"""From parallel text to the prepared directory: check, train SentencePiece, split, filter, write.
+
+The corpus is streamed three times (check, vocabulary, ids), so that memory holds ids and never the whole text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasttfm.data import prepared
+from fasttfm.data.corpus import Pair, ParallelText
+from fasttfm.data.tokenizer import (
+    MODEL_TYPES,
+    NORMALIZATIONS,
+    ModelType,
+    Tokenizer,
+    coverage_for,
+    train_tokenizer,
+)
+from fasttfm.errors import UserError
+
+VOCABULARY_PAIRS = 2_000_000
+"""The vocabulary is trained on at most this many pairs, taken evenly from the whole corpus."""
+_CHUNK = 20_000  # pairs split at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareOptions:
+    """What decides the content of a prepared directory, besides the text."""
+
+    vocab_size: int = 8000
+    """Pieces, special ones included; of each side when separate."""
+    separate_vocab: bool = False
+    """One vocabulary for each side in place of a joint one."""
+    model_type: ModelType = "bpe"
+    """SentencePiece's algorithm, bpe or unigram."""
+    character_coverage: float | None = None
+    """Share of character occurrences with a piece of their own; None chooses by the size of the script."""
+    byte_fallback: bool = True
+    """Write other characters as bytes."""
+    normalization: str = "identity"
+    """SentencePiece's normalisation rule."""
+    max_length: int = 256
+    """Pairs with more subwords on a side are left out."""
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 5:
+            raise UserError(f"--vocab-size {self.vocab_size}: at least 5 are needed, four pieces are special")
+        if self.max_length < 1:
+            raise UserError(f"--max-length {self.max_length}: at least 1 subword must be allowed")
+        if self.character_coverage is not None and not 0.9 <= self.character_coverage <= 1.0:
+            raise UserError(f"--character-coverage {self.character_coverage}: between 0.9 and 1.0 is allowed")
+        if self.model_type not in MODEL_TYPES:
+            raise UserError(f"--model-type {self.model_type}: one of {', '.join(MODEL_TYPES)} is allowed")
+        if self.normalization not in NORMALIZATIONS:
+            raise UserError(f"--normalization {self.normalization}: one of {', '.join(NORMALIZATIONS)} is allowed")
+
+
+def prepare(
+    sources: Sequence[Path],
+    targets: Sequence[Path],
+    valid_source: Path,
+    valid_target: Path,
+    out: Path,
+    options: PrepareOptions,
+    *,
+    threads: int = 1,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Write the prepared directory `out`; `say` gets progress and warnings, a line each.
+
+    Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
+    an `out` that is something else; `out` then stays as it was.
+    """
+    if threads < 1:
+        raise UserError(f"--threads {threads}: at least 1 is needed")
+    prepared.check_replaceable(out)
+    train_text, valid_text = ParallelText(sources, targets), ParallelText([valid_source], [valid_target])
+    pairs, valid_pairs = train_text.check(), valid_text.check()
+    say(f"{pairs:,} training pairs, {valid_pairs:,} validation pairs")
+    fingerprint = {
+        "options": asdict(options),
+        "train_sha256": train_text.sha256(),
+        "valid_sha256": valid_text.sha256(),
+    }
+    if prepared.is_prepared(out, fingerprint):
+        say(f"{out} already holds this data, nothing to do")
+        return
+    try:
+        with prepared.building(out) as directory:
+            source_tokenizer, target_tokenizer = _train_vocabulary(train_text, pairs, options)
+            if options.separate_vocab:
+                source_tokenizer.save(directory / "spm.src.model")
+                target_tokenizer.save(directory / "spm.tgt.model")
+            else:
+                source_tokenizer.save(directory / "spm.model")
+            kind = "separate vocabularies" if options.separate_vocab else "joint vocabulary"
+            say(f"{kind} of {len(source_tokenizer):,} {options.model_type} pieces")
+            tokenizers = (source_tokenizer, target_tokenizer)
+            train = _split(train_text, "train", tokenizers, options, threads, say, keep_text=False)
+            valid = _split(valid_text, "valid", tokenizers, options, threads, say, keep_text=True)
+            _warn_of_overlap(train, valid, say)
+            _write(directory, "train", train, tokenizers)
+            _write(directory, "valid", valid, tokenizers)
+            prepared.save_description(
+                directory,
+                {
+                    "vocabulary": "separate" if options.separate_vocab else "joint",
+                    "source_vocab_size": len(source_tokenizer),
+                    "target_vocab_size": len(target_tokenizer),
+                    "train": train.counts(),
+                    "valid": valid.counts(),
+                    "files": [str(path) for path in (*sources, *targets, valid_source, valid_target)],
+                    "fingerprint": fingerprint,
+                },
+            )
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise UserError(
+            f"{error.filename or out}: {error.strerror}: {out} was not written and is as it was before"
+        ) from None
+    say(f"{out} is ready: fasttfm train --data {out} …")
+
+
+class _Split:
+    """The pairs that a split keeps, and what it left out."""
+
+    def __init__(self) -> None:
+        self.source: list[np.ndarray] = []
+        self.target: list[np.ndarray] = []
+        self.source_text: list[str] = []
+        self.target_text: list[str] = []
+        self.dropped: dict[str, list[str]] = {"empty": [], "too long": []}
+
+    def counts(self) -> dict[str, Any]:
+        return {
+            "pairs": len(self.source),
+            "source_tokens": sum(map(len, self.source)),
+            "target_tokens": sum(map(len, self.target)),
+            "dropped_empty": len(self.dropped["empty"]),
+            "dropped_too_long": len(self.dropped["too long"]),
+        }
+
+
+def _train_vocabulary(text: ParallelText, pairs: int, options: PrepareOptions) -> tuple[Tokenizer, Tokenizer]:
+    step = -(-pairs // VOCABULARY_PAIRS)
+
+    def lines(side: int) -> Iterator[str]:
+        return (pair[side] for pair in itertools.islice(text, 0, None, step) if pair[side].strip())
+
+    def train(sides: Sequence[int]) -> Tokenizer:
+        characters: Counter[str] = Counter()
+        for line in itertools.chain.from_iterable(map(lines, sides)):
+            characters.update(line)
+        if not characters:
+            raise UserError(f"{text.sources[0]}: all lines are empty, there is nothing to train a vocabulary on")
+        coverage = options.character_coverage
+        return train_tokenizer(
+            itertools.chain.from_iterable(map(lines, sides)),
+            vocab_size=options.vocab_size,
+            model_type=options.model_type,
+            byte_fallback=options.byte_fallback,
+            normalization=options.normalization,
+            character_coverage=coverage_for(len(characters), options.vocab_size) if coverage is None else coverage,
+        )
+
+    if options.separate_vocab:
+        return train((0,)), train((1,))
+    joint = train((0, 1))
+    return joint, joint
+
+
+def _split(
+    text: ParallelText,
+    name: str,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    options: PrepareOptions,
+    threads: int,
+    say: Callable[[str], None],
+    keep_text: bool,
+) -> _Split:
+    split = _Split()
+    dtypes = [prepared.id_dtype(len(tokenizer)) for tokenizer in tokenizers]
+    pairs = iter(text)
+    while chunk := list(itertools.islice(pairs, _CHUNK)):
+        source_ids = tokenizers[0].encode_lines([pair.source for pair in chunk], threads)
+        target_ids = tokenizers[1].encode_lines([pair.target for pair in chunk], threads)
+        for pair, source, target in zip(chunk, source_ids, target_ids, strict=True):
+            reason = _unusable(pair, source, target, options.max_length)
+            if reason:
+                split.dropped[reason].append(f"{pair.file}:{pair.line}")
+                continue
+            split.source.append(np.array(source, dtype=dtypes[0]))
+            split.target.append(np.array(target, dtype=dtypes[1]))
+            if keep_text:
+                split.source_text.append(pair.source)
+                split.target_text.append(pair.target)
+    for reason, places in split.dropped.items():
+        if places:
+            limit = f" (more than {options.max_length} subwords, see --max-length)" if reason == "too long" else ""
+            noun = "pair has a side that is" if len(places) == 1 else "pairs have a side that is"
+            say(f"warning: {name}: {len(places):,} {noun} {reason}{limit}, left out; the first is {places[0]}")
+    if not split.source:
+        raise UserError(f"{text.sources[0]}: no usable pair is left for {name}, all are empty or too long")
+    return split
+
+
+def _unusable(pair: Pair, source: list[int], target: list[int], max_length: int) -> str | None:
+    if not source or not target or not pair.source.strip() or not pair.target.strip():
+        return "empty"
+    if max(len(source), len(target)) > max_length:
+        return "too long"
+    return None
+
+
+def _warn_of_overlap(train: _Split, valid: _Split, say: Callable[[str], None]) -> None:
+    held_out = {source.tobytes() + b"|" + target.tobytes() for source, target in zip(valid.source, valid.target)}
+    seen = {
+        key
+        for source, target in zip(train.source, train.target)
+        if (key := source.tobytes() + b"|" + target.tobytes()) in held_out
+    }
+    if seen:
+        say(f"warning: valid: {len(seen):,} of {len(held_out):,} different pairs are in train too; its scores flatter")
+
+
+def _write(directory: Path, name: str, split: _Split, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    prepared.save_side(directory, name, "src", split.source, prepared.id_dtype(len(tokenizers[0])))
+    prepared.save_side(directory, name, "tgt", split.target, prepared.id_dtype(len(tokenizers[1])))
+    if split.source_text:
+        prepared.save_text(directory / f"{name}.src.txt", split.source_text)
+        prepared.save_text(directory / f"{name}.tgt.txt", split.target_text)
