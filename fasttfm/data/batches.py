@@ -149,8 +149,10 @@ class TokenBatches:
         if self.sampling and self._tokenizers is not None:
             # The first pair of a batch names the batch within its epoch.
             seed = int(np.random.SeedSequence([self.seed, epoch, int(indices[0])]).generate_state(1)[0])
-            source = _resample(source, self._tokenizers[0], seed, self.sampling)
-            target = _resample(target, self._tokenizers[1], seed + 1, self.sampling)
+            return collate(
+                _resample(source, self._tokenizers[0], seed, self.sampling),
+                _resample(target, self._tokenizers[1], seed + 1, self.sampling),
+            )
         return collate(source, target)
 
 

@@ -154,7 +154,10 @@ def _train_vocabulary(text: ParallelText, pairs: int, options: PrepareOptions) -
     step = -(-pairs // VOCABULARY_PAIRS)
 
     def lines(side: int) -> Iterator[str]:
-        return (pair[side] for pair in itertools.islice(text, 0, None, step) if pair[side].strip())
+        for pair in itertools.islice(text, 0, None, step):
+            line = pair.target if side else pair.source
+            if line.strip():
+                yield line
 
     def train(sides: Sequence[int]) -> Tokenizer:
         characters: Counter[str] = Counter()

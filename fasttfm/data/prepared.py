@@ -138,7 +138,7 @@ def check_replaceable(path: Path) -> None:
         raise UserError(f"{path}: exists and is not a directory: choose another --out")
     if any(path.iterdir()) and _description(path) is None:
         raise UserError(
-            f"{path}: this directory holds other files and is not prepared data: choose another --out, or empty it first"
+            f"{path}: this directory holds other files and is not prepared data: choose another --out, or empty it"
         )
 
 

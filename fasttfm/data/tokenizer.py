@@ -1,8 +1,8 @@
 """Subwords: SentencePiece, trained on the corpus itself, with the ids that the rest of the package relies on.
 
-Text is not normalised by default, so that decode(encode(text)) gives the text back (repeated spaces apart) and the model
-can learn to write everything that the raw references contain; NFKC would, for example, turn the Japanese full-width
-question mark into another character. With byte fallback, which is the default, no character at all is unknown.
+Text is not normalised by default, so that decode(encode(text)) gives the text back (repeated spaces apart) and the
+model can learn to write everything that the raw references contain; NFKC would, for example, turn the Japanese
+full-width question mark into another character. With byte fallback, which is the default, no character is unknown.
 Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Kudo 2018 (unigram, sampling),
 Provilkov et al. 2020 (BPE dropout).
 """
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import sentencepiece as spm
 
 from fasttfm.errors import UserError
@@ -97,12 +98,12 @@ class Tokenizer:
             raise RuntimeError("SentencePiece could not sample a segmentation")
         return encoded
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids as one line: special ids vanish, and a generated line break becomes a space."""
         text = self._processor.DecodeIds([int(i) for i in ids])
         return text.replace("\r", " ").replace("\n", " ")
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces themselves, for showing; a leading U+2581 marks the start of a word."""
         return [self._processor.IdToPiece(int(i)) for i in ids]
 
