@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.config import DecodingConfig
-from fasttfm.decoding.hypotheses import BOS, EOS, Constraints, Hypothesis, length_penalty
+from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer

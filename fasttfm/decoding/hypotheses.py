@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.decoding.config import DecodingConfig
-
-PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)

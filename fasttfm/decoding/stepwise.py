@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.config import DecodingConfig
-from fasttfm.decoding.hypotheses import BOS, EOS, Constraints, Hypothesis, length_penalty
+from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -38,12 +40,12 @@ def sample(
     limits: list[int],
     constraints: Constraints,
     config: DecodingConfig,
-    numbers: list[int],
+    numbers: Sequence[int],
 ) -> list[list[Hypothesis]]:
     """config.nbest independent draws for each sentence, best score first; arguments as in beam_search.
 
-    numbers: each sentence's place in the whole input. With config.sampling_seed it alone decides the sentence's random
-    numbers, so that they do not depend on how sentences are batched.
+    numbers: one for each sentence, which with config.sampling_seed decides its random numbers; how sentences are
+    batched does not.
     """
     uniform = np.stack(
         [

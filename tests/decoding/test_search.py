@@ -162,7 +162,7 @@ def test_sampling_depends_on_seed_and_place_alone():
     model = TableModel(vocab_size=12)
     settings = config(sampling=True, nbest=3)
     together = search_ids(model, SOURCES, settings, max_tokens=10_000)
-    alone = [search_ids(model, [source], settings, first_number=place)[0] for place, source in enumerate(SOURCES)]
+    alone = [search_ids(model, [source], settings, numbers=[place])[0] for place, source in enumerate(SOURCES)]
     assert together == alone
     assert together != search_ids(model, SOURCES, config(sampling=True, nbest=3, sampling_seed=2))
 

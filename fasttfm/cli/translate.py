@@ -1,0 +1,70 @@
+"""`fasttfm translate MODEL < in.en > out.de`: one line out for every line in."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from fasttfm.config import add_flags, flag_values
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "translate",
+        help="translate standard input, line by line",
+        description="Translates UTF-8 text from standard input to standard output, one sentence a line: one line out "
+        "for every line in, empty ones included. Settings that are not given are those of the model's config.yaml. "
+        "With --nbest above 1 the output is `NUMBER ||| TRANSLATION ||| SCORE`, NUMBER being that of the line from 0.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
+        default="fp32",
+        dest="translation_precision",
+        help="type of the weights and matrix products (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prefixes",
+        type=Path,
+        metavar="FILE",
+        help="a line for every input line: what its translation must begin with, empty for anything",
+    )
+    add_flags(parser, ["decoding"])
+
+
+def run(args: argparse.Namespace) -> None:
+    """Translate standard input, buffer by buffer."""
+    from fasttfm.data.corpus import decode_lines, read_lines
+    from fasttfm.decoding.translator import Translator
+
+    settings = flag_values(args, ["decoding"])
+    if sys.stdin.isatty():
+        settings["buffer_size"] = 1  # somebody is typing and waits for each line
+    translator = Translator.from_directory(
+        args.model, args.checkpoint, device=args.device, precision=args.translation_precision, **settings
+    )
+    prefixes = None if args.prefixes is None else read_lines(args.prefixes)
+    lines = decode_lines(sys.stdin.buffer, "standard input")
+    for number, translations in enumerate(translator.translate_stream(lines, prefixes)):
+        if translator.config.nbest == 1:
+            text = f"{translations[0].text}\n"
+        else:
+            text = "".join(f"{number} ||| {each.text} ||| {each.score:.6f}\n" for each in translations)
+        sys.stdout.buffer.write(text.encode())  # UTF-8 whatever the locale says
+        sys.stdout.buffer.flush()
+    if translator.cut_lines:
+        print(
+            f"fasttfm translate: warning: {translator.cut_lines:,} lines have more than "
+            f"{translator.config.max_source_length:,} tokens and were cut off there (the first is line "
+            f"{translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
+            file=sys.stderr,
+        )
