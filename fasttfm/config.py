@@ -281,7 +281,7 @@ def _to_int(value: Any) -> int:
 
 
 def add_flags(parser: argparse.ArgumentParser, sections: Iterable[str] = tuple(SECTIONS)) -> None:
-    """One flag for each field of `sections`, with the field's sentence as help; none is required and none has a default."""
+    """One flag for each field of `sections`, with the field's sentence as help; none is required or has a default."""
     for section in sections:
         cls = SECTIONS[section]
         group = parser.add_argument_group(f"{section} settings")

@@ -9,7 +9,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser("average", help="average the last checkpoints of a model")
     parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
-    parser.add_argument("--last", type=int, default=5, metavar="N", help="how many of the newest checkpoints [default: 5]")
+    parser.add_argument(
+        "--last", type=int, default=5, metavar="N", help="how many of the newest checkpoints [default: 5]"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints' weights (Vaswani et al. 2017, section 6.1: the last 5, the big model the last 20)."""
+"""The mean of the last checkpoints' weights (Vaswani et al. 2017, section 6.1: the last 5; big model the last 20)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
         if not sums:
             kinds = {name: tensor.dtype for name, tensor in weights.items()}
             sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in weights.items()}
-        if {name: tensor.shape for name, tensor in weights.items()} != {name: tensor.shape for name, tensor in sums.items()}:
+        if {name: tensor.shape for name, tensor in weights.items()} != {
+            name: tensor.shape for name, tensor in sums.items()
+        }:
             raise UserError(f"{path}: is of another model than {checkpoints[0]}; average checkpoints of one run")
         for name, tensor in weights.items():
             sums[name] += tensor
@@ -48,8 +50,8 @@ def average_last(model_dir: str | Path, last: int) -> tuple[Path, list[int]]:
         raise UserError(f"--last {last}: give how many checkpoints to average, at least 1")
     if len(steps) < last:
         raise UserError(
-            f"{model_dir}: has {len(steps)} checkpoints, {last} were to be averaged: give --last {max(len(steps), 1)}, or "
-            "train with a smaller --save-interval-updates or a larger --keep-interval-updates"
+            f"{model_dir}: has {len(steps)} checkpoints, {last} were to be averaged: give --last {max(len(steps), 1)}, "
+            "or train with a smaller --save-interval-updates or a larger --keep-interval-updates"
         )
     chosen = steps[-last:]
     target = checkpoints_folder(model_dir) / "average"

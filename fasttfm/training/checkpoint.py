@@ -160,7 +160,9 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
     if Path(which).exists():
         return Path(which)
     found = ", ".join(map(str, steps)) or "none"
-    raise UserError(f"checkpoint {which!r} was not found in {model_dir}: give last, best, average, a step ({found}) or a path")
+    raise UserError(
+        f"checkpoint {which!r} was not found in {model_dir}: give last, best, average, a step ({found}) or a path"
+    )
 
 
 def read_meta(checkpoint: Path) -> dict[str, Any]:
@@ -208,7 +210,7 @@ def _damaged(path: Path, error: Exception) -> UserError:
 
 
 def model_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; one that is shared (tied embeddings) appears once, under its first name."""
+    """Parameters and persistent buffers by name; a shared one (tied embeddings) appears once, under its first name."""
     seen: set[int] = set()
     weights = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -233,7 +235,9 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor], source: 
             )
     for name in weights:
         if name not in own:
-            raise UserError(f"{source}: is of another model: it has {name}, which this one has not; give this model's own")
+            raise UserError(
+                f"{source}: is of another model: it has {name}, which this one has not; give this model's own"
+            )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])

@@ -14,8 +14,6 @@ from typing import Literal
 class TrainingConfig:
     """The recipe of one run; see each field. Wrong values raise ValueError on construction."""
 
-    max_tokens: int = 4096
-    """Tokens of a batch, counted with padding on the longer of the source and the target side."""
     update_freq: int = 1
     """Batches whose gradients are summed into one update."""
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -41,7 +39,7 @@ class TrainingConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of the matrix products; weights and statistics stay fp32, fp16 scales the loss."""
     ema_decay: float = 0.0
-    """Per-update decay of an exponential moving average of the weights, which is then what is validated and saved; 0: none."""
+    """Per-update decay of a moving average of the weights, which is then what is validated and saved; 0: none."""
     max_update: int = 100_000
     """Stop after this many updates."""
     max_epoch: int = 0
@@ -56,12 +54,14 @@ class TrainingConfig:
     """Translate the validation set and choose the best checkpoint by BLEU; otherwise by validation loss."""
     valid_beam: int = 1
     """Beam size of those translations; 1 is greedy."""
+    valid_bleu_tokenizer: str = "13a"
+    """How sacreBLEU splits words for it: 13a, intl, or char and zh for scripts without spaces."""
     save_interval_updates: int = 1000
     """Save a checkpoint every so many updates, and at the end; 0: only at the end and when validation improves."""
     keep_interval_updates: int = 10
     """Keep this many of the newest checkpoints; -1 keeps all."""
     keep_best: int = 1
-    """Keep this many of the checkpoints with the best validation score as well."""
+    """Keep this many of the checkpoints with the best validation scores as well."""
     average_last: int = 0
     """At the end, average this many of the newest checkpoints into the checkpoint `average`; 0: do not."""
     seed: int = 1
@@ -74,11 +74,11 @@ class TrainingConfig:
     """CPU threads; 0 leaves torch's choice. Exact repetition needs the same number."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "update_freq", "max_update", "valid_beam", "log_interval"):
+        for name in ("update_freq", "max_update", "valid_beam", "log_interval", "keep_best"):
             _require(self, name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("warmup_updates", "max_epoch", "max_minutes", "patience", "valid_interval_updates"):
             _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
-        for name in ("save_interval_updates", "keep_best", "average_last", "seed", "threads", "weight_decay", "clip_norm"):
+        for name in ("save_interval_updates", "average_last", "seed", "threads", "weight_decay", "clip_norm"):
             _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
         for name in ("lr", "noam_scale", "adam_eps"):
             value = getattr(self, name)
@@ -101,11 +101,15 @@ class TrainingConfig:
             _require(self, "warmup_updates", self.warmup_updates >= 1, "must be at least 1 with schedule noam")
         if self.schedule == "cosine":
             enough = self.warmup_updates < self.max_update
-            _require(self, "warmup_updates", enough, f"must be below max_update ({self.max_update}) with schedule cosine")
+            _require(
+                self, "warmup_updates", enough, f"must be below max_update ({self.max_update}) with schedule cosine"
+            )
         if self.patience:
             _require(self, "patience", self.valid_interval_updates > 0, "needs valid_interval_updates above 0")
         if 0 < self.keep_interval_updates < self.average_last:
-            message = f"must be at most keep_interval_updates ({self.keep_interval_updates}): older checkpoints are gone"
+            message = (
+                f"must be at most keep_interval_updates ({self.keep_interval_updates}): older checkpoints are gone"
+            )
             _require(self, "average_last", False, message)
 
 

@@ -11,7 +11,7 @@ from fasttfm.training.config import TrainingConfig
 
 
 class Optimization:
-    """Adam over a model's parameters with clipping, fp16 loss scaling and an exponential moving average as asked for."""
+    """Adam over a model's parameters with clipping, fp16 loss scaling and a moving average as asked for."""
 
     def __init__(self, model: nn.Module, config: TrainingConfig, device: torch.device) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -37,7 +37,7 @@ class Optimization:
         self.scaler.scale(loss).backward()
 
     def step(self, lr: float) -> Tensor | None:
-        """Change the weights by the gradients, then forget these. Returns the norm before clipping (0-d), None without clipping."""
+        """Change the weights by the gradients and forget these. Returns their norm before clipping (0-d), if clipping."""
         norm = None
         if self.clip_norm:
             self.scaler.unscale_(self.adam)
@@ -53,7 +53,7 @@ class Optimization:
         return norm
 
     def swap_average(self) -> None:
-        """Exchange the weights with their moving average; calling it again undoes it. Without an average nothing happens."""
+        """Exchange the weights with their moving average, if there is one; calling it again undoes it."""
         with torch.no_grad():
             for parameter, mean in zip(self.parameters, self.average, strict=False):
                 kept = parameter.detach().clone()
@@ -77,7 +77,7 @@ class Optimization:
         return {"scaler": self.scaler.state_dict()}
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take up a state made by tensors() and values(). The model holds the saved weights (the average, if there is one)."""
+        """Take up what tensors() and values() gave. The model holds the saved weights (the average, if there is one)."""
         own = self.adam.state_dict()
         prefixes = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
         state = {

@@ -1,0 +1,1 @@
+"""Training: recipe, schedule, trainer, checkpoints, averaging, exact resume."""

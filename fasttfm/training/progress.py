@@ -1,0 +1,64 @@
+"""What a person sees while a model trains: a bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+_BAR = "{percentage:3.0f}%|{bar:20}|{postfix}"
+_SECONDS_BETWEEN_DRAWINGS = 0.5
+
+
+class Progress:
+    """Shows updates done, loss, learning rate, tokens/s, padding and the time left. It never reads a tensor."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """stream: where to write, standard error when None."""
+        self.stream = stream or sys.stderr
+        self._drawn = 0.0
+        self._text = "starting"
+        self._bar: Any = None
+        if self.stream.isatty():
+            self._bar = tqdm(total=1.0, file=self.stream, dynamic_ncols=True, bar_format=_BAR)
+
+    def update(self, step: int, share: float, seconds_left: float) -> None:
+        """Update `step` is done, and with it `share` in [0, 1] of the run. Draws at most twice a second."""
+        now = time.monotonic()
+        if self._bar is None or now - self._drawn < _SECONDS_BETWEEN_DRAWINGS:
+            return
+        self._drawn = now
+        self._bar.n = share
+        self._bar.set_postfix_str(f"update {step:,}, {self._text}, {duration(seconds_left)} left", refresh=True)
+
+    def train(self, record: dict[str, Any], share: float, seconds_left: float) -> None:
+        """New training numbers, from a record of the log."""
+        self._text = (
+            f"loss {record['loss']:.3f}, lr {record['lr']:.2e}, {record['tokens_per_second']:,.0f} tokens/s, "
+            f"{record['padding']:.0%} padding"
+        )
+        if self._bar is None:
+            left = duration(seconds_left)
+            self.say(f"{share:4.0%}, update {record['step']:,}, epoch {record['epoch']}, {self._text}, {left} left")
+
+    def say(self, line: str) -> None:
+        """One line that stays."""
+        if self._bar is None:
+            print(line, file=self.stream, flush=True)
+        else:
+            self._bar.write(line, file=self.stream)
+
+    def close(self) -> None:
+        """Leave the bar as it is and go to a new line."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def duration(seconds: float) -> str:
+    """75 -> 1:15, 3725 -> 1:02:05."""
+    minutes, rest = divmod(max(round(seconds), 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

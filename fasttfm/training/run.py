@@ -1,0 +1,123 @@
+"""One training run from start to end: data, model directory, model, trainer, average."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fasttfm.config import Config, Values, build
+from fasttfm.data import PreparedData, TokenBatches
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer
+from fasttfm.training.average import average_last
+from fasttfm.training.checkpoint import load_weights, read_weights, resolve_checkpoint, saved_steps
+from fasttfm.training.model_dir import locked, prepare_model_dir
+from fasttfm.training.trainer import AUTOCAST, Trainer
+from fasttfm.training.validate import Validation, Validator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a finished run has to show."""
+
+    reason: str
+    """Why it stopped."""
+    score: Validation | None
+    """Validation of the last weights, if this session validated."""
+    average: Validation | None
+    """Validation of the averaged checkpoint, if the recipe asks for one."""
+
+
+def train(values: Values, data_dir: Path, model_dir: Path, device: torch.device | None = None) -> Outcome:
+    """Train, or go on training, a model on prepared data into `model_dir`.
+
+    values: from fasttfm.config.gather. device: None takes a GPU if there is one. Raises UserError for anything that the
+    caller can put right; KeyboardInterrupt with a line for the user after Ctrl-C.
+    """
+    data = PreparedData.open(data_dir)
+    config = _with_vocabulary(values, data)
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if config.training.threads:
+        torch.set_num_threads(config.training.threads)
+    with locked(model_dir):
+        prepare_model_dir(model_dir, config, data)
+        torch.manual_seed(config.training.seed)
+        model = Transformer(config.model).to(device)
+        trainer = _trainer(model, config, data, model_dir, device)
+        _say(_summary(model, trainer.batches, model_dir, device))
+        reason = trainer.run()
+        average = _average(model, config, trainer, model_dir)
+    return Outcome(reason=reason, score=trainer.last_score, average=average)
+
+
+def _with_vocabulary(values: Values, data: PreparedData) -> Config:
+    sizes = {"vocab_size": len(data.target_tokenizer)}
+    if not data.joint:
+        sizes["source_vocab_size"] = len(data.source_tokenizer)
+        if values["model"].get("share_embeddings", "all") == "all":
+            raise UserError(
+                f"{data.path}: has a vocabulary for each side, but share_embeddings all needs a joint one: give "
+                "--share-embeddings decoder or none, or prepare the data without --separate-vocab"
+            )
+    return build(values, sizes)
+
+
+def _trainer(model: Transformer, config: Config, data: PreparedData, model_dir: Path, device: torch.device) -> Trainer:
+    recipe, batching = config.training, config.data
+    try:
+        batches = TokenBatches(
+            data.train,
+            batching.max_tokens,
+            recipe.seed,
+            batching.max_sentence_tokens,
+            batching.subword_sampling,
+            (data.source_tokenizer, data.target_tokenizer),
+        )
+    except ValueError as error:
+        raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error
+    validator = None
+    if recipe.valid_interval_updates:
+        validator = Validator(
+            data,
+            max_tokens=batching.max_tokens,
+            label_smoothing=recipe.label_smoothing,
+            decoding=dataclasses.replace(config.decoding, beam=recipe.valid_beam) if recipe.valid_bleu else None,
+            device=device,
+            bleu_tokenizer=recipe.valid_bleu_tokenizer,
+            autocast=AUTOCAST[recipe.precision],
+        )
+    return Trainer(model, batches, recipe, model_dir, validator=validator, device=device)
+
+
+def _average(model: Transformer, config: Config, trainer: Trainer, model_dir: Path) -> Validation | None:
+    """Make the averaged checkpoint that the recipe asks for and validate it, leaving its weights in the model."""
+    wanted = min(config.training.average_last, len(saved_steps(model_dir)))
+    if not wanted:
+        return None
+    path, steps = average_last(model_dir, wanted)
+    _say(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in steps)}")
+    if trainer.validator is None:
+        return None
+    checkpoint = resolve_checkpoint(model_dir, "average")
+    load_weights(model, read_weights(checkpoint), checkpoint)
+    return trainer.validator(model)
+
+
+def _summary(model: Transformer, batches: TokenBatches, model_dir: Path, device: torch.device) -> str:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    steps = saved_steps(model_dir)
+    begin = f"going on from update {steps[-1]:,}" if steps else "starting"
+    skipped = f", {batches.skipped:,} pairs left out for their length" if batches.skipped else ""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return (
+        f"{begin} in {model_dir}: {parameters:,} parameters on {where}; {len(batches):,} batches and "
+        f"{batches.target_tokens:,} target tokens an epoch, {batches.padding_ratio:.1%} padding{skipped}"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

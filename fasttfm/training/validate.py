@@ -1,0 +1,105 @@
+"""Validation: loss and BLEU of the model as it stands, and the translations themselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from fasttfm.data import PreparedData, bleu, collate, sorted_batches
+from fasttfm.data.tokenizer import EOS
+from fasttfm.decoding import DecodingConfig, translate_ids
+from fasttfm.decoding.translator import one_line
+
+if TYPE_CHECKING:
+    from fasttfm.models import Transformer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    """What one validation found."""
+
+    loss: float
+    """Label-smoothed cross entropy per target token, in nats."""
+    nll: float
+    """Cross entropy per target token without smoothing, in nats."""
+    bleu: float | None
+    """Cased sacreBLEU of the translations against the raw references; None when only the loss was asked for."""
+    translations: list[str]
+    """One a validation pair, in order; empty when only the loss was asked for."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll)."""
+        return math.exp(min(self.nll, 700))
+
+    @property
+    def rank(self) -> float:
+        """Higher is better: BLEU if there is one, else minus the loss."""
+        return -self.nll if self.bleu is None else self.bleu
+
+    def __str__(self) -> str:
+        shown = f"validation loss {self.loss:.3f}, perplexity {self.perplexity:.2f}"
+        return shown if self.bleu is None else f"{shown}, BLEU {self.bleu:.2f}"
+
+
+class Validator:
+    """Validates on the validation pairs of prepared data; the batches are made once. Draws no random numbers."""
+
+    def __init__(
+        self,
+        data: PreparedData,
+        *,
+        max_tokens: int,
+        label_smoothing: float,
+        decoding: DecodingConfig | None,
+        device: torch.device,
+        bleu_tokenizer: str = "13a",
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        """decoding: how to translate for BLEU, None for the loss alone. autocast: type of matrix products, None fp32."""
+        self.data = data
+        self.label_smoothing = label_smoothing
+        self.decoding = None if decoding is None else replace(decoding, nbest=1, sampling=False)
+        self.device = device
+        self.bleu_tokenizer = bleu_tokenizer
+        self.autocast = autocast
+        pairs = data.valid
+        groups = sorted_batches(pairs.source_lengths, pairs.target_lengths, max_tokens)
+        self._batches = [collate([pairs.source(i) for i in g], [pairs.target(i) for i in g]).to(device) for g in groups]
+        self._sources = [[*map(int, pairs.source(i)), EOS] for i in range(len(pairs))]
+
+    def __call__(self, model: Transformer) -> Validation:
+        """Validate; the model's training mode is put back."""
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad(), torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+                loss, nll = self._loss(model)
+                if self.decoding is None:
+                    return Validation(loss=loss, nll=nll, bleu=None, translations=[])
+                found = translate_ids(model, self._sources, self.decoding)
+        finally:
+            model.train(training)
+        translations = [one_line(self.data.target_tokenizer.decode(ids)) for ids in found]
+        score = bleu(translations, self.data.valid_target_text, tokenize=self.bleu_tokenizer)
+        return Validation(loss=loss, nll=nll, bleu=score.value, translations=translations)
+
+    def _loss(self, model: Transformer) -> tuple[float, float]:
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        tokens = 0
+        for batch in self._batches:
+            loss, nll, _ = model.loss(
+                batch.source,
+                batch.target_in,
+                batch.target_out,
+                batch.source_lengths,
+                batch.target_lengths,
+                label_smoothing=self.label_smoothing,
+            )
+            sums += torch.stack([loss, nll]).double()
+            tokens += batch.target_tokens
+        loss_sum, nll_sum = sums.tolist()
+        return loss_sum / tokens, nll_sum / tokens
