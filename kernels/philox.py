@@ -15,8 +15,13 @@ One block serves eight elements, where tl.rand would throw three of its four wor
 and planes stay unbroadcast until Philox mixes them, its first two rounds cost next to nothing.
 """
 
+from collections.abc import Iterator
+
 import triton
 import triton.language as tl
+
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.launch import Chip
 
 ROUNDS = tl.constexpr(7)  # after four, every word has the full shape
 
@@ -69,9 +74,45 @@ def _write_keep_mask(
     tl.store(out + offsets, keep.to(tl.int8), mask=inside)
 
 
-def write_keep_mask(out, seed, stream, threshold, block_r=16, block_c=64):
+_TILE, _WARPS = (16, 64), 4
+
+
+def write_keep_mask(out, seed, stream, threshold, block_r=_TILE[0], block_c=_TILE[1]):
     """Fills out (P, R, C) int8 with the keep-mask, for tests and for looking at a mask."""
     planes, rows, columns = out.shape
     grid = (triton.cdiv(rows, block_r), triton.cdiv(columns, block_c), planes)
-    _write_keep_mask[grid](out, seed, stream, threshold, rows, columns, BLOCK_R=block_r, BLOCK_C=block_c)
+    _write_keep_mask[grid](
+        out,
+        seed,
+        stream,
+        threshold,
+        rows,
+        columns,
+        BLOCK_R=block_r,
+        BLOCK_C=block_c,
+        num_warps=_WARPS,
+        num_stages=1,
+    )
     return out
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Everything that this file launches on a chip; compile_case.py tells the notation."""
+    block_r, block_c = _TILE
+    yield CompileCase(
+        kernel=_write_keep_mask,
+        name=f"philox.write_keep_mask/{block_r}x{block_c}w{_WARPS}s1",
+        dtype="fp32",
+        arguments={
+            "out": "*i8",
+            "seed": "*i64",
+            "stream": "i32",
+            "threshold": "i32",
+            "R": "i32",
+            "C": "i32:16",
+            "BLOCK_R": block_r,
+            "BLOCK_C": block_c,
+        },
+        num_warps=_WARPS,
+        num_stages=1,
+    )

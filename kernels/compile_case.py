@@ -1,0 +1,83 @@
+"""How a kernel file lists what must compile: one case for every kernel and tile that its launch functions can choose.
+
+Each kernel file has, beside its launch functions,
+
+    def tile(chip, dtype, ...sizes or size classes...) -> Tile      pure; the launch function calls it too
+    def compile_cases(chip: Chip) -> Iterator[CompileCase]          everything that `tile` can return on that chip
+
+so that the compile matrix covers what really runs, chip by chip, without a device. philox.py is the worked example.
+Arguments are written as Triton's own ahead-of-time compiler writes them:
+
+    "*bf16", "*i64"    a pointer; 16-byte aligned, as torch allocates memory. None: the optional pointer is not given
+    "i32:16", "i32"    an integer, known to divide by 16 (as usual model sizes do) or not; 1: Triton specialises on it
+    "fp32"             a Python float
+    anything           for a parameter annotated tl.constexpr: its value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fasttfm.kernels.launch import Chip
+
+DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""The dtypes that kernels take, as Triton spells them, and their bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileCase:
+    """One kernel with everything that Triton specialises on."""
+
+    kernel: Any
+    """The @triton.jit function."""
+    name: str
+    """Family, kernel, variant and tile, unique on a chip together with dtype, stable over time because the budgets are
+    filed under it: "attention.forward/causal+dropout/D64/64x32w4s2"."""
+    dtype: str
+    """fp32, tf32, fp16 or bf16: what the matrix products, or else the main operands, are computed from."""
+    arguments: Mapping[str, Any]
+    """Every parameter of the kernel by name, in the notation above."""
+    num_warps: int
+    num_stages: int
+    matrix_product: bool = False
+    """Whether the kernel has a tl.dot that must be issued to matrix units where the chip has them for this dtype."""
+
+    def __post_init__(self) -> None:
+        expected = list(self.kernel.arg_names)
+        if sorted(expected) != sorted(self.arguments):
+            missing = [name for name in expected if name not in self.arguments]
+            unknown = [name for name in self.arguments if name not in expected]
+            raise ValueError(f"compile case {self.name}: missing arguments {missing}, unknown arguments {unknown}")
+
+
+def _chip(name: str, shared_kib: int, processors: int, *, matrix_units: bool) -> Chip:
+    capability = int(name.removeprefix("sm_")) if name.startswith("sm_") else 0
+    return Chip(
+        name=name,
+        capability=capability,
+        shared_memory=shared_kib * 1024,
+        processors=processors,
+        matrix_units=matrix_units,
+    )
+
+
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        _chip("sm_60", 48, 56, matrix_units=False),  # P100
+        _chip("sm_70", 96, 80, matrix_units=False),  # V100: it has tensor cores, Triton does not use them
+        _chip("sm_75", 64, 40, matrix_units=False),  # T4, likewise
+        _chip("sm_80", 163, 108, matrix_units=True),  # A100
+        _chip("sm_86", 99, 82, matrix_units=True),  # RTX 3090
+        _chip("sm_89", 99, 128, matrix_units=True),  # RTX 4090
+        _chip("sm_90", 227, 132, matrix_units=True),  # H100, H200
+        _chip("sm_100", 227, 148, matrix_units=True),  # B200
+        _chip("sm_120", 99, 170, matrix_units=True),  # RTX 5090
+        _chip("gfx90a", 64, 104, matrix_units=True),  # one die of an MI250
+        _chip("gfx942", 64, 304, matrix_units=True),  # MI300X
+        _chip("gfx950", 64, 256, matrix_units=True),  # MI355X
+    )
+}
+"""The chips that every kernel must compile for, as launch.chip() would describe one product of each."""
