@@ -19,7 +19,6 @@ from collections.abc import Iterator
 
 import triton
 import triton.language as tl
-
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
 
