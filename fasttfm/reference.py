@@ -2,8 +2,8 @@
 
 Written to be read beside the paper (Vaswani et al. 2017) and differentiated by autograd; imports torch alone. Shape
 letters: B batch, H heads, L and S target and source length, D and Dv head size, M rows, N columns, V vocabulary,
-T packed tokens. Statistics (mean, variance, log-sum-exp, loss) are float32 for half-precision input, else the input's own
-precision.
+T packed tokens. Statistics (mean, variance, log-sum-exp, loss) are float32 for half-precision input, else of the
+input's own precision.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def attention(
     """softmax(Q K^T * scale) V (equation 1), with dropout on the weights.
 
     query (B, H, L, D), key (B, H, S, D), value (B, H, S, Dv); scale defaults to D^-0.5.
-    Returns the output (B, H, L, Dv) and the weights before dropout (B, H, L, S). A query with no key to attend gives zeros.
+    Returns the output (B, H, L, Dv) and the weights before dropout (B, H, L, S). A query without a key gives zeros.
     """
     batch, heads, queries, width = query.shape
     scale = width**-0.5 if scale is None else scale
@@ -235,7 +235,7 @@ def residual_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """s = residual + dropout(x), y = layer_norm(s); returns (y, s), y in x's dtype, s in residual's.
 
-    x, residual (..., N). The paper's post-norm sub-layer uses y alone; pre-norm carries s on and gives y to the next sub-layer.
+    x, residual (..., N). The paper's post-norm uses y alone; pre-norm carries s on and gives y to the next sub-layer.
     """
     s = _wide(residual) + _wide(dropout(_wide(x), dropout_p, seed, stream))
     s = s.to(residual.dtype)

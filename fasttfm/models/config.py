@@ -13,7 +13,7 @@ class TransformerConfig:
     vocab_size: int
     """Number of target tokens; also of source tokens unless source_vocab_size says otherwise."""
     source_vocab_size: int | None = None
-    """Number of source tokens when the two sides have vocabularies of their own; needs share_embeddings other than all."""
+    """Number of source tokens when each side has its own vocabulary; needs share_embeddings other than all."""
     d_model: int = 512
     """Width of the residual stream; a multiple of heads."""
     heads: int = 8
@@ -41,11 +41,11 @@ class TransformerConfig:
     layer_norm_eps: float = 1e-5
     """Added to the variance; 1e-6 in tensor2tensor."""
     positional_encoding: Literal["paper", "tensor2tensor"] = "paper"
-    """paper: sine and cosine alternate channel by channel. tensor2tensor: sines in the first half, cosines in the second."""
+    """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines."""
     init: Literal["xavier", "torch"] = "xavier"
-    """xavier: Glorot uniform matrices, embeddings normal(0, d_model^-0.5). torch: what torch.nn.Linear and Embedding draw."""
+    """xavier: Glorot uniform matrices, embeddings normal(0, d_model^-0.5). torch: what torch.nn's layers draw."""
     share_embeddings: Literal["all", "decoder", "none"] = "all"
-    """all: one table for source, target and output (the paper). decoder: target and output share. none: three tables."""
+    """all: one table for source, target and output (the paper). decoder: target and output share. none: three."""
     max_length: int = 1024
     """Longest sequence the position table is made for at first; longer input extends it."""
     pad_id: int = 0

@@ -1,0 +1,264 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017), trainable and decodable."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from fasttfm import functional as F
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.config import TransformerConfig
+from fasttfm.models.layers import STREAMS_PER_LAYER, Attention, DecoderLayer, Dropout, EncoderLayer
+from fasttfm.reference import positional_encoding
+
+_SOURCE_STREAM, _TARGET_STREAM, _FIRST_LAYER_STREAM = 0, 1, 8
+
+
+class _Stack(nn.Module):
+    """Layers and, for pre-norm, the norm after the last of them."""
+
+    def __init__(self, layers: list[Any], config: TransformerConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.final_norm else None
+        self.norm_first = config.norm_first
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The pair (y, stream) that the first layer takes."""
+        if not self.norm_first:
+            return x, x
+        norm = self.layers[0].norm1
+        return F.layer_norm(x, norm.weight, norm.bias, norm.eps), x
+
+    def following(self, index: int) -> Any:
+        """The norm that the layer's last sub-layer ends in, for pre-norm; None where there is none."""
+        if index + 1 < len(self.layers):
+            return self.layers[index + 1].norm1
+        return self.norm
+
+
+class Transformer(nn.Module):
+    """An encoder-decoder Transformer; see TransformerConfig for every choice.
+
+    Tokens are int64; config.pad_id fills short sequences. Sources end in the end-of-sentence token; target inputs begin
+    with the beginning-of-sentence token.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.d_model
+        shared = config.share_embeddings
+        streams = iter(range(_FIRST_LAYER_STREAM, 1 << 30, STREAMS_PER_LAYER))
+        self.target_embedding = nn.Embedding(config.vocab_size, width)
+        self.source_embedding = (
+            self.target_embedding
+            if shared == "all"
+            else nn.Embedding(config.source_vocab_size or config.vocab_size, width)
+        )
+        self.encoder = _Stack(
+            [EncoderLayer(config, first_stream=next(streams)) for _ in range(config.encoder_layers)], config
+        )
+        self.decoder = _Stack(
+            [DecoderLayer(config, first_stream=next(streams)) for _ in range(config.decoder_layers)], config
+        )
+        self.output = nn.Linear(width, config.vocab_size, bias=False)
+        if shared != "none":
+            self.output.weight = self.target_embedding.weight
+        self.positions: Tensor
+        self.register_buffer(
+            "positions", positional_encoding(config.max_length, width, config.positional_encoding), persistent=False
+        )
+        self.reset_parameters()
+
+    @classmethod
+    def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Transformer:
+        """The model of a preset (fasttfm/presets/<name>.yaml) with a vocabulary and any fields changed.
+
+        Raises ValueError for an unknown preset or a wrong value, TypeError for an unknown field.
+        """
+        folder = resources.files("fasttfm") / "presets"
+        known = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"choose one of {', '.join(known)}"
+            raise ValueError(f"preset {name!r} is unknown: {hint}")
+        fields = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))["model"]
+        return cls(TransformerConfig(**{**fields, "vocab_size": vocab_size, **changes}))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws fresh weights as config.init says; biases 0 and norms 1 under xavier."""
+        xavier = self.config.init == "xavier"
+        for module in self.modules():
+            if isinstance(module, Attention):
+                # Glorot's bound for each square projection; torch.nn draws the three as one (3d, d) matrix
+                for part in module.in_proj_weight.chunk(3) if xavier else (module.in_proj_weight,):
+                    nn.init.xavier_uniform_(part)
+                nn.init.zeros_(module.in_proj_bias)
+            elif isinstance(module, nn.LayerNorm | nn.Embedding | nn.Linear):
+                module.reset_parameters()
+                if xavier and isinstance(module, nn.Linear) and module is not self.output:
+                    nn.init.xavier_uniform_(module.weight)
+                    nn.init.zeros_(module.bias)
+        if xavier:
+            for module in (self.source_embedding, self.target_embedding, self.output):  # a shared table is drawn again
+                nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
+        for embedding in (self.source_embedding, self.target_embedding):
+            embedding.weight[self.config.pad_id] = 0.0
+
+    # ----------------------------------------------------------------------------------------------- the forward pass
+
+    def _dropout(self) -> Dropout:
+        """One seed for the whole pass; every place in the model has a stream of its own."""
+        return Dropout(F.draw_seed(self.positions.device) if self.training else None)
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor, stream: int, dropout: Dropout, first: int = 0) -> Tensor:
+        last = first + tokens.shape[1]
+        if last > self.positions.shape[0]:
+            table = positional_encoding(2 * last, self.config.d_model, self.config.positional_encoding)
+            self.positions = table.to(self.positions.device)
+        return F.embed(
+            tokens,
+            embedding.weight,
+            self.positions,
+            scale=self.config.d_model**0.5,
+            pad_id=self.config.pad_id,
+            first_position=first,
+            dropout_p=dropout.p(self.config.embedding_dropout_p),
+            seed=dropout.seed,
+            stream=stream,
+        )
+
+    def _encode(
+        self, source: Tensor, lengths: Tensor | None, dropout: Dropout, weights: list[Tensor] | None = None
+    ) -> Tensor:
+        x = self._embed(self.source_embedding, source, _SOURCE_STREAM, dropout)
+        y, stream = self.encoder.enter(x)
+        for i, layer in enumerate(self.encoder.layers):
+            y, stream = layer(y, stream, self.encoder.following(i), lengths, dropout, weights)
+        return y
+
+    def _decode(
+        self,
+        target: Tensor,
+        lengths: Tensor | None,
+        memory: Tensor,
+        memory_lengths: Tensor | None,
+        dropout: Dropout,
+        weights: tuple[list[Tensor], list[Tensor]] | None = None,
+    ) -> Tensor:
+        x = self._embed(self.target_embedding, target, _TARGET_STREAM, dropout)
+        y, stream = self.decoder.enter(x)
+        for i, layer in enumerate(self.decoder.layers):
+            y, stream = layer(y, stream, self.decoder.following(i), lengths, memory, memory_lengths, dropout, weights)
+        return y
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (B, L, V) for source (B, S) and target inputs (B, L), each position seeing the targets up to itself.
+
+        source_lengths, target_lengths (B,): tokens before padding; None where nothing is padded.
+        """
+        dropout = self._dropout()
+        memory = self._encode(source, source_lengths, dropout)
+        return self.output(self._decode(target, target_lengths, memory, source_lengths, dropout))
+
+    def loss(
+        self,
+        source: Tensor,
+        target_in: Tensor,
+        target_out: Tensor,
+        source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        *,
+        label_smoothing: float = 0.1,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The training loss, summed over the target tokens that are not padding.
+
+        Returns (label-smoothed loss, loss without smoothing and without gradient, number of tokens), each 0-d. The
+        logits (B, L, V) never exist all at once where the operator can avoid it.
+        """
+        dropout = self._dropout()
+        memory = self._encode(source, source_lengths, dropout)
+        hidden = self._decode(target_in, target_lengths, memory, source_lengths, dropout)
+        loss, nll = F.linear_cross_entropy(
+            hidden.flatten(0, 1),
+            self.output.weight,
+            target_out.flatten(),
+            label_smoothing=label_smoothing,
+            ignore_index=self.config.pad_id,
+        )
+        return loss, nll, (target_out != self.config.pad_id).sum()
+
+    @torch.no_grad()
+    def attention_weights(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """Every layer's weights, without dropout: encoder (B, H, S, S), decoder (B, H, L, L), cross (B, H, L, S)."""
+        weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
+        none = Dropout(None)
+        memory = self._encode(source, source_lengths, none, weights["encoder"])
+        both = (weights["decoder"], weights["cross"])
+        self._decode(target, target_lengths, memory, source_lengths, none, both)
+        return weights
+
+    # ------------------------------------------------------------------------------------------ step-by-step decoding
+
+    def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
+        """The encoder's output (B, S, d) for source (B, S)."""
+        return self._encode(source, source_lengths, self._dropout())
+
+    def start_cache(
+        self, memory: Tensor, source_lengths: Tensor | None = None, *, rows_per_sentence: int = 1, max_length: int
+    ) -> DecoderCache:
+        """An empty cache for max_length target tokens; keys and values of memory (B, S, d) are computed here."""
+        cross = [layer.multihead_attn.project_memory(memory) for layer in self.decoder.layers]
+        head = (self.config.heads, max_length, self.config.d_model // self.config.heads)
+        rows = memory.shape[0] * rows_per_sentence
+        return DecoderCache(
+            self_keys=[key.new_empty(rows, *head) for key, _ in cross],
+            self_values=[value.new_empty(rows, *head) for _, value in cross],
+            cross_keys=[key.contiguous() for key, _ in cross],
+            cross_values=[value.contiguous() for _, value in cross],
+            source_lengths=source_lengths,
+            capacity=max_length,
+        )
+
+    def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+        """Logits (R, V) float32 for the token after tokens (R,), one per row of the cache, which grows by one."""
+        if cache.length >= cache.capacity:
+            raise ValueError(
+                f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
+            )
+        none = Dropout(None)
+        x = self._embed(self.target_embedding, tokens[:, None], _TARGET_STREAM, none, first=cache.length)
+        y, stream = self.decoder.enter(x)
+        for i, layer in enumerate(self.decoder.layers):
+            y, stream = layer.step(
+                y,
+                stream,
+                self.decoder.following(i),
+                cache.self_keys[i],
+                cache.self_values[i],
+                cache.length,
+                cache.cross_keys[i],
+                cache.cross_values[i],
+                cache.source_lengths,
+            )
+        cache.length += 1
+        return self.output(y[:, 0]).float()
