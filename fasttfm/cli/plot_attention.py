@@ -1,0 +1,49 @@
+"""`fasttfm plot-attention MODEL "sentence"`: draw the attention weights of one translation."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fasttfm.errors import UserError
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "plot-attention",
+        help="draw the attention weights of one translation",
+        description="Translates the sentence and draws which token attends to which: encoder, decoder and "
+        "cross-attention, a row of panels for each layer and a panel for each head.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
+    parser.add_argument("sentence", metavar="SENTENCE", help="text to translate, in quotation marks")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("attention.png"),
+        metavar="FILE",
+        help="picture to write (default: %(default)s)",
+    )
+    parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,6 (default: all)")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Translate, draw, and say what was translated and where the picture is."""
+    from fasttfm.decoding.attention_plot import attention_of, draw_attention
+    from fasttfm.decoding.translator import Translator
+
+    try:
+        layers = None if args.layers is None else [int(number) for number in args.layers.split(",")]
+    except ValueError:
+        raise UserError(f"--layers {args.layers!r}: give numbers such as 1,6") from None
+    translator = Translator.from_directory(args.model, args.checkpoint, device=args.device)
+    attention = attention_of(translator, args.sentence)
+    draw_attention(attention, args.out, layers)
+    print(f"{attention.translation}\n{args.out}")

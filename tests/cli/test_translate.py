@@ -1,0 +1,208 @@
+"""`fasttfm translate` and `fasttfm plot-attention` on a model directory, as a shell would call them."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fasttfm.cli.main import main
+from fasttfm.config import resolve
+from fasttfm.data.tokenizer import train_tokenizer
+from fasttfm.models import Transformer
+from fasttfm.training.checkpoint import MODEL_FILE, model_weights, save_checkpoint, step_folder
+
+TEXT = ["a dog runs over the green grass", "two men sit in a small boat", "ein Hund läuft über die grüne Wiese"]
+INPUT = "a dog\n\ntwo men sit in a boat\r\n   \nthe green grass"
+SIZE = {"d_model": 16, "heads": 2, "d_ff": 32, "encoder_layers": 2, "decoder_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    """A model directory with a space in its name: two checkpoints and random weights."""
+    path = tmp_path_factory.mktemp("with space") / "model"
+    path.mkdir()
+    tokenizer = train_tokenizer(TEXT, vocab_size=320)
+    tokenizer.save(path / "spm.model")
+    settings = {**SIZE, "beam": 2, "max_len_b": 3}
+    config = resolve(overrides=settings, from_data={"vocab_size": len(tokenizer)})
+    (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    for step in (1, 2):
+        torch.manual_seed(step)
+        save_checkpoint(
+            step_folder(path, step), model_weights(Transformer(config.model)), {"step": step, "best_step": 1}
+        )
+    return path
+
+
+@pytest.fixture
+def translate(monkeypatch, capsysbinary):
+    """Run `fasttfm translate` on some input: (exit status, output, lines of the error output)."""
+
+    def run(*arguments, text: str | bytes = INPUT):
+        data = text.encode() if isinstance(text, str) else text
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+        status = main(["translate", *map(str, arguments)])
+        out, err = capsysbinary.readouterr()
+        return status, out.decode(), err.decode().splitlines()
+
+    return run
+
+
+def test_one_line_comes_out_for_every_line_that_goes_in(translate, model_dir):
+    status, out, errors = translate(model_dir)
+    assert (status, errors) == (0, [])
+    lines = out.split("\n")
+    assert lines.pop() == "", "the last line is ended"
+    assert [bool(line) for line in lines] == [True, False, True, False, True]
+
+
+def test_nothing_in_gives_nothing_out(translate, model_dir):
+    assert translate(model_dir, text="") == (0, "", [])
+
+
+def test_buffers_and_batches_change_nothing(translate, model_dir):
+    expected = translate(model_dir)
+    assert translate(model_dir, "--buffer-size", 1) == expected
+    assert translate(model_dir, "--batch-tokens", 1) == expected
+
+
+def test_settings_come_from_the_model_and_flags_win(translate, model_dir):
+    expected = translate(model_dir)
+    assert translate(model_dir, "--beam", 2, "--max-len-b", 3) == expected
+    longer = translate(model_dir, "--beam", 2, "--max-len-b", 30, "--min-len", 25)
+    assert len(longer[1]) > len(expected[1])
+
+
+def test_checkpoints_are_chosen_by_name_number_and_path(translate, model_dir):
+    best, last = translate(model_dir), translate(model_dir, "--checkpoint", "last")
+    assert best[1] != last[1]
+    assert translate(model_dir, "--checkpoint", "best") == best
+    assert translate(model_dir, "--checkpoint", 2) == last
+    assert translate(model_dir, "--checkpoint", step_folder(model_dir, 2)) == last
+    assert translate(model_dir, "--checkpoint", step_folder(model_dir, 2) / MODEL_FILE) == last
+
+
+def test_n_best_lists_are_numbered(translate, model_dir):
+    status, out, _ = translate(model_dir, "--nbest", 2)
+    assert status == 0
+    rows = [line.split(" ||| ") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["0", "0", "1", "2", "2", "3", "4", "4"]
+    assert float(rows[0][2]) >= float(rows[1][2])
+
+
+def test_sampling_repeats_itself(translate, model_dir):
+    first = translate(model_dir, "--sampling", "--sampling-seed", 5)
+    assert first[0] == 0
+    assert translate(model_dir, "--sampling", "--sampling-seed", 5) == first
+    assert translate(model_dir, "--sampling", "--sampling-seed", 6) != first
+
+
+def test_prefixes_begin_the_translations(translate, model_dir, tmp_path):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_text("ein Hund\n\nzwei\n\n\n", encoding="utf-8")
+    _, out, _ = translate(model_dir, "--prefixes", prefixes)
+    lines = out.splitlines()
+    assert lines[0].startswith("ein Hund")
+    assert lines[2].startswith("zwei")
+    prefixes.write_text("ein\n", encoding="utf-8")
+    status, _, errors = translate(model_dir, "--prefixes", prefixes)
+    assert status == 2
+    assert "only 1 prefixes" in errors[0]
+
+
+def test_a_long_line_is_cut_off_with_one_warning(translate, model_dir):
+    status, out, errors = translate(model_dir, "--max-source-length", 20, text="a dog\n" + "dog " * 10_000 + "\n")
+    assert status == 0
+    assert len(out.splitlines()) == 2
+    assert len(errors) == 1
+    assert "1 lines have more than 20 tokens" in errors[0]
+    assert "line 2" in errors[0]
+
+
+def test_the_type_of_the_products_can_be_lowered(translate, model_dir):
+    status, out, _ = translate(model_dir, "--precision", "bf16")
+    assert status == 0
+    assert len(out.splitlines()) == 5
+
+
+def failure(result) -> str:
+    """The one line that a failed command printed."""
+    status, _, errors = result
+    assert status == 2
+    assert len(errors) == 1
+    assert errors[0].startswith("fasttfm translate: ")
+    return errors[0]
+
+
+def test_what_cannot_be_used_ends_in_one_line(translate, model_dir, tmp_path):
+    assert "does not exist" in failure(translate(tmp_path / "none"))
+    assert "has no config.yaml" in failure(translate(tmp_path))
+    assert "line 2 is not valid UTF-8" in failure(translate(model_dir, text=b"a dog\nM\xe4nner\n"))
+    assert "nbest 3 is more than beam 2" in failure(translate(model_dir, "--nbest", 3))
+    assert "beam 0" in failure(translate(model_dir, "--beam", 0))
+    assert "last, best, average" in failure(translate(model_dir, "--checkpoint", "newest"))
+    assert "fasttfm average" in failure(translate(model_dir, "--checkpoint", "average"))
+    assert "cuda:99" in failure(translate(model_dir, "--device", "cuda:99"))
+
+
+def test_a_damaged_model_ends_in_one_line(translate, model_dir, tmp_path):
+    broken = tmp_path / "model"
+    shutil.copytree(model_dir, broken)
+    weights = step_folder(broken, 1) / MODEL_FILE
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    assert "cut off" in failure(translate(broken))
+    weights.write_bytes(content)
+    (broken / "config.yaml").write_text(
+        (broken / "config.yaml").read_text().replace("d_model: 16", "d_model: 32"), encoding="utf-8"
+    )
+    assert "is of another model" in failure(translate(broken))
+    (broken / "spm.model").write_bytes(b"nothing")
+    assert "not a SentencePiece model" in failure(translate(broken))
+    train_tokenizer(TEXT, vocab_size=310).save(broken / "spm.model")
+    assert "310 pieces but config.yaml says 320" in failure(translate(broken))
+    (broken / "spm.model").unlink()
+    assert "no such SentencePiece model" in failure(translate(broken))
+
+
+def test_a_reader_that_leaves_early_causes_no_complaint(model_dir):
+    command = [sys.executable, "-m", "fasttfm.cli.main", "translate", str(model_dir), "--buffer-size", "1"]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C"},
+    )
+    process.stdin.write("über\n".encode())
+    process.stdin.flush()
+    assert process.stdout.readline().endswith(b"\n"), "the first line comes while the input is still open"
+    process.stdout.close()
+    process.stdin.write(b"a dog\n" * 100)
+    process.stdin.close()
+    assert process.wait(60) == 141
+    assert process.stderr.read() == b""
+
+
+def test_attention_is_drawn(model_dir, tmp_path, capsys):
+    picture = tmp_path / "attention.png"
+    assert main(["plot-attention", str(model_dir), "a dog $x$ 日", "--out", str(picture), "--layers", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for arguments, message in (
+        (["a dog", "--layers", "3"], "layers 1 to 2"),
+        (["a dog", "--layers", "one"], "give numbers"),
+        ([""], "is empty"),
+        (["dog " * 100], "give a shorter one"),
+        (["a dog", "--out", str(tmp_path / "x.docx")], "docx"),
+        (["a dog", "--out", str(tmp_path / "none" / "x.png")], "No such file"),
+    ):
+        assert main(["plot-attention", str(model_dir), "--out", str(picture), *arguments]) == 2
+        assert message in capsys.readouterr().err

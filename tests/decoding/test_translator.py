@@ -1,0 +1,104 @@
+"""Text in, text out."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from fasttfm.decoding.translator import Translator, one_line, pick_device
+from fasttfm.errors import UserError
+
+LINES = ["a dog", "", "two men sit in a boat", " \t ", "a small boat", "the green grass", "\u3000", "men"]
+
+
+def test_every_line_gets_one_line_and_empty_ones_stay_empty(translator):
+    found = translator.translate(LINES)
+    assert len(found) == len(LINES)
+    assert [text == "" for text in found] == [not line.strip() for line in LINES]
+    assert found == [translator.translate([line])[0] for line in LINES], "order and neighbours do not matter"
+    assert translator.translate([]) == []
+
+
+def test_nothing_a_model_writes_can_break_a_line(translator, monkeypatch):
+    monkeypatch.setattr(translator.target_tokenizer, "decode", lambda ids: "a\u2028b\x85c\x0bd\x0ce\x1cf\rg\n")
+    assert translator.translate(["a dog"]) == ["a b c d e f g"]
+    assert one_line("ein Wort") == "ein Wort"
+
+
+def test_a_long_line_is_cut_off_and_counted(translator):
+    translator.config = replace(translator.config, max_source_length=4)
+    words = "a dog runs over the green grass"
+    found = translator.translate(["men", words, "a", words + " a dog"])
+    assert translator.cut_lines == 2
+    assert translator.first_cut_line == 2
+    assert found[1] == found[3], "the same first four tokens"
+
+
+def test_ten_thousand_words_do_no_harm(translator):
+    translator.config = replace(translator.config, max_source_length=64)
+    assert len(translator.translate(["dog " * 10_000, "men"])) == 2
+    assert translator.cut_lines == 1
+
+
+def test_a_stream_is_read_in_buffers_and_output_begins_early(translator):
+    translator.config = replace(translator.config, buffer_size=3)
+    read = []
+
+    def lines():
+        for line in LINES:
+            read.append(line)
+            yield line
+
+    stream = translator.translate_stream(lines())
+    first = next(stream)
+    assert len(read) == 3
+    whole = [first, *stream]
+    assert [found[0].text for found in whole] == translator.translate(LINES)
+
+
+def test_sampling_does_not_depend_on_the_buffer(translator):
+    def stream(size):
+        translator.config = replace(translator.config, sampling=True, buffer_size=size)
+        return [found[0].text for found in translator.translate_stream(LINES)]
+
+    assert stream(2) == stream(100)
+
+
+def test_n_best_translations_come_best_first(translator):
+    translator.config = replace(translator.config, nbest=3)
+    found = translator.translate_nbest(LINES)
+    assert [len(each) for each in found] == [3 if line.strip() else 1 for line in LINES]
+    for each in found:
+        assert [one.score for one in each] == sorted((one.score for one in each), reverse=True)
+
+
+def test_a_translation_begins_as_it_is_told(translator):
+    prefixes = ["ein", "", "zwei", "", "", "die grüne", "", ""]
+    found = translator.translate(LINES, prefixes)
+    assert all(text.startswith(prefix) for text, prefix in zip(found, prefixes))
+    free = translator.translate(LINES)
+    assert [text for text, prefix in zip(found, prefixes) if not prefix] == [
+        text for text, prefix in zip(free, prefixes) if not prefix
+    ]
+
+
+@pytest.mark.parametrize("count", [len(LINES) - 1, len(LINES) + 1])
+def test_prefixes_of_another_number_are_refused(translator, count):
+    with pytest.raises(UserError, match="prefixes"):
+        list(translator.translate_stream(LINES, itertools.repeat("ein", count)))
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="device 'tpu9' is unknown"):
+        pick_device("tpu9")
+    with pytest.raises(UserError, match="device cuda:77 is not there"):
+        pick_device("cuda:77")
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        Translator.from_directory(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"has no config\.yaml"):
+        Translator.from_directory(tmp_path)
