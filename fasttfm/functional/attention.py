@@ -1,0 +1,351 @@
+"""softmax(Q K^T * scale) V with masks and dropout (Vaswani et al. 2017, equation 1), as torch operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional import _attention_torch as plain
+from fasttfm.functional._backend import chosen, use_triton
+from fasttfm.functional._operators import Operator
+from fasttfm.functional.random import draw_seed
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def _check(
+    query: Tensor,
+    key: Tensor,
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    dropout_p: float,
+) -> None:
+    if query.dim() != 4 or key.dim() != 4:
+        raise ValueError(
+            f"query {tuple(query.shape)} and key {tuple(key.shape)} must have four dimensions: (B, H, L, D) and (B, H, S, D)"
+        )
+    if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
+        raise ValueError(
+            f"query {tuple(query.shape)} and key {tuple(key.shape)} must agree in batch, heads and head size "
+            "(expand the keys where heads are shared)"
+        )
+    if not torch.is_autocast_enabled(query.device.type) and query.dtype != key.dtype:
+        raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
+    if query.dtype not in _DTYPES:
+        raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
+    if key_lengths is not None and (key_lengths.dim() != 1 or key_lengths.shape[0] != query.shape[0]):
+        raise ValueError(f"key_lengths {tuple(key_lengths.shape)} must be ({query.shape[0]},), one length a batch row")
+    if key_lengths is not None and (key_lengths.is_floating_point() or key_lengths.dtype == torch.bool):
+        raise ValueError(f"key_lengths has dtype {key_lengths.dtype}: int32 or int64 is needed")
+    if mask is not None:
+        full = (*query.shape[:3], key.shape[2])
+        if mask.dim() > 4 or any(m not in (1, f) for m, f in zip(mask.shape[::-1], full[::-1])):
+            raise ValueError(f"mask {tuple(mask.shape)} does not broadcast to (B, H, L, S) = {full}")
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ValueError(f"mask has dtype {mask.dtype}: bool (True attends) or floats that are added are needed")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p {dropout_p} must lie in [0, 1]")
+
+
+def _check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+        raise ValueError(
+            f"value {tuple(value.shape)} and key {tuple(key.shape)} must agree in batch, heads and length: "
+            "(B, H, S, Dv) and (B, H, S, D)"
+        )
+    if not torch.is_autocast_enabled(query.device.type) and query.dtype != value.dtype:
+        raise ValueError(f"query {query.dtype} and value {value.dtype} must have one dtype")
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """softmax(Q K^T * scale) V with masking and dropout fused (Vaswani et al. 2017, equation 1).
+
+    query (B, H, L, D), key (B, H, S, D), value (B, H, S, Dv); float32, float16 or bfloat16, one dtype, any strides.
+    key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where the
+    query may attend, or floats that are added to the scaled scores and may take a gradient. causal: query i sees keys up
+    to i + causal_offset. All combine. A query with no key to attend gives zeros and passes no gradient.
+    dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
+    stream tells the calls of one model apart. scale defaults to D^-0.5.
+    Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
+    Raises ValueError for shapes or dtypes that do not agree.
+    """
+    _check(query, key, key_lengths, mask, dropout_p)
+    _check_value(query, key, value)
+    if dropout_p > 0.0 and seed is None:
+        seed = draw_seed(query.device)
+    return _forward(
+        query,
+        key,
+        value,
+        key_lengths,
+        mask,
+        causal,
+        causal_offset,
+        dropout_p,
+        query.shape[-1] ** -0.5 if scale is None else scale,
+        seed if dropout_p > 0.0 else None,
+        stream,
+        chosen(),
+    )[0]
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype.
+
+    Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...).
+    """
+    _check(query, key, key_lengths, mask, dropout_p)
+    if dropout_p > 0.0 and seed is None:
+        seed = draw_seed(query.device)
+    scores = query @ key.transpose(-2, -1)  # (B, H, L, S), under autocast in its dtype
+    return _softmax(
+        scores,
+        key_lengths,
+        mask,
+        causal,
+        causal_offset,
+        dropout_p,
+        query.shape[-1] ** -0.5 if scale is None else scale,
+        seed if dropout_p > 0.0 else None,
+        stream,
+        chosen(),
+    )[0]
+
+
+# ------------------------------------------------------------------------------------------------ softmax(Q K^T) V
+
+_FORWARD = (
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? key_lengths, Tensor? mask, bool causal, "
+    "int causal_offset, float dropout_p, float scale, Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)"
+)
+_BACKWARD = (
+    "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor output, Tensor saved, Tensor kept, "
+    "Tensor? key_lengths, Tensor? mask, bool causal, int causal_offset, float dropout_p, float scale, Tensor? seed, "
+    "int stream, str backend, bool mask_gradient) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return like.new_empty(0)
+
+
+def _heads_last(like: Tensor, width: int | torch.SymInt) -> Tensor:
+    """An empty (B, H, L, width) whose memory is (B, L, H, width); like (B, H, L, ...)."""
+    batch, heads, length = like.shape[:3]
+    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def _compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    causal_offset: int,
+    dropout_p: float,
+    scale: float,
+    seed: Tensor | None,
+    stream: int,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    output, weights, kept = plain.forward(
+        query, key, value, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, stream
+    )
+    return output, weights, _nothing(query) if kept is None else kept
+
+
+def _fake(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    causal_offset: int,
+    dropout_p: float,
+    scale: float,
+    seed: Tensor | None,
+    stream: int,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    weights = query.new_empty(*query.shape[:3], key.shape[2])
+    kept = torch.empty_like(weights) if seed is not None else _nothing(query)
+    return _heads_last(query, value.shape[-1]), weights, kept
+
+
+def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
+    query, key, value, key_lengths, mask, *options, seed, stream, backend = args
+    ctx.save_for_backward(query, key, value, *outputs, key_lengths, mask, seed)
+    ctx.options = (*options, stream, backend)
+    ctx.mark_non_differentiable(*outputs[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
+    if grad is None:
+        return (None,) * 12
+    query, key, value, output, saved, kept, key_lengths, mask, seed = ctx.saved_tensors
+    *options, stream, backend = ctx.options
+    d_query, d_key, d_value, d_mask = _backward(
+        grad, query, key, value, output, saved, kept, key_lengths, mask, *options, seed, stream, backend, ctx.needs_input_grad[4]
+    )  # fmt: skip
+    return d_query, d_key, d_value, None, d_mask if ctx.needs_input_grad[4] else None, *(None,) * 7
+
+
+def _compute_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    saved: Tensor,
+    kept: Tensor,
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    causal_offset: int,
+    dropout_p: float,
+    scale: float,
+    seed: Tensor | None,
+    stream: int,
+    backend: str,
+    mask_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_query, d_key, d_value, d_mask = plain.backward(
+        grad, query, key, value, saved, kept if seed is not None else None, mask if mask_gradient else None, scale
+    )
+    return d_query, d_key, d_value, _nothing(query) if d_mask is None else d_mask
+
+
+def _fake_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    saved: Tensor,
+    kept: Tensor,
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_mask = mask.new_empty(mask.shape) if mask is not None and options[-1] else _nothing(query)
+    return (
+        _heads_last(query, query.shape[-1]),
+        _heads_last(key, key.shape[-1]),
+        _heads_last(value, value.shape[-1]),
+        d_mask,
+    )
+
+
+def _autocast(args: tuple, dtype: torch.dtype) -> tuple:
+    """Query, key and value as matrix products take them; an additive mask keeps its precision."""
+    qkv = (a.to(dtype) if a.dtype != torch.float64 else a for a in args[:3])
+    return (*qkv, *args[3:])
+
+
+_backward = Operator(_BACKWARD, _compute_backward, _fake_backward)
+_forward = Operator(_FORWARD, _compute, _fake, save=_save, backward=_differentiate, autocast=_autocast)
+
+# --------------------------------------------------------------------------------------------- softmax of given scores
+
+
+def _compute_softmax(
+    scores: Tensor,
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    causal_offset: int,
+    dropout_p: float,
+    scale: float,
+    seed: Tensor | None,
+    stream: int,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    p = plain.weights(scores, scale, key_lengths, mask, causal, causal_offset)
+    if seed is None:
+        return p, _nothing(p)
+    return plain.drop(p, dropout_p, seed, stream), p
+
+
+def _fake_softmax(scores: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    like = scores.new_empty(scores.shape)
+    return like, _nothing(like) if options[-3] is None else torch.empty_like(like)
+
+
+def _save_softmax(ctx: Any, args: tuple, outputs: tuple) -> None:
+    mask, scale, seed = args[2], args[6], args[7]
+    ctx.save_for_backward(*outputs, mask, seed)
+    ctx.scale = scale
+    ctx.mark_non_differentiable(outputs[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate_softmax(ctx: Any, grad: Tensor | None, _: Any) -> tuple:
+    if grad is None:
+        return (None,) * 10
+    kept, p, mask, seed = ctx.saved_tensors
+    wants_mask = ctx.needs_input_grad[2]
+    d_scores, d_mask = _softmax_backward(grad, kept, p, mask, ctx.scale, seed, wants_mask)
+    return d_scores, None, d_mask if wants_mask else None, *(None,) * 7
+
+
+def _compute_softmax_backward(
+    grad: Tensor, kept: Tensor, p: Tensor, mask: Tensor | None, scale: float, seed: Tensor | None, mask_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    if seed is None:
+        gradient = plain.softmax_gradient(grad, kept, None)
+    else:
+        gradient = plain.softmax_gradient(grad, p, kept)
+    d_mask = gradient.sum_to_size(mask.shape).to(mask.dtype) if mask is not None and mask_gradient else _nothing(kept)
+    return (gradient * scale).to(kept.dtype), d_mask
+
+
+def _fake_softmax_backward(
+    grad: Tensor, kept: Tensor, p: Tensor, mask: Tensor | None, scale: float, seed: Tensor | None, mask_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(kept), mask.new_empty(mask.shape) if mask is not None and mask_gradient else _nothing(kept)
+
+
+_softmax_backward = Operator(
+    "attention_softmax_backward(Tensor grad, Tensor kept, Tensor p, Tensor? mask, float scale, Tensor? seed, "
+    "bool mask_gradient) -> (Tensor, Tensor)",
+    _compute_softmax_backward,
+    _fake_softmax_backward,
+)
+_softmax = Operator(
+    "attention_softmax(Tensor scores, Tensor? key_lengths, Tensor? mask, bool causal, int causal_offset, "
+    "float dropout_p, float scale, Tensor? seed, int stream, str backend) -> (Tensor, Tensor)",
+    _compute_softmax,
+    _fake_softmax,
+    save=_save_softmax,
+    backward=_differentiate_softmax,
+)
