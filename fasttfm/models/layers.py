@@ -82,7 +82,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The sub-layer's output (B, L, d); appends the weights (B, H, L, S) to `weights` where a list is given."""
         if weights is not None:
-            weights.append(F.attention_weights(query, key, value, key_lengths=key_lengths, causal=causal))
+            weights.append(F.attention_weights(query, key, key_lengths=key_lengths, causal=causal))
         return self.join(
             F.attention(
                 query,
