@@ -6,3 +6,8 @@ __all__ = [
     "attention",
     "attention_weights",
 ]
+
+from fasttfm.functional.feed_forward import feed_forward
+from fasttfm.functional.layer_norm import layer_norm, residual_add, residual_layer_norm
+
+__all__ = ["feed_forward", "layer_norm", "residual_add", "residual_layer_norm"]

@@ -1,0 +1,213 @@
+"""The position-wise feed-forward network (Vaswani et al. 2017, equation 2), bias, ReLU and dropout fused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.functional import _dropped
+from fasttfm.functional._backend import use_triton
+from fasttfm.functional._operators import Operator, lower_precision
+from fasttfm.functional.random import draw_seed
+
+_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def feed_forward(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    *,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """dropout(max(0, x W1^T + b1)) W2^T + b2 (equation 2; dropout on the hidden activation as in tensor2tensor).
+
+    x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's, all of one
+    floating dtype (autocast casts them to its own); a bias may be None. dropout_p in [0, 1], rounded to 1/65536; seed
+    (1,) int64 on x's device, drawn from torch's generator when None; stream tells the dropouts of one model apart.
+    Returns (..., N'). Keeps x and the hidden activation for the backward pass, once: M * (N + F) elements (plus
+    M * F / 8 bytes of mask where a Triton kernel wrote it), against M * (N + 2 F) elements and M * F bytes of torch.nn.
+    Raises ValueError for shapes or dtypes that do not agree or a dropout_p outside [0, 1].
+    """
+    _check(x, weight1, bias1, weight2, bias2)
+    if reference.dropout_threshold(dropout_p) == 0:
+        seed = None
+    elif seed is None:
+        seed = draw_seed(x.device)
+    return _feed_forward(x, weight1, bias1, weight2, bias2, dropout_p, seed, stream)[0]
+
+
+def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
+    if weight1.dim() != 2 or weight2.dim() != 2 or x.dim() == 0:
+        raise ValueError(
+            f"feed_forward takes x (..., N), weight1 (F, N) and weight2 (N', F): got {tuple(x.shape)}, "
+            f"{tuple(weight1.shape)} and {tuple(weight2.shape)}"
+        )
+    for name, given, wanted in (
+        ("x's last dimension", x.shape[-1:], weight1.shape[1:]),
+        ("weight2's last dimension", weight2.shape[1:], weight1.shape[:1]),
+        ("bias1", weight1.shape[:1] if bias1 is None else bias1.shape, weight1.shape[:1]),
+        ("bias2", weight2.shape[:1] if bias2 is None else bias2.shape, weight2.shape[:1]),
+    ):
+        if given != wanted:
+            raise ValueError(
+                f"feed_forward: {name} is {tuple(given)} but must be {tuple(wanted)} for weight1 "
+                f"{tuple(weight1.shape)} and weight2 {tuple(weight2.shape)}"
+            )
+
+
+def _one_dtype(x: Tensor, *others: Tensor | None) -> None:
+    if any(t is not None and t.dtype != x.dtype for t in others):
+        raise ValueError(
+            "feed_forward takes tensors of one dtype: got x "
+            + ", ".join([str(x.dtype), *(str(t.dtype) for t in others if t is not None)])
+            + " (x, weights, biases); cast them, or run under torch.autocast"
+        )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x (..., N) as contiguous (M, N)."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _by_kernel(x: Tensor) -> bool:
+    return use_triton(x) and x.dtype in _KERNEL_DTYPES
+
+
+def _scale(dropout_p: float, seed: Tensor | None) -> float:
+    return reference.dropout_scale(dropout_p) if _dropped.active(dropout_p, seed) else 1.0
+
+
+def _scaled_mm(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale * a b, the scale inside the GEMM."""
+    return torch.mm(a, b) if scale == 1.0 else torch.addmm(a.new_empty(1, 1), a, b, beta=0, alpha=scale)
+
+
+def _scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """scale * x weight^T + bias."""
+    if scale == 1.0:
+        return torch.nn.functional.linear(x, weight, bias)
+    if bias is None:
+        return _scaled_mm(x, weight.t(), scale)
+    return torch.addmm(bias, x, weight.t(), alpha=scale)
+
+
+def _forward(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+) -> tuple[Tensor, Tensor]:
+    """The output (..., N') and the hidden activation (M, F), zero where dropped but not yet scaled.
+
+    The scale of dropout rides in the GEMM as its alpha: exact, and no pass of its own.
+    """
+    _one_dtype(x, weight1, bias1, weight2, bias2)
+    rows = _rows(x)
+    hidden = torch.nn.functional.linear(rows, weight1, bias1).relu_()
+    keep = _dropped.kept(hidden, dropout_p, seed, stream)
+    if keep.numel():
+        hidden *= _dropped.as_factor(keep, hidden.dtype)
+    out = _scaled_linear(hidden, weight2, bias2, _scale(dropout_p, seed))
+    return out.view(*x.shape[:-1], weight2.shape[0]), hidden
+
+
+def _forward_fake(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+) -> tuple[Tensor, Tensor]:
+    rows = x.numel() // x.shape[-1]
+    return x.new_empty(*x.shape[:-1], weight2.shape[0]), x.new_empty(rows, weight1.shape[0])
+
+
+def _backward(
+    dout: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    has_bias1: bool,
+    has_bias2: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that nobody wants is empty."""
+    dout, rows = _rows(dout), _rows(x)
+    # hidden > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
+    dhidden = _scaled_mm(dout, weight2, scale)
+    dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
+    none = x.new_empty(0)
+    return (
+        torch.mm(dhidden, weight1).view(x.shape),
+        torch.mm(dhidden.t(), rows),
+        dhidden.sum(0) if has_bias1 else none,
+        _scaled_mm(dout.t(), hidden, scale),
+        dout.sum(0) if has_bias2 else none,
+    )
+
+
+def _backward_fake(
+    dout: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    has_bias1: bool,
+    has_bias2: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape),
+        weight1.new_empty(weight1.shape),
+        weight1.new_empty(weight1.shape[0] if has_bias1 else 0),
+        weight2.new_empty(weight2.shape),
+        weight2.new_empty(weight2.shape[0] if has_bias2 else 0),
+    )
+
+
+def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
+    x, weight1, bias1, weight2, bias2, dropout_p, seed, _ = args
+    _, hidden = outputs
+    ctx.mark_non_differentiable(hidden)
+    ctx.save_for_backward(x, hidden, weight1, weight2)
+    ctx.biases = (bias1 is not None, bias2 is not None)
+    ctx.scale = _scale(dropout_p, seed)
+
+
+def _autograd(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, *ctx.saved_tensors, *ctx.biases, ctx.scale)
+    has_bias1, has_bias2 = ctx.biases
+    return dx, dweight1, dbias1 if has_bias1 else None, dweight2, dbias2 if has_bias2 else None, None, None, None
+
+
+_feed_forward_backward = Operator(
+    "feed_forward_backward(Tensor dout, Tensor x, Tensor hidden, Tensor weight1, Tensor weight2, bool has_bias1,"
+    " bool has_bias2, float scale) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_feed_forward = Operator(
+    "feed_forward(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, float dropout_p,"
+    " Tensor? seed, int stream) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    save=_save,
+    backward=_autograd,
+    autocast=lower_precision,
+)

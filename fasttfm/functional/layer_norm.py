@@ -1,0 +1,454 @@
+"""LayerNorm, alone and fused with the residual connection and its dropout.
+
+Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.functional import _dropped
+from fasttfm.functional._backend import use_triton
+from fasttfm.functional._operators import Operator
+from fasttfm.functional.random import draw_seed
+
+_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension (Ba et al. 2016).
+
+    x (..., N) of any floating dtype and strides; weight and bias (N,) of any floating dtype, or None. Everything is
+    computed in float32 for half precision. Returns (..., N) in x's dtype, under autocast too, so that the residual
+    stream keeps its dtype. Raises ValueError for shapes that do not agree.
+    """
+    _check(x, weight, bias)
+    return _layer_norm(x, weight, bias, eps)[0]
+
+
+def residual_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    *,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """s = residual + dropout(x) and y = layer_norm(s) in one pass; returns (y, s).
+
+    x, residual (..., N), their dtypes may differ (a bfloat16 branch on a float32 residual stream); y comes in x's
+    dtype, s in residual's. Post-norm sub-layers (the paper) go on with y alone; pre-norm ones carry s and give y to the
+    next sub-layer, and gradients of both flow back in one pass. dropout_p in [0, 1], rounded to 1/65536; seed (1,)
+    int64 on x's device, drawn from torch's generator when None; stream tells the dropouts of one model apart.
+    Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
+    """
+    _check(x, weight, bias)
+    seed = _seed_for(x, residual, dropout_p, seed)
+    y, s, *_ = _residual_layer_norm(x, residual, weight, bias, eps, dropout_p, seed, stream)
+    return y, s
+
+
+def residual_add(
+    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, stream: int = 0
+) -> Tensor:
+    """residual + dropout(x), in residual's dtype: a residual connection that no LayerNorm follows.
+
+    x, residual (..., N); dropout_p, seed and stream as in residual_layer_norm. Raises ValueError likewise.
+    """
+    seed = _seed_for(x, residual, dropout_p, seed)
+    if seed is None and x.dtype == residual.dtype:
+        return residual + x
+    return _residual_add(x, residual, dropout_p, seed, stream)[0]
+
+
+def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"layer_norm: x {tuple(x.shape)} must have a last dimension of at least 1 to normalise")
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and parameter.shape != x.shape[-1:]:
+            raise ValueError(
+                f"layer_norm: {name} {tuple(parameter.shape)} must be ({x.shape[-1]},), "
+                f"the last dimension of x {tuple(x.shape)}"
+            )
+
+
+def _seed_for(x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor | None:
+    if x.shape != residual.shape:
+        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
+    if reference.dropout_threshold(dropout_p) == 0:
+        return None
+    return draw_seed(x.device) if seed is None else seed
+
+
+# ------------------------------------------------------------------------------------------------------- layer_norm
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x (..., N) as contiguous (M, N)."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _by_kernel(*tensors: Tensor) -> bool:
+    return use_triton(tensors[0]) and all(t.dtype in _KERNEL_DTYPES for t in tensors)
+
+
+def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x (M, N) -> y, mean (M,), rstd (M,), by torch's own kernel with float32 statistics."""
+    weight, bias = _wide_parameters(x, weight, bias)
+    y, mean, rstd = torch.native_layer_norm(x, [x.shape[-1]], weight, bias, eps)
+    return y, mean.view(-1), rstd.view(-1)
+
+
+def _wide_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    # torch keeps half-precision statistics in half precision unless the parameters are float32
+    dtype = _dropped.wide(x.dtype)
+    if weight is None and dtype != x.dtype:
+        weight = torch.ones(x.shape[-1], dtype=dtype, device=x.device)
+    return (None if weight is None else weight.to(dtype)), (None if bias is None else bias.to(dtype))
+
+
+def _normalise_backward(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight, dbias; the latter two empty where there is no such parameter."""
+    wide_weight, wide_bias = _wide_parameters(x, weight, bias)
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dy.to(x.dtype),
+        x,
+        [x.shape[-1]],
+        mean.view(-1, 1),
+        rstd.view(-1, 1),
+        wide_weight,
+        wide_bias,
+        [True, weight is not None, bias is not None],
+    )
+    none = x.new_empty(0)
+    return dx, none if weight is None else dweight.to(weight.dtype), none if bias is None else dbias.to(bias.dtype)
+
+
+def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    rows = _rows(x)
+    if _by_kernel(x):
+        from fasttfm.kernels import layer_norm as kernel
+
+        y, mean, rstd = kernel.layer_norm(rows, weight, bias, eps)
+    else:
+        y, mean, rstd = _normalise(rows, weight, bias, eps)
+    return y.view(x.shape), mean, rstd
+
+
+def _forward_fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    return (x.new_empty(x.shape), *_fake_statistics(x))
+
+
+def _fake_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    rows, dtype = x.numel() // x.shape[-1], _dropped.wide(x.dtype)
+    return x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
+
+
+def _backward(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if _by_kernel(x):
+        from fasttfm.kernels import layer_norm as kernel
+
+        dx, dweight, dbias = kernel.layer_norm_backward(_rows(dy), _rows(x), mean, rstd, weight, bias)
+    else:
+        dx, dweight, dbias = _normalise_backward(_rows(dy), _rows(x), mean, rstd, weight, bias)
+    return dx.view(x.shape), dweight, dbias
+
+
+def _backward_fake(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), *_fake_parameters(x, weight, bias)
+
+
+def _fake_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    none = x.new_empty(0)
+    return none if weight is None else torch.empty_like(weight), none if bias is None else torch.empty_like(bias)
+
+
+def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
+    x, weight, bias, _ = args
+    _, mean, rstd = outputs
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, mean, rstd, weight, bias)
+
+
+def _autograd(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return None, None, None, None
+    x, mean, rstd, weight, bias = ctx.saved_tensors
+    dx, dweight, dbias = _layer_norm_backward(dy, x, mean, rstd, weight, bias)
+    return dx, None if weight is None else dweight, None if bias is None else dbias, None
+
+
+_layer_norm_backward = Operator(
+    "layer_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias)"
+    " -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_layer_norm = Operator(
+    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    save=_save,
+    backward=_autograd,
+)
+
+# ---------------------------------------------------------------------------------------------- residual_layer_norm
+
+
+def _add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Tensor:
+    """residual + x * keep / (1 - p), in residual's dtype, in float32 inside."""
+    if not keep.numel():
+        return torch.add(residual, x).to(residual.dtype)
+    factor = _dropped.as_factor(keep, x.dtype)
+    return torch.addcmul(residual, x, factor, value=reference.dropout_scale(dropout_p)).to(residual.dtype)
+
+
+def _branch_gradient(
+    ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype
+) -> Tensor:
+    """The gradient of x, in dtype, from that of s = residual + dropout(x); both (M, N)."""
+    if not keep.numel():  # nothing dropped, or the forward pass was a kernel's
+        keep = _dropped.kept(ds, dropout_p, seed, stream)
+    if not keep.numel():
+        return ds.to(dtype, copy=True)
+    dx = ds * _dropped.as_factor(keep, ds.dtype)
+    return dx.mul_(reference.dropout_scale(dropout_p)).to(dtype)
+
+
+def _one_gradient(dtype: torch.dtype, s: Tensor, dropout_p: float, seed: Tensor | None) -> bool:
+    """Whether x and residual have the same gradient, which is then computed once."""
+    return dtype == s.dtype and not _dropped.active(dropout_p, seed)
+
+
+def _residual_forward(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows, residual_rows = _rows(x), _rows(residual)
+    if _by_kernel(x, residual):
+        from fasttfm.kernels import layer_norm as kernel
+
+        y, s, mean, rstd = kernel.residual_layer_norm(
+            rows, residual_rows, weight, bias, eps, dropout_p=dropout_p, seed=seed, stream=stream
+        )
+        keep = x.new_empty(0, dtype=torch.bool)
+    else:
+        # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
+        keep = _dropped.kept(rows, dropout_p, seed, stream)
+        s = _add_kept(rows, residual_rows, keep, dropout_p)
+        y, mean, rstd = _normalise(s, weight, bias, eps)
+        y = y.to(x.dtype)
+    return y.view(x.shape), s.view(x.shape), mean, rstd, keep
+
+
+def _residual_forward_fake(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    y, s = x.new_empty(x.shape), residual.new_empty(x.shape)
+    return y, s, *_fake_statistics(residual), _fake_keep(x, residual, dropout_p, seed)
+
+
+def _fake_keep(x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor:
+    by_kernel = x.device.type != "meta" and _by_kernel(x, residual)
+    if by_kernel or not _dropped.active(dropout_p, seed):
+        return x.new_empty(0, dtype=torch.bool)
+    return x.new_empty((x.numel() // x.shape[-1], x.shape[-1]), dtype=torch.bool)
+
+
+def _residual_backward(
+    dy: Tensor,
+    ds: Tensor | None,
+    s: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    keep: Tensor,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x (in dtype), residual, weight and bias; x's is empty where it equals residual's."""
+    same = _one_gradient(dtype, s, dropout_p, seed)
+    if not keep.numel() and _by_kernel(s, dy):
+        from fasttfm.kernels import layer_norm as kernel
+
+        dx, dresidual, dweight, dbias = kernel.residual_layer_norm_backward(
+            _rows(dy),
+            None if ds is None else _rows(ds),
+            _rows(s),
+            mean,
+            rstd,
+            weight,
+            bias,
+            dropout_p=dropout_p,
+            seed=seed,
+            stream=stream,
+            x_dtype=None if same else dtype,
+        )
+    else:
+        dresidual, dweight, dbias = _normalise_backward(_rows(dy), _rows(s), mean, rstd, weight, bias)
+        if ds is not None:
+            dresidual += _rows(ds)
+        dx = None if same else _branch_gradient(dresidual, keep, dropout_p, seed, stream, dtype)
+    return s.new_empty(0) if dx is None else dx.view(s.shape), dresidual.view(s.shape), dweight, dbias
+
+
+def _residual_backward_fake(
+    dy: Tensor,
+    ds: Tensor | None,
+    s: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    keep: Tensor,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    same = _one_gradient(dtype, s, dropout_p, seed)
+    dx = s.new_empty(0) if same else s.new_empty(s.shape, dtype=dtype)
+    return dx, s.new_empty(s.shape), *_fake_parameters(s, weight, bias)
+
+
+def _residual_save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
+    x, _, weight, bias, _, dropout_p, seed, stream = args
+    _, s, mean, rstd, keep = outputs
+    ctx.mark_non_differentiable(mean, rstd, keep)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(s, mean, rstd, weight, bias, keep, seed)
+    ctx.dropout = (dropout_p, stream, x.dtype)
+
+
+def _residual_autograd(ctx: Any, dy: Tensor | None, ds: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    s, mean, rstd, weight, bias, keep, seed = ctx.saved_tensors
+    dropout_p, stream, dtype = ctx.dropout
+    if dy is None:  # y went unused
+        dy = s.new_zeros(s.shape, dtype=dtype)
+    dx, dresidual, dweight, dbias = _residual_layer_norm_backward(
+        dy, ds, s, mean, rstd, weight, bias, keep, dropout_p, seed, stream, dtype
+    )
+    if _one_gradient(dtype, s, dropout_p, seed):
+        dx = dresidual
+    dweight, dbias = None if weight is None else dweight, None if bias is None else dbias
+    return dx, dresidual, dweight, dbias, None, None, None, None
+
+
+_residual_layer_norm_backward = Operator(
+    "residual_layer_norm_backward(Tensor dy, Tensor? ds, Tensor s, Tensor mean, Tensor rstd, Tensor? weight,"
+    " Tensor? bias, Tensor keep, float dropout_p, Tensor? seed, int stream, ScalarType dtype)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _residual_backward,
+    _residual_backward_fake,
+)
+_residual_layer_norm = Operator(
+    "residual_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, float dropout_p,"
+    " Tensor? seed, int stream) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _residual_forward,
+    _residual_forward_fake,
+    save=_residual_save,
+    backward=_residual_autograd,
+)
+
+# ----------------------------------------------------------------------------------------------------- residual_add
+
+
+def _add_forward(
+    x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None, stream: int
+) -> tuple[Tensor, Tensor]:
+    rows, residual_rows = _rows(x), _rows(residual)
+    if _by_kernel(x, residual):
+        from fasttfm.kernels import layer_norm as kernel
+
+        s = kernel.residual_add(rows, residual_rows, dropout_p=dropout_p, seed=seed, stream=stream)
+        keep = x.new_empty(0, dtype=torch.bool)
+    else:
+        keep = _dropped.kept(rows, dropout_p, seed, stream)
+        s = _add_kept(rows, residual_rows, keep, dropout_p)
+    return s.view(x.shape), keep
+
+
+def _add_forward_fake(
+    x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None, stream: int
+) -> tuple[Tensor, Tensor]:
+    return residual.new_empty(x.shape), _fake_keep(x, residual, dropout_p, seed)
+
+
+def _add_backward(
+    ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype
+) -> Tensor:
+    if not keep.numel() and _by_kernel(ds):
+        from fasttfm.kernels import layer_norm as kernel
+
+        dx = kernel.dropout(_rows(ds), dropout_p=dropout_p, seed=seed, stream=stream, dtype=dtype)
+    else:
+        dx = _branch_gradient(_rows(ds), keep, dropout_p, seed, stream, dtype)
+    return dx.view(ds.shape)
+
+
+def _add_backward_fake(
+    ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype
+) -> Tensor:
+    return ds.new_empty(ds.shape, dtype=dtype)
+
+
+def _add_save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
+    x, _, dropout_p, seed, stream = args
+    _, keep = outputs
+    ctx.mark_non_differentiable(keep)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(keep, seed)
+    ctx.dropout = (dropout_p, stream, x.dtype)
+
+
+def _add_autograd(ctx: Any, ds: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if ds is None:
+        return None, None, None, None, None
+    keep, seed = ctx.saved_tensors
+    dropout_p, stream, dtype = ctx.dropout
+    return _residual_add_backward(ds, keep, dropout_p, seed, stream, dtype), ds, None, None, None
+
+
+_residual_add_backward = Operator(
+    "residual_add_backward(Tensor ds, Tensor keep, float dropout_p, Tensor? seed, int stream, ScalarType dtype)"
+    " -> Tensor",
+    _add_backward,
+    _add_backward_fake,
+)
+_residual_add = Operator(
+    "residual_add(Tensor x, Tensor residual, float dropout_p, Tensor? seed, int stream) -> (Tensor, Tensor)",
+    _add_forward,
+    _add_forward_fake,
+    save=_add_save,
+    backward=_add_autograd,
+)
