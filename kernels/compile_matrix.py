@@ -1,6 +1,232 @@
 """Compiles every kernel and tile for every chip, without a device, and holds the outcome against recorded budgets.
 
-What is compiled is what the kernel files list: compile_case.py says how, philox.py shows it.
+    python -m fasttfm.kernels.compile_matrix --report                            everything, as a table
+    python -m fasttfm.kernels.compile_matrix --chips sm_60,sm_80 --kernels attention
+    python -m fasttfm.kernels.compile_matrix --update-budgets                    record what came out
 
-    python -m fasttfm.kernels.compile_matrix --report
+What is compiled is what the kernel files list: compile_case.py says how, philox.py shows it. The first run takes about a
+second a case; Triton's cache on disk (TRITON_CACHE_DIR, else ~/.triton) makes the next one quick.
 """
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import functools
+import importlib
+import multiprocessing
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import fasttfm.kernels
+from fasttfm.kernels import budgets
+from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.resources import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A case by its place, because kernels do not travel between processes."""
+
+    family: str
+    chip: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    resources: Resources | None
+    error: str = ""
+    """Why it did not compile, when resources is None."""
+
+
+@functools.cache
+def families() -> dict[str, Callable[[Chip], Iterable[CompileCase]]]:
+    """Kernel file -> its compile_cases."""
+    found = {}
+    for module in pkgutil.iter_modules(fasttfm.kernels.__path__):
+        cases = getattr(importlib.import_module(f"fasttfm.kernels.{module.name}"), "compile_cases", None)
+        if cases is not None:
+            found[module.name] = cases
+    return found
+
+
+def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterator[tuple[Task, CompileCase]]:
+    """All cases of the kernel files whose name starts with one of `wanted` (all files without it).
+
+    Raises ValueError when two cases of a chip have one name.
+    """
+    for chip in chips:
+        seen = set()
+        for family, cases in families().items():
+            if wanted and not family.startswith(tuple(wanted)):
+                continue
+            for index, case in enumerate(cases(chip)):
+                key = budgets.key(chip, case)
+                if key in seen:
+                    raise ValueError(f"kernels/{family}.py lists {case.name} {case.dtype} twice for {chip.name}")
+                seen.add(key)
+                yield Task(family, chip.name, index), case
+
+
+def specialization(case: CompileCase) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], list]]:
+    """Signature, constants and attributes as triton.compiler.ASTSource takes them."""
+    signature, constants, attributes = {}, {}, {}
+    for position, parameter in enumerate(case.kernel.params):
+        value = case.arguments[parameter.name]
+        if parameter.is_constexpr or not isinstance(value, str):
+            signature[parameter.name] = "constexpr"
+            constants[(position,)] = value
+            continue
+        kind, _, divisor = value.partition(":")
+        signature[parameter.name] = kind
+        if divisor or kind.startswith("*"):
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
+
+
+def compile_case(chip: Chip, case: CompileCase) -> Resources:
+    """Compiles one case; Triton must not be in its interpreter."""
+    import triton
+    from fasttfm.kernels import resources
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    target = GPUTarget("cuda", chip.capability, 32) if chip.capability else GPUTarget("hip", chip.name, 64)
+    compiled = triton.compile(
+        ASTSource(case.kernel, *specialization(case)),
+        target=target,
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages, "enable_fp_fusion": True},
+    )
+    return resources.read(compiled, compiled.metadata.shared)
+
+
+def _start_worker() -> None:
+    # Before any kernel is imported: in the interpreter Triton cannot compile.
+    os.environ.pop("TRITON_INTERPRET", None)
+
+
+@functools.cache
+def _cases(family: str, chip: str) -> list[CompileCase]:
+    return list(families()[family](CHIPS[chip]))
+
+
+def _run(task: Task) -> Outcome:
+    try:
+        return Outcome(compile_case(CHIPS[task.chip], _cases(task.family, task.chip)[task.index]))
+    except Exception as error:  # whatever the compiler raises is the outcome
+        reason = "; ".join(line for line in str(error).splitlines() if line.strip())
+        return Outcome(None, f"{type(error).__name__}: {reason[:400]}")
+
+
+def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+
+
+def compile_tasks(
+    tasks: Sequence[Task], workers: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> dict[Task, Outcome]:
+    """Compiles in parallel processes; a case that crashes the compiler is an error like another."""
+    outcomes: dict[Task, Outcome] = {}
+    workers = max(1, min(workers or os.cpu_count() or 1, len(tasks)))
+    remaining = list(tasks)
+    while remaining:
+        with _pool(workers) as pool:
+            running = {pool.submit(_run, task): task for task in remaining}
+            try:
+                for future in concurrent.futures.as_completed(running):
+                    outcomes[running[future]] = future.result()
+                    if progress is not None:
+                        progress(len(outcomes), len(tasks))
+            except BrokenProcessPool:
+                pass
+        remaining = [task for task in tasks if task not in outcomes]
+        if remaining:
+            # One of the first few killed its process and took the pool along: find out which, one process each.
+            for task in remaining[: workers + 1]:
+                with _pool(1) as alone:
+                    try:
+                        outcomes[task] = alone.submit(_run, task).result()
+                    except BrokenProcessPool:
+                        outcomes[task] = Outcome(None, "the compiler crashed")
+            remaining = remaining[workers + 1 :]
+    return outcomes
+
+
+def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resources | None, *, exact: bool) -> list[str]:
+    """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton may."""
+    if outcome.resources is None:
+        return [f"does not compile: {outcome.error}"]
+    found = budgets.broken_rules(chip, case, outcome.resources)
+    if exact:
+        found += budgets.regressions(outcome.resources, budget)
+    return found
+
+
+def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
+    """Records what compiled, drops what no kernel file lists any more and keeps the rest."""
+    _, recorded = budgets.read()
+    current = {budgets.key(CHIPS[task.chip], case) for task, case in enumerate_cases(CHIPS.values())}
+    recorded = {key: value for key, value in recorded.items() if key in current}
+    for task, case in cases.items():
+        if (resources := outcomes[task].resources) is not None:
+            recorded[budgets.key(CHIPS[task.chip], case)] = resources
+    budgets.write(metadata.version("triton"), recorded)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m fasttfm.kernels.compile_matrix", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--report", action="store_true", help="print the table of all cases")
+    parser.add_argument("--chips", default=",".join(CHIPS), help="comma-separated; default: %(default)s")
+    parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names; default: all")
+    parser.add_argument("--update-budgets", action="store_true", help=f"record the outcome in {budgets.FILE.name}")
+    parser.add_argument("--workers", type=int, help="parallel processes; default: one a core")
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.chips.split(",") if name not in CHIPS]
+    if unknown:
+        parser.error(f"unknown chip {', '.join(unknown)}: choose from {', '.join(CHIPS)}")
+    wanted = [name for name in args.kernels.split(",") if name]
+    cases = dict(enumerate_cases([CHIPS[name] for name in args.chips.split(",")], wanted))
+    if not cases:
+        parser.error(f"no kernel file begins with {args.kernels}: there are {', '.join(families())}")
+
+    def progress(done: int, total: int) -> None:
+        if sys.stderr.isatty() or done % 100 == 0 or done == total:
+            print(f"\r{done}/{total} compiled", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+    outcomes = compile_tasks(list(cases), args.workers, progress)
+    if args.update_budgets:
+        _update(cases, outcomes)
+    version, recorded = budgets.read()
+    if args.report:
+        from fasttfm.kernels.compile_report import table
+
+        print(table((CHIPS[t.chip], case, outcomes[t]) for t, case in cases.items()))
+    failures = [
+        f"{task.chip} {case.name} {case.dtype}: {complaint}"
+        for task, case in cases.items()
+        for complaint in complaints(
+            CHIPS[task.chip],
+            case,
+            outcomes[task],
+            recorded.get(budgets.key(CHIPS[task.chip], case)),
+            exact=metadata.version("triton") == version,
+        )
+    ]
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    print(f"{len(cases)} cases on {len(args.chips.split(','))} chips, {len(failures)} complaints", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

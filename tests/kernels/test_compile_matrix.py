@@ -1,0 +1,190 @@
+"""Ring 3: every kernel and tile compiles for every chip within its budget. No device is needed.
+
+Here a few cases of every kernel are compiled for four chips; `pytest -m compile_matrix` compiles all of them.
+"""
+
+import ast
+import dataclasses
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from fasttfm.kernels import budgets, compile_matrix
+from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.resources import Resources, occupancy
+
+KERNELS = Path(compile_matrix.__file__).parent
+ALL = dict(compile_matrix.enumerate_cases(CHIPS.values()))
+QUICK_CHIPS = ("sm_60", "sm_70", "sm_80", "sm_90")
+
+
+def launched_kernels(file: Path) -> set[str]:
+    """Names of the @triton.jit functions that a file launches, as in kernel[grid](...)."""
+    tree = ast.parse(file.read_text())
+    jitted = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list)
+    }
+    return {
+        node.func.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in jitted
+    }
+
+
+@pytest.mark.parametrize("file", sorted(KERNELS.glob("*.py")), ids=lambda file: file.stem)
+def test_every_kernel_that_a_file_launches_is_in_the_matrix(file):
+    launched = launched_kernels(file)
+    listed = {case.kernel.__name__ for task, case in ALL.items() if task.family == file.stem}
+    assert launched <= listed, f"kernels/{file.name} launches what its compile_cases() does not list"
+
+
+def test_every_chip_has_cases_of_every_kernel_file():
+    for chip in CHIPS:
+        assert {task.family for task in ALL if task.chip == chip} == set(compile_matrix.families())
+
+
+def test_the_budgets_list_exactly_the_cases_that_the_kernel_files_list():
+    _, recorded = budgets.read()
+    listed = {budgets.key(CHIPS[task.chip], case) for task, case in ALL.items()}
+    unrecorded, stale = sorted(listed - recorded.keys()), sorted(recorded.keys() - listed)
+    remedy = "python -m fasttfm.kernels.compile_matrix --update-budgets"
+    assert not unrecorded, f"{len(unrecorded)} cases without budget, the first {unrecorded[:3]}: {remedy}"
+    assert not stale, f"{len(stale)} budgets without case, the first {stale[:3]}: {remedy}"
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_nothing_recorded_breaks_a_rule(chip):
+    """No spill from sm_80 on, shared memory that the chip has, matrix instructions in half-precision products."""
+    _, recorded = budgets.read()
+    broken = [
+        f"{case.name} {case.dtype} {complaint}"
+        for task, case in ALL.items()
+        if task.chip == chip and (found := recorded.get(budgets.key(CHIPS[chip], case))) is not None
+        for complaint in budgets.broken_rules(CHIPS[chip], case, found)
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def heaviest() -> list[compile_matrix.Task]:
+    """The recorded case of every kernel with the most spilled bytes, then registers, on each of four chips."""
+    _, recorded = budgets.read()
+    unknown = Resources(0, 0, 0, 0)
+    chosen: dict[tuple[str, str, str], tuple] = {}
+    for task, case in ALL.items():
+        if task.chip in QUICK_CHIPS:
+            found = recorded.get(budgets.key(CHIPS[task.chip], case), unknown)
+            place = (task.chip, task.family, case.kernel.__name__)
+            chosen[place] = max(chosen.get(place, (-1,)), (found.spill, found.registers, -task.index, task))
+    return [task for *_, task in chosen.values()]
+
+
+def complaints_about(tasks: list[compile_matrix.Task]) -> list[str]:
+    version, recorded = budgets.read()
+    outcomes = compile_matrix.compile_tasks(tasks)
+    return [
+        f"{task.chip} {ALL[task].name} {ALL[task].dtype} {complaint}"
+        for task in tasks
+        for complaint in compile_matrix.complaints(
+            CHIPS[task.chip],
+            ALL[task],
+            outcomes[task],
+            recorded.get(budgets.key(CHIPS[task.chip], ALL[task])),
+            exact=metadata.version("triton") == version,
+        )
+    ]
+
+
+@pytest.mark.slow
+def test_the_heaviest_case_of_every_kernel_compiles_within_its_budget():
+    assert not (found := complaints_about(heaviest())), "\n".join(found)
+
+
+@pytest.mark.compile_matrix
+def test_every_case_compiles_within_its_budget_on_every_chip(request):
+    if "compile_matrix" not in request.config.getoption("-m"):
+        pytest.skip("takes long: pytest -m compile_matrix, or make compile-matrix")
+    assert not (found := complaints_about(list(ALL))), "\n".join(found)
+
+
+SPOILED = """
+import dataclasses
+from fasttfm.kernels import budgets, compile_matrix, philox
+from fasttfm.kernels.compile_case import CHIPS
+chip = CHIPS["sm_80"]
+case = next(iter(philox.compile_cases(chip)))
+large = dataclasses.replace(case, arguments={**case.arguments, "BLOCK_R": 64, "BLOCK_C": 256}, num_warps=1)
+found = compile_matrix.compile_case(chip, large)
+print(found.spill > 0, budgets.broken_rules(chip, large, found))
+"""
+
+
+def test_a_tile_that_is_too_large_is_caught_by_its_spills():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", SPOILED], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("True ['spills "), done.stdout
+
+
+def any_case(**changes) -> CompileCase:
+    return dataclasses.replace(next(iter(ALL.values())), **changes)
+
+
+LIGHT = Resources(registers=40, spill=0, shared=1024, matrix=4)
+
+
+def test_the_rules_hold_whatever_is_recorded():
+    sm_60, sm_80 = CHIPS["sm_60"], CHIPS["sm_80"]
+    product = any_case(matrix_product=True, dtype="bf16")
+    assert budgets.broken_rules(sm_80, product, LIGHT) == []
+    assert "spills 8 bytes" in budgets.broken_rules(sm_80, product, dataclasses.replace(LIGHT, spill=8))[0]
+    assert budgets.broken_rules(sm_60, product, dataclasses.replace(LIGHT, spill=8)) == []
+    assert "49153 bytes" in budgets.broken_rules(sm_60, product, dataclasses.replace(LIGHT, shared=49153))[0]
+    idle = dataclasses.replace(LIGHT, matrix=0)
+    assert "no matrix instruction" in budgets.broken_rules(sm_80, product, idle)[0]
+    assert budgets.broken_rules(sm_60, product, idle) == []  # Triton does not use what older chips have
+    assert budgets.broken_rules(sm_80, any_case(matrix_product=True, dtype="fp32"), idle) == []  # IEEE products
+
+
+def test_a_case_that_grew_is_a_regression_and_one_that_shrank_is_not():
+    assert budgets.regressions(LIGHT, LIGHT) == []
+    assert budgets.regressions(dataclasses.replace(LIGHT, registers=41), LIGHT) == ["registers 40 -> 41"]
+    assert budgets.regressions(dataclasses.replace(LIGHT, spill=16), LIGHT) == ["spill 0 -> 16"]
+    assert budgets.regressions(dataclasses.replace(LIGHT, shared=2048), LIGHT) == ["shared 1024 -> 2048"]
+    assert budgets.regressions(dataclasses.replace(LIGHT, matrix=2), LIGHT) == ["matrix instructions 4 -> 2"]
+    assert budgets.regressions(dataclasses.replace(LIGHT, registers=39, shared=0), LIGHT) == []
+    assert "not in budgets.csv" in budgets.regressions(LIGHT, None)[0]
+
+
+def test_budgets_survive_being_written_and_read(tmp_path):
+    file = tmp_path / "budgets.csv"
+    kept = {("sm_90", "a.kernel/x", "bf16"): LIGHT, ("sm_100", "a.kernel/x", "bf16"): LIGHT}
+    budgets.write("3.7.1", kept, file)
+    assert budgets.read(file) == ("3.7.1", kept)
+    assert [line.split(",")[2] for line in file.read_text().splitlines()[2:]] == ["sm_90", "sm_100"]
+
+
+def test_a_case_must_name_every_parameter():
+    case = any_case()
+    with pytest.raises(ValueError, match=r"unknown arguments \['nonsense'\]"):
+        dataclasses.replace(case, arguments={**case.arguments, "nonsense": 1})
+
+
+@pytest.mark.parametrize(
+    ("chip", "registers", "shared", "warps", "share"),
+    [
+        ("sm_90", 32, 0, 4, 1.0),  # nothing limits
+        ("sm_90", 128, 0, 4, 0.25),  # 65536 registers hold 512 threads of 128
+        ("sm_90", 32, 100 * 1024, 4, 0.125),  # two programs of 101 KiB in 228
+        ("sm_60", 32, 48 * 1024, 8, 0.125),  # one program of 48 KiB in 64
+        ("gfx942", 128, 0, 4, 0.5),  # four waves a SIMD of eight
+    ],
+)
+def test_occupancy_follows_the_scarcest_resource(chip, registers, shared, warps, share):
+    assert occupancy(CHIPS[chip], Resources(registers, 0, shared, 0), warps) == pytest.approx(share)
