@@ -4,8 +4,8 @@
     python -m fasttfm.kernels.compile_matrix --chips sm_60,sm_80 --kernels attention
     python -m fasttfm.kernels.compile_matrix --update-budgets                    record what came out
 
-What is compiled is what the kernel files list: compile_case.py says how, philox.py shows it. The first run takes about a
-second a case; Triton's cache on disk (TRITON_CACHE_DIR, else ~/.triton) makes the next one quick.
+What is compiled is what the kernel files list: compile_case.py says how, philox.py shows it. The first run takes a
+second a case or so; Triton's cache on disk (TRITON_CACHE_DIR, else ~/.triton) makes the next one quick.
 """
 
 from __future__ import annotations
