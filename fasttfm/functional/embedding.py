@@ -1,0 +1,170 @@
+"""Token embedding: scale, position and dropout in one pass (Vaswani et al. 2017, sections 3.4, 3.5 and 5.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.functional._operators import Operator
+from fasttfm.functional.random import draw_seed
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+# ------------------------------------------------------------------------------------------------ plain PyTorch route
+
+
+def _forward_torch(
+    tokens: Tensor,
+    weight: Tensor,
+    positions: Tensor | None,
+    scale: float,
+    pad_id: int | None,
+    first_position: int,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+) -> Tensor:
+    x = torch.nn.functional.embedding(tokens, weight).to(_wide(weight.dtype))  # (B, L, N), a fresh tensor
+    if positions is None:
+        x *= scale
+    else:
+        torch.add(positions[first_position : first_position + tokens.shape[1]].to(x.dtype), x, alpha=scale, out=x)
+    return _mask_(x, tokens, pad_id, dropout_p, seed, stream).to(weight.dtype)
+
+
+def _mask_(x: Tensor, tokens: Tensor, pad_id: int | None, p: float, seed: Tensor | None, stream: int) -> Tensor:
+    """Dropout, and zero rows at pad_id, on x (B, L, N) in place."""
+    if seed is not None and p > 0.0:
+        x *= reference.keep_mask((1, tokens.numel(), x.shape[-1]), p, seed, stream).view(x.shape)
+        x *= reference.dropout_scale(p)
+    if pad_id is not None:
+        x.masked_fill_((tokens == pad_id)[..., None], 0.0)
+    return x
+
+
+def _backward_torch(
+    grad: Tensor,
+    tokens: Tensor,
+    vocabulary: int,
+    table: int,
+    scale: float,
+    pad_id: int | None,
+    first_position: int,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+) -> tuple[Tensor, Tensor]:
+    x = _mask_(grad.to(_wide(grad.dtype), copy=True), tokens, pad_id, dropout_p, seed, stream)
+    length, width = tokens.shape[1], grad.shape[-1]
+    grad_positions = x.new_zeros(table, width)
+    if table:
+        torch.sum(x, dim=0, out=grad_positions[first_position : first_position + length])
+    if not vocabulary:
+        return x.new_empty(0, width, dtype=grad.dtype), grad_positions
+    x *= scale
+    # Each thread sums the rows of its own part of the vocabulary in the order of the tokens: deterministic.
+    padding = -1 if pad_id is None else pad_id
+    grad_weight = torch.ops.aten.embedding_dense_backward(x, tokens, vocabulary, padding, False)
+    return grad_weight.to(grad.dtype), grad_positions
+
+
+# -------------------------------------------------------------------------------------------------------- operators
+
+
+def _forward_fake(tokens: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return weight.new_empty((*tokens.shape, weight.shape[1]))
+
+
+def _backward_fake(grad: Tensor, tokens: Tensor, vocabulary: int, table: int, *_: Any) -> tuple[Tensor, Tensor]:
+    width = grad.shape[-1]
+    return grad.new_empty(vocabulary, width), grad.new_empty(table, width, dtype=_wide(grad.dtype))
+
+
+def _save(ctx: Any, args: tuple, output: Tensor) -> None:
+    tokens, weight, positions, scale, pad_id, first_position, dropout_p, seed, stream = args
+    ctx.save_for_backward(tokens, seed)
+    ctx.vocabulary = weight.shape[0]
+    ctx.table = None if positions is None else (positions.shape[0], positions.dtype)
+    ctx.rest = (scale, pad_id, first_position, dropout_p)
+    ctx.stream = stream
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    tokens, seed = ctx.saved_tensors
+    _, need_weight, need_positions, *_ = ctx.needs_input_grad
+    grad_weight, grad_positions = _embed_backward(
+        grad,
+        tokens,
+        ctx.vocabulary if need_weight else 0,
+        ctx.table[0] if need_positions else 0,
+        *ctx.rest,
+        seed,
+        ctx.stream,
+    )
+    return (
+        None,
+        grad_weight if need_weight else None,
+        grad_positions.to(ctx.table[1]) if need_positions else None,
+        *(None,) * 6,
+    )
+
+
+_embed_backward = Operator(
+    "embed_backward(Tensor grad, Tensor tokens, SymInt vocabulary, SymInt table, float scale, int? pad_id, "
+    "SymInt first_position, float dropout_p, Tensor? seed, int stream) -> (Tensor, Tensor)",
+    _backward_torch,
+    _backward_fake,
+)
+
+_embed = Operator(
+    "embed(Tensor tokens, Tensor weight, Tensor? positions, float scale, int? pad_id, SymInt first_position, "
+    "float dropout_p, Tensor? seed, int stream) -> Tensor",
+    _forward_torch,
+    _forward_fake,
+    save=_save,
+    backward=_backward,
+)
+
+
+def embed(
+    tokens: Tensor,
+    weight: Tensor,
+    positions: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    pad_id: int | None = None,
+    first_position: int = 0,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """dropout(weight[tokens] * scale + positions), zero where a token is pad_id.
+
+    tokens (B, L) int64 in [0, V), weight (V, N), positions (at least first_position + L, N) or None, of any floating
+    dtype; row first_position belongs to the first token. Tokens equal to pad_id take no gradient either. seed (1,)
+    int64 and stream as in reference.keep_mask; a seed is drawn when dropout_p > 0 and none is given.
+    Returns (B, L, N) in weight's dtype, also under autocast. The backward pass is deterministic.
+    Raises ValueError for shapes that do not agree.
+    """
+    if tokens.dim() != 2 or weight.dim() != 2:
+        raise ValueError(f"tokens {tuple(tokens.shape)} and weight {tuple(weight.shape)} must be (B, L) and (V, N)")
+    if positions is not None:
+        last = first_position + tokens.shape[1]
+        if (
+            positions.dim() != 2
+            or positions.shape[1] != weight.shape[1]
+            or not 0 <= first_position <= last <= positions.shape[0]
+        ):
+            raise ValueError(
+                f"positions {tuple(positions.shape)} must be (at least {last}, {weight.shape[1]}): tokens "
+                f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
+            )
+    if dropout_p > 0.0 and seed is None:
+        seed = draw_seed(weight.device)
+    return _embed(tokens, weight, positions, float(scale), pad_id, first_position, float(dropout_p), seed, stream)
