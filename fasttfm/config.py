@@ -169,12 +169,15 @@ def _entries(node: yaml.Node | None, path: Path, what: str) -> Iterable[tuple[st
 
 
 def dump_yaml(values: Values) -> str:
-    """Values as YAML, one field a line, in the order of the dataclasses."""
-    plain = {
-        section: {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-        for section, fields in values.items()
-    }
-    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+    """Values as YAML, one field a line, in the order given; `read_yaml` reads them back equal."""
+    lines = []
+    for section, fields in values.items():
+        lines.append(f"{section}:" if fields else f"{section}: {{}}")
+        for name, value in fields.items():
+            plain = list(value) if isinstance(value, tuple) else value
+            text = yaml.safe_dump(plain, default_flow_style=True, width=1 << 20, allow_unicode=True)
+            lines.append(f"  {name}: {text.removesuffix('...' + chr(10)).strip()}")
+    return "\n".join(lines) + "\n"
 
 
 # Types and names, from the dataclasses

@@ -17,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="train a Transformer on prepared data, or resume",
         description="Train a Transformer on prepared data. The same command started again resumes where it stopped.",
         epilog="Each setting comes from the preset, then from --config files, then from the command line; later wins.",
-        usage="fasttfm train --preset NAME --data DATA --out MODEL [--config FILE] [--device cpu|cuda] [--SETTING VALUE …]",
+        usage="fasttfm train --preset NAME --data DATA --out MODEL [--config FILE] [--device NAME] [--SETTING VALUE …]",
     )
     parser.add_argument("--preset", metavar="NAME", help=f"recipe to start from: {', '.join(preset_names())}")
     parser.add_argument("--data", type=Path, metavar="DATA", help="directory made by fasttfm prepare")

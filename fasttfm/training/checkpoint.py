@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fasttfm.errors import UserError
@@ -31,6 +31,7 @@ MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
 META_FILE = "meta.json"
 _TEMPORARY = ".writing-"
+_REPLACED = ".replaced-"
 _STATES_KEPT = 2
 
 
@@ -71,7 +72,7 @@ def save_checkpoint(
     temporary = target.parent / f"{_TEMPORARY}{target.name}-{os.getpid()}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target.parent)
+        recover(target.parent)
         temporary.mkdir()
         # meta.json last: with it the directory would be complete even if the rename were not atomic
         _write_tensors(temporary / MODEL_FILE, weights, {"format": "pt"})
@@ -81,21 +82,22 @@ def save_checkpoint(
         _sync(temporary / META_FILE)
         _sync(temporary)
         if target.exists():
-            os.replace(target, target.parent / f"{_TEMPORARY}replaced-{target.name}-{os.getpid()}")
+            # a kill between these two renames is what recover puts right
+            os.replace(target, target.parent / f"{_REPLACED}{target.name}")
         os.replace(temporary, target)
         _sync(target.parent)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(
-            f"{target}: cannot save the checkpoint: {reason}; earlier checkpoints are untouched: make room or make the "
+            f"{target}: cannot save the checkpoint: {error.strerror}; earlier checkpoints are untouched: make room or make the "
             "directory writable, then run the same command again to go on from the last one"
         ) from error
-    remove_leftovers(target.parent)
+    recover(target.parent)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata)
+    # not save_file, whose files only their owner may read whatever the umask says
+    path.write_bytes(save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, metadata))
     _sync(path)
 
 
@@ -108,8 +110,14 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process had begun to write or to delete."""
+def recover(folder: Path) -> None:
+    """Tidy up behind a process that was killed while it wrote, replaced or deleted a checkpoint."""
+    for path in folder.glob(f"{_REPLACED}*"):
+        original = folder / path.name.removeprefix(_REPLACED)
+        if original.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.replace(path, original)
     for path in folder.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -98,8 +97,8 @@ def _refuse_other_recipe(path: Path, config: Config) -> None:
             changes_rate = name == "max_update" and config.training.schedule == "cosine"
             if old != value and (name not in _MAY_CHANGE or changes_rate):
                 raise UserError(
-                    f"{path}: this run was begun with {section}.{name} {_show(old)}, now it is {_show(value)}: go on with "
-                    f"the old value (--{name.replace('_', '-')} {_show(old)}) or give another --out"
+                    f"{path}: this run was begun with {section}.{name} {_show(old)}, now it is {_show(value)}: go on "
+                    f"with the old value (--{name.replace('_', '-')} {_show(old)}) or give another --out"
                 )
 
 
@@ -112,21 +111,14 @@ def _refuse_other_data(path: Path, data: PreparedData) -> None:
                 "or another --out"
             )
     before = yaml.safe_load((path / DATA_FILE).read_text(encoding="utf-8"))
-    if _identity(before) != _identity(data.description):
+    if before.get("fingerprint") != data.description.get("fingerprint"):
         raise UserError(
             f"{path}: this run was begun with other text than {data.path} was made from: give the --data it was begun "
             "with, or another --out"
         )
 
 
-def _identity(description: dict[str, Any]) -> Any:
-    """What of data.yaml decides the token ids: options and hashes, wherever the files lay."""
-    fingerprint = description.get("fingerprint", {})
-    hashes = [list(fingerprint.get(key, {}).values()) for key in ("train_sha256", "valid_sha256")]
-    return fingerprint.get("options"), hashes
-
-
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -37,7 +37,7 @@ class Optimization:
         self.scaler.scale(loss).backward()
 
     def step(self, lr: float) -> Tensor | None:
-        """Change the weights by the gradients and forget these. Returns their norm before clipping (0-d), if clipping."""
+        """Change the weights by the gradients and forget these. Returns their norm before clipping (0-d) if any."""
         norm = None
         if self.clip_norm:
             self.scaler.unscale_(self.adam)
@@ -77,7 +77,7 @@ class Optimization:
         return {"scaler": self.scaler.state_dict()}
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take up what tensors() and values() gave. The model holds the saved weights (the average, if there is one)."""
+        """Take up what tensors() and values() gave. The model holds the saved weights (the average if there is one)."""
         own = self.adam.state_dict()
         prefixes = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
         state = {

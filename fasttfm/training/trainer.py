@@ -19,11 +19,13 @@ from fasttfm.data import Batch, TokenBatches
 from fasttfm.errors import UserError
 from fasttfm.training.checkpoint import (
     TrainingState,
+    checkpoints_folder,
     load_weights,
     model_weights,
     prune,
     read_state,
     read_weights,
+    recover,
     save_checkpoint,
     saved_steps,
     step_folder,
@@ -69,7 +71,7 @@ class Position:
     """Step of the last validation."""
     worse: int = 0
     """Validations since the best one."""
-    best: list[tuple[float, int]] = field(default_factory=list)
+    best: list[tuple[tuple[float, float], int]] = field(default_factory=list)
     """(rank, step) of the best checkpoints, best first."""
 
 
@@ -278,7 +280,7 @@ class Trainer:
             self._refuse_divergence(score.loss)
         best = not position.best or score.rank > position.best[0][0]
         position.worse = 0 if best else position.worse + 1
-        ranked = sorted([*position.best, (score.rank, position.step)], key=lambda entry: (-entry[0], entry[1]))
+        ranked = sorted([*position.best, (score.rank, position.step)], key=lambda entry: entry[0], reverse=True)
         position.best = ranked[: config.keep_best]
         record = {
             "kind": "valid",
@@ -326,7 +328,6 @@ class Trainer:
             "step": position.step,
             "epoch": position.epoch + 1,
             "best_step": position.best[0][1] if position.best else None,
-            "best_rank": position.best[0][0] if position.best else None,
         }
         save_checkpoint(step_folder(self.model_dir, position.step), weights, meta, state)
         self._saved = now
@@ -334,6 +335,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Take up the newest checkpoint, if there is one."""
+        recover(checkpoints_folder(self.model_dir))
         steps = saved_steps(self.model_dir)
         if not steps:
             return
@@ -346,7 +348,7 @@ class Trainer:
             self.sums = Sums(**state.values["sums"])
             self._totals = torch.tensor(state.values["totals"], dtype=torch.float64, device=self.device)
             saved = dict(state.values["position"])
-            saved["best"] = [(rank, step) for rank, step in saved["best"]]
+            saved["best"] = [(tuple(rank), step) for rank, step in saved["best"]]
             self.position = Position(**saved)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(

@@ -36,9 +36,9 @@ class Validation:
         return math.exp(min(self.nll, 700))
 
     @property
-    def rank(self) -> float:
-        """Higher is better: BLEU if there is one, else minus the loss."""
-        return -self.nll if self.bleu is None else self.bleu
+    def rank(self) -> tuple[float, float]:
+        """Higher is better: BLEU if there is one, and with equal BLEU or none the lower loss."""
+        return (self.bleu or 0.0, -self.nll)
 
     def __str__(self) -> str:
         shown = f"validation loss {self.loss:.3f}, perplexity {self.perplexity:.2f}"
@@ -59,7 +59,7 @@ class Validator:
         bleu_tokenizer: str = "13a",
         autocast: torch.dtype | None = None,
     ) -> None:
-        """decoding: how to translate for BLEU, None for the loss alone. autocast: type of matrix products, None fp32."""
+        """decoding: how to translate for BLEU, None for the loss alone. autocast: matrix products' type, None fp32."""
         self.data = data
         self.label_smoothing = label_smoothing
         self.decoding = None if decoding is None else replace(decoding, nbest=1, sampling=False)

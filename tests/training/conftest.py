@@ -1,0 +1,58 @@
+"""A corpus, a recipe and a command line small enough for a test: the whole path in a second or two."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fasttfm.config import Config, Values, build, gather
+from fasttfm.data import PreparedData
+from fasttfm.data.prepare import PrepareOptions, prepare
+
+from .tiny import TINY
+
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+WORDS = [*NUMBERS, "red", "green", "blue", "big", "small", "house", "tree", "dog", "cat", "bird"]
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared data: 200 training and 12 validation pairs, the target being the source backwards."""
+    folder = tmp_path_factory.mktemp("tiny")
+    draw = random.Random(1)
+    for name, pairs in (("train", 200), ("valid", 12)):
+        sources = [draw.choices(WORDS, k=draw.randint(2, 9)) for _ in range(pairs)]
+        for side, lines in (("src", sources), ("tgt", [words[::-1] for words in sources])):
+            (folder / f"{name}.{side}").write_text("".join(" ".join(words) + "\n" for words in lines))
+    prepare(
+        [folder / "train.src"],
+        [folder / "train.tgt"],
+        folder / "valid.src",
+        folder / "valid.tgt",
+        folder / "DATA",
+        PrepareOptions(vocab_size=64, byte_fallback=False),
+        say=lambda line: None,
+    )
+    return folder / "DATA"
+
+
+@pytest.fixture
+def tiny_values():
+    """Makes the configuration of the tiny recipe, with any fields changed."""
+
+    def make(**changes: object) -> Values:
+        return gather(overrides={**TINY, **changes})
+
+    return make
+
+
+@pytest.fixture
+def tiny_config(tiny_data: Path, tiny_values):
+    """The same, built for the tiny data."""
+
+    def make(**changes: object) -> Config:
+        return build(tiny_values(**changes), {"vocab_size": len(PreparedData.open(tiny_data).target_tokenizer)})
+
+    return make

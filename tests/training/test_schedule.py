@@ -1,0 +1,83 @@
+"""The learning rate over updates."""
+
+import math
+
+import pytest
+
+from fasttfm.training.config import TrainingConfig
+from fasttfm.training.schedule import learning_rate
+
+
+def test_noam_is_equation_3_of_the_paper():
+    config = TrainingConfig(schedule="noam", warmup_updates=4000)
+    for step in (1, 100, 4000, 4001, 100_000):
+        expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert learning_rate(config, 512, step) == pytest.approx(expected)
+    assert learning_rate(config, 512, 4000) == pytest.approx(6.99e-4, rel=1e-3)
+
+
+def test_tensor2tensor_doubles_noam():
+    once, twice = (TrainingConfig(schedule="noam", noam_scale=scale) for scale in (1.0, 2.0))
+    assert learning_rate(twice, 512, 7) == 2 * learning_rate(once, 512, 7)
+
+
+@pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "constant"])
+def test_warm_up_rises_linearly_to_lr(schedule):
+    config = TrainingConfig(schedule=schedule, lr=0.01, warmup_updates=100, max_update=1000)
+    assert learning_rate(config, 512, 1) == pytest.approx(0.0001)
+    assert learning_rate(config, 512, 50) == pytest.approx(0.005)
+    assert learning_rate(config, 512, 100) == pytest.approx(0.01)
+
+
+def test_after_warm_up_each_schedule_falls_as_it_says():
+    shared = {"lr": 0.01, "warmup_updates": 100, "max_update": 1100}
+    at = {name: TrainingConfig(schedule=name, **shared) for name in ("inverse-sqrt", "cosine", "constant")}
+    assert learning_rate(at["inverse-sqrt"], 512, 400) == pytest.approx(0.005)
+    assert learning_rate(at["cosine"], 512, 600) == pytest.approx(0.005)
+    assert learning_rate(at["cosine"], 512, 1100) == pytest.approx(0, abs=1e-12)
+    assert learning_rate(at["cosine"], 512, 2000) == pytest.approx(0, abs=1e-12)
+    assert learning_rate(at["constant"], 512, 2000) == 0.01
+
+
+def test_no_warm_up_starts_at_lr():
+    config = TrainingConfig(schedule="inverse-sqrt", lr=0.01, warmup_updates=0)
+    assert learning_rate(config, 512, 1) == 0.01
+    assert learning_rate(config, 512, 4) == 0.005
+
+
+def test_updates_count_from_1():
+    with pytest.raises(ValueError, match="count from 1"):
+        learning_rate(TrainingConfig(), 512, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("update_freq", 0),
+        ("lr", 0.0),
+        ("lr", math.inf),
+        ("warmup_updates", -1),
+        ("adam_betas", (0.9, 1.0)),
+        ("label_smoothing", 1.0),
+        ("ema_decay", 1.0),
+        ("precision", "fp8"),
+        ("schedule", "linear"),
+        ("optimizer", "sgd"),
+        ("keep_interval_updates", 0),
+        ("max_update", 0),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(field, value):
+    with pytest.raises(ValueError, match=field):
+        TrainingConfig(**{field: value})
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(ValueError, match="noam"):
+        TrainingConfig(schedule="noam", warmup_updates=0)
+    with pytest.raises(ValueError, match="max_update"):
+        TrainingConfig(schedule="cosine", warmup_updates=100, max_update=100)
+    with pytest.raises(ValueError, match="valid_interval_updates"):
+        TrainingConfig(patience=3, valid_interval_updates=0)
+    with pytest.raises(ValueError, match="keep_interval_updates"):
+        TrainingConfig(average_last=5, keep_interval_updates=4)

@@ -1,0 +1,288 @@
+"""The trainer: what it computes, when it stops, and that stopping at any moment changes nothing."""
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+
+from fasttfm.data import PreparedData, TokenBatches
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer
+from fasttfm.training.checkpoint import read_meta, read_weights, resolve_checkpoint, saved_steps, step_folder
+from fasttfm.training.log import read_log
+from fasttfm.training.model_dir import prepare_model_dir
+from fasttfm.training.run import train
+from fasttfm.training.trainer import Trainer
+
+from .tiny import TINY, run, start, train_command
+
+CPU = torch.device("cpu")
+TIMES = ("seconds", "tokens_per_second")
+
+
+def weights_of(model_dir, which="last"):
+    return read_weights(resolve_checkpoint(model_dir, which))
+
+
+def assert_same_weights(one, other):
+    ours, theirs = weights_of(one), weights_of(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def log_without_times(model_dir):
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in read_log(model_dir)]
+
+
+def test_a_run_learns_logs_validates_saves_and_averages(tiny_data, tiny_values, tmp_path):
+    values = tiny_values(max_update=120, valid_interval_updates=40, save_interval_updates=20, average_last=3, lr=1e-2)
+    outcome = train(values, tiny_data, tmp_path / "M", CPU)
+    records = read_log(tmp_path / "M")
+    losses = [record["loss"] for record in records if record["kind"] == "train"]
+    assert losses[-1] < 0.7 * losses[0]
+    scores = [record for record in records if record["kind"] == "valid"]
+    assert [record["step"] for record in scores] == [40, 80, 120]
+    assert all(0 <= record["bleu"] <= 100 for record in scores)
+    hypotheses = (tmp_path / "M" / "hypotheses" / "valid.step-000000120.txt").read_text().splitlines()
+    assert len(hypotheses) == 12
+    assert outcome.score.bleu == scores[-1]["bleu"]
+    assert outcome.average is not None
+    assert outcome.reason == "max_update 120 is reached"
+    averaged = weights_of(tmp_path / "M", "average")
+    for name, tensor in averaged.items():
+        parts = [read_weights(step_folder(tmp_path / "M", step))[name] for step in (80, 100, 120)]
+        torch.testing.assert_close(tensor, torch.stack(parts).mean(0))
+
+
+def test_one_seed_gives_the_same_run_twice_and_another_does_not(tiny_data, tiny_values, tmp_path):
+    for name, seed in (("one", 1), ("same", 1), ("other", 2)):
+        train(tiny_values(seed=seed), tiny_data, tmp_path / name, CPU)
+    assert_same_weights(tmp_path / "one", tmp_path / "same")
+    assert log_without_times(tmp_path / "one") == log_without_times(tmp_path / "same")
+    one, other = weights_of(tmp_path / "one"), weights_of(tmp_path / "other")
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"ema_decay": 0.9, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01},
+        {"precision": "bf16", "update_freq": 2, "subword_sampling": 0.1},
+        {"precision": "fp16"},
+    ],
+    ids=["plain", "ema", "bf16", "fp16"],
+)
+def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_values, tmp_path, changes):
+    train(tiny_values(**changes), tiny_data, tmp_path / "whole", CPU)
+    train(tiny_values(max_update=5, **changes), tiny_data, tmp_path / "parts", CPU)
+    assert saved_steps(tmp_path / "parts") == [4, 5]
+    train(tiny_values(**changes), tiny_data, tmp_path / "parts", CPU)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    trained = [
+        [record for record in log_without_times(tmp_path / name) if record["kind"] == "train"]
+        for name in ("whole", "parts")
+    ]
+    assert trained[0] == trained[1]
+
+
+def state_of(trainer):
+    return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+def make_trainer(config, data, tmp_path, **changes):
+    torch.manual_seed(3)
+    batches = TokenBatches(data.train, config.data.max_tokens, config.training.seed)
+    model = Transformer(config.model)
+    return Trainer(model, batches, config.training, tmp_path, validator=None, device=CPU)
+
+
+def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, tiny_config, tmp_path):
+    """Accumulating over 3 batches equals one gradient of the summed loss over the token count, whatever their sizes."""
+    data = PreparedData.open(tiny_data)
+    config = tiny_config(update_freq=3, dropout=0.0, label_smoothing=0.1)
+    trainer = make_trainer(config, data, tmp_path)
+    seen = {}
+    trainer.optimization.step = lambda lr: seen.update(
+        gradients=[p.grad.clone() for p in trainer.model.parameters()], lr=lr
+    )
+    trainer._update()
+    for parameter in trainer.model.parameters():
+        parameter.grad = None
+    chosen = [trainer.batches.batch(indices) for indices in trainer.batches.epoch(0)[:3]]
+    assert len({batch.target_tokens for batch in chosen}) > 1
+    total = sum(
+        trainer.model.loss(
+            b.source, b.target_in, b.target_out, b.source_lengths, b.target_lengths, label_smoothing=0.1
+        )[0]
+        for b in chosen
+    )
+    (total / sum(batch.target_tokens for batch in chosen)).backward()
+    for gradient, parameter in zip(seen["gradients"], trainer.model.parameters()):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_every_pair_is_seen_once_an_epoch(tiny_data, tiny_config, tmp_path):
+    data = PreparedData.open(tiny_data)
+    trainer = make_trainer(tiny_config(), data, tmp_path)
+    rows = 0
+    while trainer.position.epoch == 0:
+        rows += len(trainer._next_batch())
+    assert rows == len(data.train)
+    assert trainer.position.batch == 0
+
+
+@pytest.mark.parametrize("moment", ["early", "late"])
+def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_path, moment):
+    changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 5, "clip_norm": 1.0}
+    assert run(train_command(tiny_data, tmp_path / "whole", **changes)).returncode == 0
+    command = train_command(tiny_data, tmp_path / "killed", **changes)
+    wanted = {"early": 5, "late": 30}[moment]
+    kills = 0
+    for delay in (0.0, 0.03, 0.011):
+        before = saved_steps(tmp_path / "killed")
+        process = start(command)
+        while process.poll() is None and not any(
+            step >= wanted and step not in before for step in saved_steps(tmp_path / "killed")
+        ):
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+    assert kills >= 1
+    assert run(command).returncode == 0
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "killed")
+    assert read_meta(resolve_checkpoint(tmp_path / "whole", "last")) == read_meta(
+        resolve_checkpoint(tmp_path / "killed", "last")
+    )
+
+
+def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tiny_data, tmp_path):
+    changes = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0, "log_interval": 2}
+    process = start(train_command(tiny_data, tmp_path / "M", **changes))
+    for line in process.stderr:
+        if "update" in line and "epoch 1" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("fasttfm train: stopped after update ")
+    assert last.endswith("which is saved: run the same command again to go on")
+    assert "Traceback" not in stderr
+    (step,) = saved_steps(tmp_path / "M")
+    assert f"update {step:,}," in last
+    again = run(train_command(tiny_data, tmp_path / "M", **{**changes, "max_update": step + 3}))
+    assert again.returncode == 0
+    assert f"going on from update {step:,}" in again.stderr
+
+
+def test_ctrl_c_while_validating_saves_and_validates_when_it_goes_on(tiny_data, tiny_config, tmp_path, monkeypatch):
+    data = PreparedData.open(tiny_data)
+    config = tiny_config(valid_interval_updates=4, max_update=8)
+    prepare_model_dir(tmp_path / "M", config, data)
+
+    def interrupted(model):
+        raise KeyboardInterrupt
+
+    trainer = make_trainer(config, data, tmp_path / "M")
+    trainer.validator = interrupted
+    with pytest.raises(KeyboardInterrupt, match="after update 4, which is saved"):
+        trainer.run()
+    assert saved_steps(tmp_path / "M") == [4]
+    train(config.to_values(), tiny_data, tmp_path / "M", CPU)
+    assert [record["step"] for record in read_log(tmp_path / "M") if record["kind"] == "valid"] == [4, 8]
+
+
+def test_patience_stops_and_survives_a_restart(tiny_data, tiny_values, tmp_path):
+    """With a learning rate that never moves the weights, no validation after the first is better."""
+    changes = {"lr": 1e-30, "valid_bleu": False, "valid_interval_updates": 2, "save_interval_updates": 2}
+    train(tiny_values(max_update=4, patience=3, **changes), tiny_data, tmp_path / "M", CPU)
+    outcome = train(tiny_values(max_update=100, patience=3, **changes), tiny_data, tmp_path / "M", CPU)
+    assert outcome.reason == "3 validations without improvement (patience 3)"
+    assert saved_steps(tmp_path / "M")[-1] == 8
+    assert read_meta(resolve_checkpoint(tmp_path / "M", "last"))["best_step"] == 2
+
+
+def test_max_epoch_and_max_minutes_stop(tiny_data, tiny_values, tmp_path):
+    outcome = train(tiny_values(max_update=1000, max_epoch=2), tiny_data, tmp_path / "epochs", CPU)
+    assert outcome.reason == "max_epoch 2 is reached"
+    batches = TokenBatches(PreparedData.open(tiny_data).train, TINY["max_tokens"])
+    assert saved_steps(tmp_path / "epochs")[-1] == 2 * len(batches)
+    outcome = train(tiny_values(max_update=10**6, max_minutes=0.02), tiny_data, tmp_path / "minutes", CPU)
+    assert outcome.reason == "max_minutes 0.02 are over"
+
+
+def test_the_best_checkpoint_outlives_newer_ones(tiny_data, tiny_config, tmp_path):
+    """Scores fall after update 2; its checkpoint stays although only one newest is kept."""
+    data = PreparedData.open(tiny_data)
+    config = tiny_config(valid_interval_updates=2, save_interval_updates=2, keep_interval_updates=1, max_update=8)
+    prepare_model_dir(tmp_path, config, data)
+    trainer = make_trainer(config, data, tmp_path)
+    from fasttfm.training.validate import Validation
+
+    losses = iter([3.0, 4.0, 5.0, 6.0])
+    trainer.validator = lambda model: Validation(loss=1.0, nll=next(losses), bleu=None, translations=[])
+    trainer.run()
+    assert saved_steps(tmp_path) == [2, 8]
+    assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)
+
+
+def test_the_moving_average_is_what_is_saved(tiny_data, tiny_config, tmp_path):
+    data = PreparedData.open(tiny_data)
+    config = tiny_config(ema_decay=0.5, max_update=3, valid_interval_updates=0)
+    prepare_model_dir(tmp_path, config, data)
+    trainer = make_trainer(config, data, tmp_path)
+    name = trainer.optimization.names[0]
+    seen = [trainer.optimization.parameters[0].detach().clone()]
+    step = trainer.optimization.step
+
+    def recorded(lr):
+        result = step(lr)
+        seen.append(trainer.optimization.parameters[0].detach().clone())
+        return result
+
+    trainer.optimization.step = recorded
+    trainer.run()
+    expected = seen[0]
+    for raw in seen[1:]:
+        expected = expected + 0.5 * (raw - expected)
+    torch.testing.assert_close(weights_of(tmp_path)[name], expected)
+    assert torch.equal(trainer.optimization.parameters[0], seen[-1])
+
+
+def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_config, tmp_path):
+    data = PreparedData.open(tiny_data)
+    config = tiny_config(max_update=10, save_interval_updates=2, log_interval=1000, valid_interval_updates=0)
+    prepare_model_dir(tmp_path, config, data)
+    trainer = make_trainer(config, data, tmp_path)
+    step = trainer.optimization.step
+
+    def poisoned(lr):
+        result = step(lr)
+        if trainer.position.step == 3:
+            with torch.no_grad():
+                trainer.optimization.parameters[0].fill_(float("nan"))
+        return result
+
+    trainer.optimization.step = poisoned
+    with pytest.raises(
+        UserError, match=r"diverged: the loss is nan at update 4; the checkpoint of update 2 is kept.*--lr"
+    ):
+        trainer.run()
+    assert saved_steps(tmp_path) == [2]
+
+
+def test_a_finished_run_started_again_does_nothing_and_says_so(tiny_data, tiny_values, tmp_path):
+    train(tiny_values(), tiny_data, tmp_path / "M", CPU)
+    before = json.dumps(read_log(tmp_path / "M"))
+    weights = weights_of(tmp_path / "M")
+    outcome = train(tiny_values(), tiny_data, tmp_path / "M", CPU)
+    assert outcome.reason == "max_update 12 is reached"
+    assert json.dumps(read_log(tmp_path / "M")) == before
+    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(tmp_path / "M").items())

@@ -1,0 +1,62 @@
+"""A recipe and a command line small enough for a test: the whole path in a second or two."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TINY = {
+    "d_model": 32,
+    "heads": 2,
+    "d_ff": 64,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "dropout": 0.1,
+    "max_tokens": 256,
+    "schedule": "constant",
+    "warmup_updates": 2,
+    "lr": 5e-3,
+    "max_update": 12,
+    "valid_interval_updates": 4,
+    "save_interval_updates": 5,
+    "log_interval": 3,
+    "tensorboard": False,
+    "threads": 1,
+}
+"""A recipe that goes through every part of the trainer in 12 updates."""
+
+
+def train_command(data: Path, out: Path, **changes: object) -> list[str]:
+    """The `fasttfm train` command line of the tiny recipe."""
+    command = [
+        sys.executable,
+        "-m",
+        "fasttfm.cli.main",
+        "train",
+        "--device",
+        "cpu",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+    ]
+    for name, value in {**TINY, **changes}.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            command.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            command += [flag, str(value)]
+    return command
+
+
+def start(command: list[str], **options) -> subprocess.Popen:
+    """Run a command with its output captured; the caller ends or waits for it."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess:
+    """Run a command to its end."""
+    process = start(command)
+    stdout, stderr = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
