@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.config import DecodingConfig
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
+from fasttfm.decoding.largest import largest
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -61,10 +62,12 @@ def beam_search(
             _file(news, penalised, best, parents, history, sentences, finished)
             worst = torch.tensor([finished[sentence].worst for sentence in sentences], device=device)
 
-        scores, slots = best.masked_fill_(ends, -torch.inf).topk(beam)  # (b, K)
-        tokens = best_tokens.gather(1, slots)
-        parents = parents.gather(1, slots)
+        scores, chosen = best.masked_fill_(ends, -torch.inf).topk(beam)  # (b, K)
         done = (scores[:, 0] / last_penalty <= worst).tolist()
+        parents = parents.gather(1, chosen)
+        order = _stay_in_place(parents)
+        scores, parents = scores.gather(1, order), parents.gather(1, order)
+        tokens = best_tokens.gather(1, chosen.gather(1, order))
         if any(done):
             stay = [place for place, is_done in enumerate(done) if not is_done]
             if not stay:
@@ -84,20 +87,36 @@ def beam_search(
     return [hypotheses.best_first() for hypotheses in finished]
 
 
+def _stay_in_place(parents: Tensor) -> Tensor:
+    """An order (b, K) of the K live hypotheses that puts as many as possible into the row of their parent (b, K).
+
+    Those rows' caches need not move. The first child of a parent takes its row, the others rows of childless parents.
+    """
+    count, beam = parents.shape
+    same = parents[:, :, None] == parents[:, None, :]
+    first = ~same.tril(-1).any(dim=2)  # (b, K) no earlier hypothesis has this parent
+    childless = torch.ones(count, beam, dtype=torch.bool, device=parents.device).scatter_(1, parents, False)
+    # Stable sorts bring the further children, and the childless rows, to the front in their order.
+    further, free = first.long().argsort(dim=1, stable=True), (~childless).long().argsort(dim=1, stable=True)
+    rows = parents.scatter(1, further, free)
+    rows = torch.where(first, parents, rows)
+    return rows.argsort(dim=1)
+
+
 def _candidates(
     logits: Tensor, scores: Tensor, constraints: Constraints, step: int, sentences: list[int], beam: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The 2K best extensions of each sentence's hypotheses, best first: log-probability, token, row within sentence.
 
-    logits (b * rows, V) is changed in place. At most K of 2K extensions end, so at least K go on. The 2K best of a
-    sentence are among the 2K best of its rows; so only those, not the vocabulary, get their log-probability.
+    At most K of 2K extensions end, so at least K go on. The 2K best of a sentence are among the 2K best of its rows, so
+    nothing as large as K vocabularies is sorted.
     """
     sentence_count, rows = scores.shape
-    log_total = logits.logsumexp(dim=1)
-    constraints.apply(logits, step, sentences)
+    log_probabilities = logits.log_softmax(dim=1)
+    constraints.apply(log_probabilities, step, sentences)
     width = min(2 * beam, logits.shape[1])
-    values, ids = logits.topk(width)  # (b * rows, width)
-    totals = values.add_((scores.view(-1) - log_total)[:, None]).view(sentence_count, rows * width)
+    values, ids = largest(log_probabilities, width)  # (b * rows, width)
+    totals = (values + scores.view(-1, 1)).view(sentence_count, rows * width)
     if totals.shape[1] < 2 * beam:  # a vocabulary smaller than the beam
         missing = (0, 2 * beam - totals.shape[1])
         totals, ids = pad(totals, missing, value=-torch.inf), pad(ids.view(sentence_count, -1), missing)

@@ -36,10 +36,9 @@ def length_penalty(length: int, config: DecodingConfig) -> float:
 
 
 class Constraints:
-    """Sets the logits of tokens that may not follow to -inf, in place, for the sentences still in a batch.
+    """Sets the log-probabilities of tokens that may not follow to -inf, for the sentences still in a batch.
 
-    Applied after the log-sum-exp was taken, so that the other tokens keep the model's own log-probabilities and forced
-    ones (end-of-sentence at the longest length, prefixes) are paid for.
+    The others keep the model's own, so that forced tokens (end-of-sentence at the longest length, prefixes) are paid for.
     """
 
     def __init__(self, limits: list[int], prefixes: list[list[int]] | None, config: DecodingConfig, device):
@@ -50,17 +49,17 @@ class Constraints:
         never = [PAD, BOS] if config.allow_unk else [PAD, UNK, BOS]
         self.never = torch.tensor(never, device=device)
 
-    def apply(self, logits: Tensor, step: int, sentences: list[int]) -> None:
-        """logits (len(sentences) * rows per sentence, V) of token number `step`, counted from 0; changed in place."""
-        by_sentence = logits.view(len(sentences), -1, logits.shape[-1])
+    def apply(self, log_probabilities: Tensor, step: int, sentences: list[int]) -> None:
+        """Change log_probabilities (len(sentences) * rows of each, V) of token number `step`, from 0, in place."""
+        by_sentence = log_probabilities.unflatten(0, (len(sentences), -1))
         forced = []  # read before anything is masked: a prefix may hold a token that a search would not produce
         for place, sentence in enumerate(sentences):
             token = self._forced_token(sentence, step)
             if token is not None:
                 forced.append((place, token, by_sentence[place, :, token].clone()))
-        logits.index_fill_(1, self.never, -torch.inf)
+        log_probabilities.index_fill_(1, self.never, -torch.inf)
         if step < self.min_len:
-            logits[:, EOS] = -torch.inf
+            log_probabilities[:, EOS] = -torch.inf
         for place, token, value in forced:
             by_sentence[place] = -torch.inf
             by_sentence[place, :, token] = value

@@ -12,6 +12,7 @@ from torch import Tensor
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.config import DecodingConfig
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
+from fasttfm.decoding.largest import largest
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -27,8 +28,8 @@ def greedy_search(
 ) -> list[list[Hypothesis]]:
     """The likeliest token at every step; one hypothesis for each sentence. Arguments as in beam_search."""
 
-    def likeliest(logits: Tensor, step: int, sentences: list[int]) -> Tensor:
-        return logits.argmax(dim=1)
+    def likeliest(log_probabilities: Tensor, step: int, sentences: list[int]) -> Tensor:
+        return largest(log_probabilities, 1)[1][:, 0]
 
     return _walk(model, source, source_lengths, limits, constraints, config, rows=1, choose=likeliest)
 
@@ -54,9 +55,9 @@ def sample(
         ]
     )  # (B, steps, nbest)
 
-    def draw(logits: Tensor, step: int, sentences: list[int]) -> Tensor:
-        u = torch.from_numpy(uniform[sentences, step].reshape(-1).astype(np.float32)).to(logits.device)
-        return _draw(logits, u, config)
+    def draw(log_probabilities: Tensor, step: int, sentences: list[int]) -> Tensor:
+        u = torch.from_numpy(uniform[sentences, step].reshape(-1).astype(np.float32)).to(log_probabilities.device)
+        return _draw(log_probabilities, u, config)
 
     return _walk(model, source, source_lengths, limits, constraints, config, rows=config.nbest, choose=draw)
 
@@ -64,7 +65,7 @@ def sample(
 def _walk(model, source, source_lengths, limits, constraints, config, *, rows, choose) -> list[list[Hypothesis]]:
     """Extend `rows` hypotheses of each sentence until all of them have ended; a sentence then leaves the batch.
 
-    choose(logits (b * rows, V), step, sentences) returns the tokens (b * rows,) that follow.
+    choose(log-probabilities (b * rows, V), step, sentences) returns the tokens (b * rows,) that follow.
     """
     device = source.device
     memory = model.encode(source, source_lengths)
@@ -80,11 +81,10 @@ def _walk(model, source, source_lengths, limits, constraints, config, *, rows, c
 
     for step in range(max(limits) + 1):
         logits = model.step(tokens, cache)  # (b * rows, V) float32
-        log_total = logits.logsumexp(dim=1)
-        constraints.apply(logits, step, sentences)
-        tokens = choose(logits, step, sentences)
-        gained = logits.gather(1, tokens[:, None])[:, 0] - log_total
-        scores = torch.where(open_rows, scores + gained, scores)
+        log_probabilities = logits.log_softmax(dim=1)
+        constraints.apply(log_probabilities, step, sentences)
+        tokens = choose(log_probabilities, step, sentences)
+        scores = torch.where(open_rows, scores + log_probabilities.gather(1, tokens[:, None])[:, 0], scores)
 
         ended = open_rows & (tokens == EOS)
         if ended.any():
@@ -107,13 +107,13 @@ def _walk(model, source, source_lengths, limits, constraints, config, *, rows, c
     return outputs
 
 
-def _draw(logits: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
-    """One token for each row of logits (N, V), by inverting the cumulative distribution at uniform (N,) in [0, 1).
+def _draw(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
+    """One token for each row of log_probabilities (N, V): the cumulative distribution inverted at uniform (N,) in [0, 1).
 
     Tokens stand in falling order of probability, so top-k and top-p (Holtzman et al. 2020) keep a beginning of the row.
     """
-    count = min(config.sampling_topk or logits.shape[1], logits.shape[1])
-    values, ids = logits.topk(count)
+    width = log_probabilities.shape[1]
+    values, ids = largest(log_probabilities, min(config.sampling_topk or width, width))
     probabilities = (values / config.temperature).softmax(dim=1)
     cumulative = probabilities.cumsum(dim=1)
     kept = cumulative - probabilities < config.sampling_topp  # the fewest that reach p

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fasttfm.decoding import DecodingConfig, search_ids, translate_ids
+from fasttfm.decoding.beam import _stay_in_place
 
 from .table_model import BOS, EOS, TableModel, exhaustive, penalty
 
@@ -198,3 +199,13 @@ def test_begin_of_sentence_is_what_a_search_starts_from():
 
     translate_ids(Watching(12), SOURCES[:3], config())
     assert seen[0] == [BOS] * 3
+
+
+def test_hypotheses_stay_in_the_rows_of_their_parents():
+    """Three children of row 0 and one of row 2, and so on: one child of each parent keeps its row."""
+    parents = torch.tensor([[0, 0, 2, 0], [3, 2, 1, 0], [1, 1, 1, 1], [2, 0, 2, 0]])
+    order = _stay_in_place(parents)
+    assert order.sort(dim=1).values.tolist() == [[0, 1, 2, 3]] * 4
+    moved = parents.gather(1, order)
+    assert (moved == torch.arange(4)).sum(dim=1).tolist() == [2, 4, 1, 2]
+    assert moved[1].tolist() == [0, 1, 2, 3]
