@@ -76,6 +76,14 @@ def _write_keep_mask(
 _TILE, _WARPS = (16, 64), 4
 
 
+def dropout_arguments(p, seed):
+    """What a kernel takes for dropout at p: seed, threshold and the factor of kept values; seed None drops nothing."""
+    threshold = round(p * 65536)
+    if seed is None or threshold == 0:
+        return None, 0, 1.0
+    return seed, threshold, 65536 / (65536 - threshold) if threshold < 65536 else 0.0
+
+
 def write_keep_mask(out, seed, stream, threshold, block_r=_TILE[0], block_c=_TILE[1]):
     """Fills out (P, R, C) int8 with the keep-mask, for tests and for looking at a mask."""
     planes, rows, columns = out.shape
