@@ -1,6 +1,23 @@
 """fasttfm: the encoder-decoder Transformer of "Attention Is All You Need" on fused Triton kernels.
 
-Importing it queries no device and needs neither a GPU nor Triton.
+Importing it queries no device and needs neither a GPU nor Triton. The rooms: fasttfm.functional (operators),
+fasttfm.models, fasttfm.data, fasttfm.training, fasttfm.decoding, fasttfm.reference (the specification).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fasttfm.functional import backend
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "backend"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "backend":  # on first use, so that `fasttfm --help` does not wait for torch
+        from fasttfm.functional import backend
+
+        return backend
+    raise AttributeError(f"module 'fasttfm' has no attribute {name!r}")

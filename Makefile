@@ -1,0 +1,59 @@
+# make demo    a Transformer that trains, translates and is scored, from nothing, in a few minutes
+# make test    lint, types and every test that needs no GPU
+# Both create .venv with the pinned versions of constraints.txt, once. PYTHON chooses the interpreter (>= 3.10).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+# Relative, so that a space in the project's path never reaches a recipe.
+BIN := .venv/bin
+DEMO := demo
+WORKERS ?= 2
+
+.PHONY: help install demo test lint types tests format compile-matrix gpu-check bench clean
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+install: .venv/.installed
+
+.venv/.installed: setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "fasttfm needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	@scripts/demo.sh $(BIN)/fasttfm $(DEMO)
+
+lint: install
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	@$(BIN)/mypy
+
+tests: install
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test: lint types tests
+
+format: install
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Every kernel and tile for every chip, recorded in kernels/budgets; minutes, no GPU needed.
+compile-matrix: install
+	@$(BIN)/python -m fasttfm.kernels.compile_matrix --report
+
+# On a machine with a GPU: the tests that need one, the sanitizer where present, then timings into benchmarks/results.
+gpu-check: install
+	@$(BIN)/python -m benchmarks.gpu_check
+
+bench: install
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

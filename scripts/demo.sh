@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# From nothing to a scored translation: the same commands that real corpora take, each printed before it runs.
+# Usage: scripts/demo.sh FASTTFM OUT      (make demo fills both in)
+set -euo pipefail
+fasttfm=$1
+out=$2
+
+run() {
+    printf '\n$ fasttfm'
+    printf ' %q' "$@"
+    printf '\n'
+    "$fasttfm" "$@"
+}
+
+began=$SECONDS
+mkdir -p "$out"
+run demo-data --out "$out/text"
+run prepare --src "$out/text/train.en" --tgt "$out/text/train.de" \
+    --valid-src "$out/text/valid.en" --valid-tgt "$out/text/valid.de" --vocab-size 1200 --out "$out/data"
+run train --preset demo --data "$out/data" --out "$out/model"
+printf '\n$ fasttfm translate %q < %q > %q\n' "$out/model" "$out/text/test.en" "$out/test.de"
+"$fasttfm" translate "$out/model" < "$out/text/test.en" > "$out/test.de"
+printf '\n$ fasttfm score --ref %q < %q\n' "$out/text/test.de" "$out/test.de"
+"$fasttfm" score --ref "$out/text/test.de" < "$out/test.de"
+run plot-attention "$out/model" "$(head -n 1 "$out/text/test.en")" --out "$out/attention.png"
+
+printf '\nFive sentences it had never seen\n'
+for line in 1 2 3 4 5; do
+    printf '  source       %s\n' "$(sed -n "${line}p" "$out/text/test.en")"
+    printf '  translation  %s\n' "$(sed -n "${line}p" "$out/test.de")"
+    printf '  reference    %s\n\n' "$(sed -n "${line}p" "$out/text/test.de")"
+done
+printf 'model            %s\n' "$out/model"
+printf 'loss curve       %s\n' "$out/model/curve.png"
+printf 'attention        %s\n' "$out/attention.png"
+printf 'whole demo       %d s\n' $((SECONDS - began))
