@@ -1,0 +1,74 @@
+"""Decisions that depend on the chip: which tile a kernel takes, which route an operator goes.
+
+A kernel file states such a decision as a pure function of the chip and a size class, with the alternatives that are worth
+measuring, and calls it like the function:
+
+    @choice("layer_norm.rows", alternatives=lambda chip, columns: ...)
+    def tile(chip: Chip, columns: int) -> Tile: ...
+
+The function's own answer is the table that ships. `fasttfm tune` measures the alternatives on the user's device and keeps
+what was faster (choice_cache.py); that then goes before the shipped answer. Nothing is measured behind the user's back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fasttfm.kernels.launch import Chip
+
+CHOICES: dict[str, Choice] = {}
+"""Every choice of the kernel files that have been imported, by name."""
+
+_kept: dict[Chip, dict[tuple[str, tuple], Any]] = {}
+
+
+class Choice:
+    """One decision. Its answers are strings or frozen dataclasses."""
+
+    def __init__(self, name: str, shipped: Callable[..., Any], alternatives: Callable[..., Sequence[Any]]) -> None:
+        if name in CHOICES:
+            raise ValueError(f"two choices are called {name}")
+        self.name = name
+        self.shipped = shipped
+        """(chip, *size class) -> the answer of the table that ships."""
+        self.alternatives = alternatives
+        """(chip, *size class) -> what may be taken instead."""
+        self._answers: dict[tuple, Any] = {}
+        CHOICES[name] = self
+        functools.update_wrapper(self, shipped)
+
+    def __call__(self, chip: Chip, *size_class: Any) -> Any:
+        # By name, not by chip: hashing a dataclass costs more than a launch can spare for this.
+        place = (chip.name, chip.processors, *size_class)
+        answer = self._answers.get(place)
+        if answer is None:
+            answer = _kept.get(chip, {}).get((self.name, size_class))
+            answer = self._answers[place] = self.shipped(chip, *size_class) if answer is None else answer
+        return answer
+
+    def parse(self, chip: Chip, size_class: tuple, written: Any) -> Any:
+        """The answer that as_written() wrote. Raises ValueError when it is none of shipped answer and alternatives."""
+        for answer in (self.shipped(chip, *size_class), *self.alternatives(chip, *size_class)):
+            if as_written(answer) == written:
+                return answer
+        raise ValueError(f"{written} is no answer that {self.name} can give for {size_class} on {chip.name}")
+
+
+def choice(name: str, *, alternatives: Callable[..., Sequence[Any]]) -> Callable[[Callable[..., Any]], Choice]:
+    """Makes a pure function of (chip, *size class) a Choice that `fasttfm tune` can measure."""
+    return lambda shipped: Choice(name, shipped, alternatives)
+
+
+def as_written(answer: Any) -> Any:
+    """An answer as JSON can hold it."""
+    return dataclasses.asdict(answer) if dataclasses.is_dataclass(answer) else answer
+
+
+def keep(chip: Chip, answers: dict[tuple[str, tuple], Any]) -> None:
+    """From now on answers so on this chip: (choice, size class) -> answer. What is not listed is answered as shipped."""
+    _kept[chip] = dict(answers)
+    for known in CHOICES.values():
+        known._answers.clear()
