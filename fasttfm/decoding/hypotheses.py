@@ -38,7 +38,7 @@ def length_penalty(length: int, config: DecodingConfig) -> float:
 class Constraints:
     """Sets the log-probabilities of tokens that may not follow to -inf, for the sentences still in a batch.
 
-    The others keep the model's own, so that forced tokens (end-of-sentence at the longest length, prefixes) are paid for.
+    The others keep the model's own, so that a forced token (end-of-sentence at the limit, a prefix) is paid for.
     """
 
     def __init__(self, limits: list[int], prefixes: list[list[int]] | None, config: DecodingConfig, device):

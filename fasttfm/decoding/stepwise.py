@@ -108,7 +108,7 @@ def _walk(model, source, source_lengths, limits, constraints, config, *, rows, c
 
 
 def _draw(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
-    """One token for each row of log_probabilities (N, V): the cumulative distribution inverted at uniform (N,) in [0, 1).
+    """One token for each row of log_probabilities (N, V): where the cumulative distribution passes uniform (N,).
 
     Tokens stand in falling order of probability, so top-k and top-p (Holtzman et al. 2020) keep a beginning of the row.
     """
