@@ -1,0 +1,22 @@
+"""`fasttfm demo-data`: the built-in corpus as text files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "demo-data",
+        help="write the built-in English-German demo corpus",
+        description="Writes train, valid and test as .en and .de: sentences from a small grammar, always the same.",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory to write into")
+
+
+def run(args) -> None:
+    from fasttfm.data.demo import SPLITS, write_demo_corpus
+
+    write_demo_corpus(args.out)
+    sizes = ", ".join(f"{size:,} {split}" for split, size in SPLITS.items())
+    print(f"fasttfm demo-data: {args.out} holds {sizes} pairs, English (.en) and German (.de)")
