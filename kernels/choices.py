@@ -1,19 +1,21 @@
 """Decisions that depend on the chip: which tile a kernel takes, which route an operator goes.
 
-A kernel file states such a decision as a pure function of the chip and a size class, with the alternatives that are worth
-measuring, and calls it like the function:
+A kernel file states such a decision as a pure function of the chip and a size class, with the alternatives that are
+worth measuring, and calls it like the function:
 
     @choice("layer_norm.rows", alternatives=lambda chip, columns: ...)
     def tile(chip: Chip, columns: int) -> Tile: ...
 
-The function's own answer is the table that ships. `fasttfm tune` measures the alternatives on the user's device and keeps
-what was faster (choice_cache.py); that then goes before the shipped answer. Nothing is measured behind the user's back.
+The function's own answer is the table that ships. `fasttfm tune` measures the alternatives on the user's device and
+keeps what was faster (choice_cache.py); that then goes before the shipped answer. Nothing is measured behind the user's
+back.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,9 +47,21 @@ class Choice:
         place = (chip.name, chip.processors, *size_class)
         answer = self._answers.get(place)
         if answer is None:
-            answer = _kept.get(chip, {}).get((self.name, size_class))
-            answer = self._answers[place] = self.shipped(chip, *size_class) if answer is None else answer
+            answer = self._answers[place] = self._kept_answer(chip, size_class) or self.shipped(chip, *size_class)
         return answer
+
+    def _kept_answer(self, chip: Chip, size_class: tuple) -> Any:
+        written = _kept.get(chip, {}).get((self.name, size_class))
+        if written is None:
+            return None
+        try:
+            return self.parse(chip, size_class, written)
+        except ValueError as error:
+            keep(chip, {})
+            warnings.warn(
+                f"what was tuned is of no use: {error}; run `fasttfm tune` again", RuntimeWarning, stacklevel=3
+            )
+            return None
 
     def parse(self, chip: Chip, size_class: tuple, written: Any) -> Any:
         """The answer that as_written() wrote. Raises ValueError when it is none of shipped answer and alternatives."""
@@ -68,7 +82,8 @@ def as_written(answer: Any) -> Any:
 
 
 def keep(chip: Chip, answers: dict[tuple[str, tuple], Any]) -> None:
-    """From now on answers so on this chip: (choice, size class) -> answer. What is not listed is answered as shipped."""
+    """From now on answers so on this chip: (choice, size class) -> answer as_written(). What is not listed is answered
+    as shipped."""
     _kept[chip] = dict(answers)
     for known in CHOICES.values():
         known._answers.clear()

@@ -35,6 +35,14 @@ INTERPRETER = Chip(name="interpreter", capability=0, shared_memory=1 << 30, proc
 
 @functools.cache
 def _chip_of_device(index: int) -> Chip:
+    from fasttfm.kernels import choice_cache  # it stands on this file
+
+    found = _described(index)
+    choice_cache.load(torch.device("cuda", index), found)
+    return found
+
+
+def _described(index: int) -> Chip:
     properties = torch.cuda.get_device_properties(index)
     if torch.version.hip:
         name = properties.gcnArchName.split(":")[0]
@@ -56,7 +64,7 @@ def _chip_of_device(index: int) -> Chip:
 
 
 def chip(device: torch.device) -> Chip:
-    """The chip that a tensor's device is; asks the driver once per device."""
+    """The chip that a tensor's device is; asks the driver, and loads what was tuned for it, once per device."""
     if device.type != "cuda":
         return INTERPRETER
     return _chip_of_device(device.index if device.index is not None else torch.cuda.current_device())

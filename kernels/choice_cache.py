@@ -1,0 +1,147 @@
+"""What `fasttfm tune` measured, in the user's cache directory: one JSON file a device, driver and set of versions.
+
+    $FASTTFM_CACHE, else $XDG_CACHE_HOME/fasttfm, else ~/.cache/fasttfm
+        tuned/NVIDIA-H200-<digest of chip, driver and versions>.json
+
+A file that cannot be used (damaged, or of another driver or version) is left alone, with one warning, and the tables
+that ship are in force.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from fasttfm.kernels import choices
+from fasttfm.kernels.launch import Chip
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a measurement holds for."""
+
+    device: str
+    """The product's name, as the driver says it."""
+    chip: str
+    driver: str
+    versions: dict[str, str] = field(hash=False)
+    """fasttfm, torch, triton."""
+
+    @property
+    def file(self) -> Path:
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+        return folder() / f"{self._product}-{digest}.json"
+
+    @property
+    def _product(self) -> str:
+        return re.sub(r"[^A-Za-z0-9]+", "-", self.device).strip("-") or "device"
+
+    def others(self) -> list[Path]:
+        """Files of the same device under another driver or other versions."""
+        return sorted(set(folder().glob(f"{self._product}-{'[0-9a-f]' * 12}.json")) - {self.file})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One measured decision."""
+
+    choice: str
+    size_class: tuple
+    answer: Any
+    """As choices.as_written() gives it."""
+    microseconds: float
+    shipped_microseconds: float
+    """What the shipped answer took in the same run."""
+
+
+def folder() -> Path:
+    """Where measurements are kept; need not exist."""
+    if own := os.environ.get("FASTTFM_CACHE"):
+        return Path(own) / "tuned"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttfm" / "tuned"
+
+
+def this_place(device: torch.device, chip: Chip) -> Place:
+    """The device as it is now."""
+    versions = {name: _version(name) for name in ("fasttfm", "torch", "triton")}
+    return Place(torch.cuda.get_device_name(device), chip.name, _driver(), versions)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _driver() -> str:
+    for file, pattern in (
+        ("/proc/driver/nvidia/version", r"Kernel Module\D*([\d.]+)"),
+        ("/sys/module/amdgpu/version", r"(\S+)"),
+    ):
+        try:
+            found = re.search(pattern, Path(file).read_text())
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return torch.version.hip or torch.version.cuda or "unknown"  # containers may hide the driver's version
+
+
+def write(place: Place, answers: list[Answer]) -> Path:
+    """Keeps the answers in place of those kept before, all or nothing. Returns the file."""
+    folder().mkdir(parents=True, exist_ok=True)
+    content = {"format": _FORMAT, **asdict(place), "answers": [asdict(answer) for answer in answers]}
+    with tempfile.NamedTemporaryFile("w", dir=folder(), suffix=".part", delete=False) as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+    os.replace(file.name, place.file)
+    return place.file
+
+
+def read(place: Place) -> list[Answer]:
+    """The answers kept for a place; none where nothing is kept. Raises ValueError for a damaged file."""
+    try:
+        content = json.loads(place.file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise ValueError(str(error)) from None
+    try:
+        if content["format"] != _FORMAT:
+            raise ValueError(f"format {content['format']} is not {_FORMAT}")
+        return [Answer(**{**entry, "size_class": tuple(entry["size_class"])}) for entry in content["answers"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"unexpected content ({error!r})") from None
+
+
+def merged(kept: list[Answer], fresh: list[Answer]) -> list[Answer]:
+    """kept, with what was measured anew in place of its old answer."""
+    table = {(answer.choice, answer.size_class): answer for answer in (*kept, *fresh)}
+    return [table[key] for key in sorted(table, key=str)]
+
+
+def load(device: torch.device, chip: Chip) -> None:
+    """Puts in force what was tuned on this device; warns once, and changes nothing, when it cannot be used."""
+    place = this_place(device, chip)
+    remedy = "the tables that ship are in force; run `fasttfm tune` to measure again"
+    try:
+        answers = read(place)
+    except ValueError as error:
+        warnings.warn(f"{place.file} is damaged: {error}; {remedy}", RuntimeWarning, stacklevel=2)
+        return
+    if answers:
+        choices.keep(chip, {(a.choice, a.size_class): a.answer for a in answers})
+    elif old := place.others():
+        warnings.warn(f"{old[-1]} was measured with another driver or version: {remedy}", RuntimeWarning, stacklevel=2)

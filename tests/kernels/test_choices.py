@@ -1,0 +1,137 @@
+"""Tile and route decisions: shipped, measured and kept, damaged."""
+
+import dataclasses
+import json
+import warnings
+
+import pytest
+import torch
+from fasttfm.kernels import choice_cache, choices
+from fasttfm.kernels.choice_cache import Answer, Place
+from fasttfm.kernels.compile_case import CHIPS
+
+SM_80, SM_90 = CHIPS["sm_80"], CHIPS["sm_90"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    rows: int
+
+
+@pytest.fixture
+def tile(monkeypatch):
+    monkeypatch.setattr(choices, "CHOICES", {})
+    monkeypatch.setattr(choices, "_kept", {})
+
+    @choices.choice("test.tile", alternatives=lambda chip, columns, dtype: (Tile(1), Tile(2), Tile(4)))
+    def tile(chip, columns, dtype):
+        """Its own docstring."""
+        return Tile(columns // 64)
+
+    return tile
+
+
+def test_a_choice_answers_as_shipped_until_something_is_kept_for_its_chip_and_size(tile):
+    assert tile(SM_90, 512, "bf16") == Tile(8)
+    choices.keep(SM_90, {("test.tile", (512, "bf16")): {"rows": 4}})
+    assert tile(SM_90, 512, "bf16") == Tile(4)
+    assert tile(SM_90, 1024, "bf16") == Tile(16)
+    assert tile(SM_80, 512, "bf16") == Tile(8)
+    choices.keep(SM_90, {})
+    assert tile(SM_90, 512, "bf16") == Tile(8)
+
+
+def test_a_choice_keeps_the_name_and_docstring_of_its_function(tile):
+    assert (tile.__name__, tile.__doc__) == ("tile", "Its own docstring.")
+
+
+def test_two_choices_of_one_name_are_refused(tile):
+    with pytest.raises(ValueError, match=r"two choices are called test\.tile"):
+        choices.choice("test.tile", alternatives=lambda chip: ())(lambda chip: Tile(1))
+
+
+def test_a_kept_answer_that_the_kernel_no_longer_offers_is_dropped_with_one_warning(tile):
+    choices.keep(SM_90, {("test.tile", (512, "bf16")): {"rows": 3}, ("test.tile", (64, "bf16")): {"rows": 4}})
+    with pytest.warns(RuntimeWarning, match="run `fasttfm tune` again"):
+        assert tile(SM_90, 512, "bf16") == Tile(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tile(SM_90, 64, "bf16") == Tile(1)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path))
+    place = Place("NVIDIA H200", "sm_90", "550.1", {"torch": "2.13.0", "triton": "3.7.1"})
+    monkeypatch.setattr(choice_cache, "this_place", lambda device, chip: place)
+    return place
+
+
+DEVICE = torch.device("cuda", 0)
+KEPT = [Answer("test.tile", (512, "bf16"), {"rows": 2}, 10.0, 12.5)]
+
+
+def test_what_is_written_is_read_and_in_force(tile, place):
+    choice_cache.write(place, KEPT)
+    assert choice_cache.read(place) == KEPT
+    choice_cache.load(DEVICE, SM_90)
+    assert tile(SM_90, 512, "bf16") == Tile(2)
+
+
+def test_nothing_kept_means_nothing_said(tile, place):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choice_cache.load(DEVICE, SM_90)
+    assert tile(SM_90, 512, "bf16") == Tile(8)
+
+
+@pytest.mark.parametrize("change", [{"driver": "560.2"}, {"versions": {"torch": "2.14.0", "triton": "3.7.1"}}])
+def test_what_another_driver_or_version_measured_is_not_used_and_one_warning_says_so(tile, place, change):
+    choice_cache.write(dataclasses.replace(place, **change), KEPT)
+    with pytest.warns(RuntimeWarning, match="another driver or version") as said:
+        choice_cache.load(DEVICE, SM_90)
+    assert len(said) == 1
+    assert tile(SM_90, 512, "bf16") == Tile(8)
+
+
+def test_what_another_device_measured_is_nobodys_business(tile, place):
+    choice_cache.write(dataclasses.replace(place, device="NVIDIA H200 NVL"), KEPT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choice_cache.load(DEVICE, SM_90)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: text.replace('"format": 1', '"format": 99'),
+        lambda text: text.replace('"size_class"', '"size"'),
+        lambda text: json.dumps({"format": 1, "answers": [3]}),
+    ],
+    ids=["cut off", "empty", "a list", "of the future", "a renamed field", "a wrong entry"],
+)
+def test_a_damaged_file_is_ignored_with_one_warning_that_names_it(tile, place, damage):
+    file = choice_cache.write(place, KEPT)
+    file.write_text(damage(file.read_text()))
+    with pytest.warns(RuntimeWarning, match="is damaged") as said:
+        choice_cache.load(DEVICE, SM_90)
+    assert len(said) == 1
+    assert file.name in str(said[0].message)
+    assert tile(SM_90, 512, "bf16") == Tile(8)
+
+
+def test_measuring_some_choices_again_keeps_the_others():
+    other = Answer("test.tile", (64, "bf16"), {"rows": 1}, 1.0, 1.0)
+    fresh = Answer("test.tile", (512, "bf16"), {"rows": 4}, 9.0, 12.0)
+    assert choice_cache.merged([*KEPT, other], [fresh]) == [fresh, other]
+
+
+def test_the_cache_lies_where_the_user_wants_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("FASTTFM_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert choice_cache.folder() == tmp_path / "fasttfm" / "tuned"
+    monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "own"))
+    assert choice_cache.folder() == tmp_path / "own" / "tuned"
