@@ -87,7 +87,9 @@ def english_question(clause: Clause) -> str:
     main = clause.verb.en_participle if clause.tense == "perfect" else clause.verb.en
     if be and clause.tense in ("present", "past"):
         main = ""
-    return _words(auxiliary, clause.subject.en, "not" if clause.negative else "", *_english_objects(main, clause))
+    often = clause.frequency.en if clause.frequency else ""
+    no = "not" if clause.negative else ""
+    return _words(auxiliary, clause.subject.en, no, often, *_english_objects(main, clause))
 
 
 def english_infinitive(clause: Clause) -> str:

@@ -15,6 +15,7 @@ from fasttfm.data.demo_phrases import TODAY, TOMORROW, Phrases, digits, number
 _REASONS = (("because", "weil"), ("although", "obwohl"))
 _OCCASIONS = (("while", "während"),)
 _PRESENT_OCCASIONS = (("if", "wenn"), ("as soon as", "sobald"), ("while", "während"))
+_UNINTENDED = ("need", "know", "lose", "forget", "love", "cry", "dream")
 _MANNER_OF_RESTING = ("quietly", "alone")
 _NOT_NEGATED = ("no ", "every ", "all ", "many ")
 _BEGINNINGS = (
@@ -117,6 +118,8 @@ class Sentences:
             motion = Clause(self.draw.subject(), verbs.MOTION[0], tense)
             main, en, de = self._motion(motion), "in order", "um"
         goal = self.action("present", subject=main.subject, rich=False)
+        while goal.verb.en in _UNINTENDED:
+            goal = self.action("present", subject=main.subject, rich=False)
         english = f"{say.english(main)} {en} {say.english_infinitive(goal)}"
         return say.finish(english), say.finish(f"{say.german_main(main)} , {de} {say.german_infinitive(goal)}")
 
