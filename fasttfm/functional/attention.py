@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional import _attention_torch as plain
-from fasttfm.functional._backend import chosen, use_triton
+from fasttfm.functional._backend import chosen
 from fasttfm.functional._operators import Operator
 from fasttfm.functional.random import draw_seed
 
@@ -24,7 +24,8 @@ def _check(
 ) -> None:
     if query.dim() != 4 or key.dim() != 4:
         raise ValueError(
-            f"query {tuple(query.shape)} and key {tuple(key.shape)} must have four dimensions: (B, H, L, D) and (B, H, S, D)"
+            f"query {tuple(query.shape)} and key {tuple(key.shape)} must have four dimensions: "
+            "(B, H, L, D) and (B, H, S, D)"
         )
     if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
         raise ValueError(
@@ -76,9 +77,9 @@ def attention(
     """softmax(Q K^T * scale) V with masking and dropout fused (Vaswani et al. 2017, equation 1).
 
     query (B, H, L, D), key (B, H, S, D), value (B, H, S, Dv); float32, float16 or bfloat16, one dtype, any strides.
-    key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where the
-    query may attend, or floats that are added to the scaled scores and may take a gradient. causal: query i sees keys up
-    to i + causal_offset. All combine. A query with no key to attend gives zeros and passes no gradient.
+    key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where
+    the query may attend, or floats that are added to the scaled scores and may take a gradient. causal: query i sees
+    keys up to i + causal_offset. All combine. A query with no key to attend gives zeros and passes no gradient.
     dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
     stream tells the calls of one model apart. scale defaults to D^-0.5.
     Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
@@ -143,7 +144,8 @@ def attention_weights(
 
 _FORWARD = (
     "attention(Tensor query, Tensor key, Tensor value, Tensor? key_lengths, Tensor? mask, bool causal, "
-    "int causal_offset, float dropout_p, float scale, Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)"
+    "int causal_offset, float dropout_p, float scale, Tensor? seed, int stream, str backend) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 _BACKWARD = (
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor output, Tensor saved, Tensor kept, "
@@ -214,10 +216,10 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
         return (None,) * 12
     query, key, value, output, saved, kept, key_lengths, mask, seed = ctx.saved_tensors
     *options, stream, backend = ctx.options
-    d_query, d_key, d_value, d_mask = _backward(
-        grad, query, key, value, output, saved, kept, key_lengths, mask, *options, seed, stream, backend, ctx.needs_input_grad[4]
-    )  # fmt: skip
-    return d_query, d_key, d_value, None, d_mask if ctx.needs_input_grad[4] else None, *(None,) * 7
+    wants_mask = ctx.needs_input_grad[4]
+    tensors = (grad, query, key, value, output, saved, kept, key_lengths, mask)
+    d_query, d_key, d_value, d_mask = _backward(*tensors, *options, seed, stream, backend, wants_mask)
+    return d_query, d_key, d_value, None, d_mask if wants_mask else None, *(None,) * 7
 
 
 def _compute_backward(
