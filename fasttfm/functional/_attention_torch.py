@@ -96,7 +96,7 @@ def weights(
     p = _softmax(scaled)
     if empty is not None:
         p.masked_fill_(empty, 0.0)
-    return p.to(scores.dtype, memory_format=torch.contiguous_format)
+    return p.to(scores.dtype).contiguous()
 
 
 def drop(p: Tensor, dropout_p: float, seed: Tensor, stream: int) -> Tensor:
