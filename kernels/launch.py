@@ -68,3 +68,18 @@ def chip(device: torch.device) -> Chip:
     if device.type != "cuda":
         return INTERPRETER
     return _chip_of_device(device.index if device.index is not None else torch.cuda.current_device())
+
+
+_KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def product_kind(dtype: torch.dtype, chip: Chip) -> str:
+    """fp32, tf32, fp16 or bf16: how a matrix product of such tensors is computed on a chip.
+
+    float32 becomes tf32 where the chip has it and torch is told so: torch.backends.cuda.matmul.fp32_precision, or
+    torch.set_float32_matmul_precision.
+    """
+    if dtype != torch.float32:
+        return _KINDS[dtype]
+    tf32 = chip.capability >= 80 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if tf32 else "fp32"
