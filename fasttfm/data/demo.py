@@ -14,7 +14,7 @@ from pathlib import Path
 from fasttfm.data.demo_sentences import Sentences
 from fasttfm.errors import UserError
 
-SPLITS = {"test": 500, "valid": 300, "train": 16_000}
+SPLITS = {"test": 500, "valid": 300, "train": 20_000}
 """Split -> number of pairs."""
 SEED = 2017
 _WORDS = range(4, 19)  # an English sentence has 4 to 18 words

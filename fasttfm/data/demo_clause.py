@@ -14,7 +14,8 @@ from fasttfm.data.demo_verbs import Verb
 
 _PARTICLES = {"up", "along", "away"}  # English adverbs that a pronoun stands before: picks him up
 
-Modal = tuple[tuple[str, str], tuple[str, ...]]
+Modal = tuple[tuple[str, str], tuple[str, str, str], tuple[str, ...]]
+"""A row of demo_verbs.MODALS."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,15 @@ def english_question(clause: Clause) -> str:
         "past": _english_be(clause) if be else "did",
         "perfect": _third(clause, "has", "have"),
         "future": "will",
-        "modal": _third(clause, *clause.modal[0]) if clause.modal else "",
+        "modal": _third(clause, *clause.modal[1][:2]) if clause.modal else "",
     }[clause.tense]
     main = clause.verb.en_participle if clause.tense == "perfect" else clause.verb.en
     if be and clause.tense in ("present", "past"):
         main = ""
     often = clause.frequency.en if clause.frequency else ""
     no = "not" if clause.negative else ""
-    return _words(auxiliary, clause.subject.en, no, often, *_english_objects(main, clause))
+    to = clause.modal[1][2] if clause.modal else ""
+    return _words(auxiliary, clause.subject.en, no, often, to, *_english_objects(main, clause))
 
 
 def english_infinitive(clause: Clause) -> str:
@@ -229,7 +231,7 @@ def _english_tail(clause: Clause) -> list[str]:
 
 
 def _german_verb(clause: Clause) -> tuple[str, str, str]:
-    modal = clause.modal[1] if clause.modal else None
+    modal = clause.modal[2] if clause.modal else None
     return german.verb_parts(clause.verb, clause.tense, clause.subject.person, modal)
 
 

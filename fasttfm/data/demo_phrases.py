@@ -95,6 +95,12 @@ class Phrases:
         """All that suit nouns of this kind."""
         return self._adjectives.get(kind, lexicon.ABOUT_THINGS)
 
+    def adjective(self, kind: str, said: str, comparable: bool = False) -> Adjective:
+        """One that neither repeats nor contradicts what is said already, in English."""
+        ruled_out = {word for group in _OPPOSITES for word in group if group & set(said.split())} | set(said.split())
+        fitting = [a for a in self.adjectives(kind) if a.en not in ruled_out and (a.en_comparative or not comparable)]
+        return self.pick(fitting)
+
     def noun(self, kind: str) -> Noun:
         compounds = self.compounds[kind]
         return self.pick(compounds if compounds and self.chance(_COMPOUND_SHARE) else self.nouns[kind])
@@ -109,12 +115,10 @@ class Phrases:
         noun = noun or self.noun(kind)
         plural = self.chance(_PLURAL_SHARE) if plural is None else plural
         en, de = self._determiner(plural, role)
-        count = self.weighted(((0, 6), (1, 4), (2, 0.5)))
+        count = self.weighted(((0, 6), (1, 4), (2, 0.3)))
         adjectives: list[Adjective] = []
         while len(adjectives) < count:
-            adjective = self.pick(self.adjectives(kind))
-            if all(adjective.de != other.de for other in adjectives):
-                adjectives.append(adjective)
+            adjectives.append(self.adjective(kind, " ".join(adjective.en for adjective in adjectives)))
         return self._assemble(en, de, adjectives, noun, plural)
 
     def the(self, kind: str, noun: Noun | None = None) -> NounPhrase:
@@ -285,11 +289,20 @@ class Phrases:
         )
 
 
+_OPPOSITES = (
+    {"old", "young", "new"},
+    {"big", "small", "tall"},
+    {"rich", "poor"},
+    {"cheap", "expensive"},
+    {"warm", "cold"},
+    {"red", "blue", "green", "white", "black"},
+    {"strong", "tired"},
+)
 _RELATIONS = {
-    "brother", "sister", "mother", "father", "aunt", "uncle", "daughter", "son", "friend", "neighbour", "colleague",
-    "guest", "teacher", "doctor", "grandmother", "grandfather",
+    "brother", "sister", "mother", "father", "aunt", "uncle", "daughter", "son", "friend", "neighbour",
+    "teacher", "doctor", "grandmother", "grandfather",
 }  # fmt: skip
-_FURNITURE = {"table", "chair", "bed", "cupboard", "piano", "box", "carpet"}
+_FURNITURE = {"table", "chair", "bed", "box", "bicycle"}
 _POSITIONS = (
     ("on", "auf"),
     ("under", "unter"),

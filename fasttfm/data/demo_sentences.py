@@ -15,7 +15,7 @@ from fasttfm.data.demo_phrases import TODAY, TOMORROW, Phrases, digits, number
 _REASONS = (("because", "weil"), ("although", "obwohl"))
 _OCCASIONS = (("while", "während"),)
 _PRESENT_OCCASIONS = (("if", "wenn"), ("as soon as", "sobald"), ("while", "während"))
-_UNINTENDED = ("need", "know", "lose", "forget", "love", "cry", "dream")
+_UNINTENDED = ("need", "lose", "forget", "love", "cry")
 _MANNER_OF_RESTING = ("quietly", "alone")
 _NOT_NEGATED = ("no ", "every ", "all ", "many ")
 _BEGINNINGS = (
@@ -177,8 +177,7 @@ class Sentences:
         else:
             kinds = draw.pick(("things", "clothes", "animals", "foods", "places"))
             subject = draw.noun_phrase(kinds, "subject")
-            # The old house is not also called old.
-            adjective = draw.pick([a for a in draw.adjectives(kinds) if a.en not in subject.en.split()])
+            adjective = draw.adjective(kinds, subject.en)
             clause = Clause(subject, SEIN, tense, complement=Phrase(adjective.en, adjective.de))
             clause = replace(clause, negative=draw.chance(0.2) and not subject.en.startswith(_NOT_NEGATED))
         return say.finish(say.english(clause)), say.finish(say.german_main(clause))
@@ -188,8 +187,7 @@ class Sentences:
         draw = self.draw
         kind = draw.pick(("persons", "things", "places", "animals", "clothes"))
         left, right = (draw.noun_phrase(kind, "definite") for _ in range(2))
-        said = f"{left.en} {right.en}".split()
-        adjective = draw.pick([a for a in draw.adjectives(kind) if a.en_comparative and a.en not in said])
+        adjective = draw.adjective(kind, f"{left.en} {right.en}", comparable=True)
         degree = draw.weighted((("more", 3), ("same", 1), ("less", 1)))
         if degree == "more":
             phrase = Phrase(
@@ -263,8 +261,8 @@ class Sentences:
 
     def _state(self, tense: str) -> Clause:
         """Somebody is tired."""
-        adjective = self.draw.pick(lexicon.ABOUT_PEOPLE)
         subject = self.draw.subject()
+        adjective = self.draw.adjective("persons", subject.en)
         negative = self.draw.chance(0.2) and not subject.en.startswith(_NOT_NEGATED)
         return Clause(subject, SEIN, tense, complement=Phrase(adjective.en, adjective.de), negative=negative)
 

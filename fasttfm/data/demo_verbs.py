@@ -81,7 +81,6 @@ need needs needed: brauchen
 look_for looks_for looked_for: suchen
 find finds found: finden finde findest findet fand gefunden
 carry carries carried: tragen trage trägst trägt trug getragen
-bring_along brings_along brought_along: mit|bringen bringe bringst bringt brachte mitgebracht
 """,
         ),
         (
@@ -93,8 +92,6 @@ hide hides hid hidden: verstecken
 forget forgets forgot forgotten: vergessen vergesse vergisst vergisst vergaß vergessen
 pack packs packed: ein|packen
 throw_away throws_away threw_away thrown_away: weg|werfen werfe wirfst wirft warf weggeworfen
-borrow borrows borrowed: aus|leihen leihe leihst leiht lieh ausgeliehen
-describe describes described: beschreiben beschreibe beschreibst beschreibt beschrieb beschrieben
 clean cleans cleaned: putzen
 """,
         ),
@@ -105,7 +102,6 @@ see sees saw seen: sehen sehe siehst sieht sah gesehen
 hear hears heard: hören
 love loves loved: lieben
 wake_up wakes_up woke_up woken_up: auf|wecken
-watch watches watched: beobachten
 """,
         ),
         (
@@ -115,10 +111,7 @@ visit visits visited: besuchen
 call calls called: an|rufen rufe rufst ruft rief angerufen
 invite invites invited: ein|laden lade lädst lädt lud eingeladen
 pick_up picks_up picked_up: ab|holen
-praise praises praised: loben
-greet greets greeted: begrüßen
 understand understands understood: verstehen verstehe verstehst versteht verstand verstanden
-know knows knew known: kennen kenne kennst kennt kannte gekannt
 ask asks asked: fragen
 """,
         ),
@@ -128,7 +121,6 @@ ask asks asked: fragen
             """
 eat eats ate eaten: essen esse isst isst aß gegessen
 cook cooks cooked: kochen
-taste tastes tasted: probieren
 """,
         ),
         (
@@ -142,8 +134,6 @@ paint paints painted: streichen streiche streichst streicht strich gestrichen
         (
             "places",
             """
-draw draws drew drawn: zeichnen
-photograph photographs photographed: fotografieren
 admire admires admired: bewundern
 leave leaves left: verlassen verlasse verlässt verlässt verließ verlassen
 """,
@@ -159,8 +149,6 @@ thank thanks thanked: danken
 follow follows followed: folgen s
 trust trusts trusted: vertrauen
 answer answers answered: antworten
-listen_to listens_to listened_to: zu|hören
-congratulate congratulates congratulated: gratulieren
 """)
 
 DITRANSITIVE = _verbs("""
@@ -168,7 +156,6 @@ give gives gave given: geben gebe gibst gibt gab gegeben
 show shows showed shown: zeigen
 send sends sent: schicken
 bring brings brought: bringen bringe bringst bringt brachte gebracht
-lend lends lent: leihen leihe leihst leiht lieh geliehen
 promise promises promised: versprechen verspreche versprichst verspricht versprach versprochen
 """)
 
@@ -181,10 +168,8 @@ dance dances danced: tanzen
 wait waits waited: warten
 cry cries cried: weinen
 play plays played: spielen
-dream dreams dreamed: träumen
 sit sits sat: sitzen sitze sitzt sitzt saß gesessen
 stay stays stayed: bleiben bleibe bleibst bleibt blieb geblieben s
-swim swims swam swum: schwimmen schwimme schwimmst schwimmt schwamm geschwommen s
 get_up gets_up got_up: auf|stehen stehe stehst steht stand aufgestanden s
 fall_asleep falls_asleep fell_asleep fallen_asleep: ein|schlafen schlafe schläfst schläft schlief eingeschlafen s
 arrive arrives arrived: an|kommen komme kommst kommt kam angekommen s
@@ -193,7 +178,6 @@ arrive arrives arrived: an|kommen komme kommst kommt kam angekommen s
 MOTION = _verbs("""
 go goes went gone: gehen gehe gehst geht ging gegangen s
 drive drives drove driven: fahren fahre fährst fährt fuhr gefahren s
-hurry hurries hurried: eilen s
 walk walks walked: laufen laufe läufst läuft lief gelaufen s
 """)
 
@@ -208,24 +192,27 @@ believe believes believed: glauben
 think thinks thought: denken denke denkst denkt dachte gedacht
 hope hopes hoped: hoffen
 write writes wrote written: schreiben schreibe schreibst schreibt schrieb geschrieben
-notice notices noticed: merken
 """)
 
 WITH_INFINITIVE = _verbs("""
 try tries tried: versuchen
 hope hopes hoped: hoffen
-decide decides decided: beschließen beschließe beschließt beschließt beschloss beschlossen
 forget forgets forgot forgotten: vergessen vergesse vergisst vergisst vergaß vergessen
 promise promises promised: versprechen verspreche versprichst verspricht versprach versprochen
 """)
 
-# English third person and others; German for ich, du, er, wir, sie.
+# English statement (third person, others) and question (third person, others, what follows the subject);
+# German for ich, du, er, wir, sie.
 MODALS = (
-    (("can", "can"), ("kann", "kannst", "kann", "können", "können")),
-    (("must", "must"), ("muss", "musst", "muss", "müssen", "müssen")),
-    (("may", "may"), ("darf", "darfst", "darf", "dürfen", "dürfen")),
-    (("wants to", "want to"), ("will", "willst", "will", "wollen", "wollen")),
-    (("would like to", "would like to"), ("möchte", "möchtest", "möchte", "möchten", "möchten")),
-    (("should", "should"), ("sollte", "solltest", "sollte", "sollten", "sollten")),
-    (("had to", "had to"), ("musste", "musstest", "musste", "mussten", "mussten")),
+    (("can", "can"), ("can", "can", ""), ("kann", "kannst", "kann", "können", "können")),
+    (("must", "must"), ("must", "must", ""), ("muss", "musst", "muss", "müssen", "müssen")),
+    (("may", "may"), ("may", "may", ""), ("darf", "darfst", "darf", "dürfen", "dürfen")),
+    (("wants to", "want to"), ("does", "do", "want to"), ("will", "willst", "will", "wollen", "wollen")),
+    (
+        ("would like to", "would like to"),
+        ("would", "would", "like to"),
+        ("möchte", "möchtest", "möchte", "möchten", "möchten"),
+    ),
+    (("should", "should"), ("should", "should", ""), ("sollte", "solltest", "sollte", "sollten", "sollten")),
+    (("had to", "had to"), ("did", "did", "have to"), ("musste", "musstest", "musste", "mussten", "mussten")),
 )
