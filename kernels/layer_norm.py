@@ -1,0 +1,495 @@
+"""LayerNorm, alone or with the residual connection and its dropout, forward and backward in one pass each.
+
+    s = residual + dropout(x)          y = (s - mean(s)) * rstd(s) * weight + bias,      rstd = (variance + eps)^-1/2
+
+    x^ = (s - mean) * rstd             g = dy * weight
+    ds_total = rstd * (g - mean(g) - x^ * mean(g * x^)) + ds           dresidual = ds_total
+    dx = dropout'(ds_total)            dweight = sum over rows of dy * x^        dbias = sum over rows of dy
+
+Forward reads x and residual, writes y and s: 4 * M * N elements, so an H200 (4.3 TB/s) needs at least 24 us at
+M = 25,000, N = 512 in bfloat16. Backward reads dy, ds and s, writes dresidual and dx: 5 * M * N elements with dropout
+on a pre-norm stream, 3 * M * N without both. The keep-mask is drawn anew from the seed, M * N / 8 Philox blocks each
+way. Two float32 numbers a row (mean, rstd) are kept between the passes.
+
+A program holds whole rows in registers, several where rows are short. In backward, a fixed number of programs walk over
+all row tiles, each summing its own part of dweight and dbias in float32, and a second small kernel adds the parts in a
+fixed order: no atomics, the same bits every time. Above _WIDEST columns the sums no longer fit beside the row, and a
+third kernel reads dy and s once more for them.
+Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.philox import dropout_arguments, keep_mask
+
+MAX_COLUMNS = 16384
+_NARROWEST = 128  # columns of a tile, so that few tiles need compiling
+_WIDEST = 4096  # columns up to which backward keeps weight and its sums of dweight and dbias in registers
+_COLUMN_SHARES = 32  # into how many programs _column_sums splits the rows of a block of columns
+
+
+@triton.jit
+def _forward(
+    x,  # (M, N)
+    residual,  # (M, N), or None: s = x and neither dropout nor s
+    weight,  # (N,) or None
+    bias,  # (N,) or None
+    y,  # (M, N) out
+    s,  # (M, N) out, the new residual stream; None without residual
+    mean,  # (M,) float32 out
+    rstd,  # (M,) float32 out
+    seed,  # (1,) int64 in device memory, so that a captured graph draws anew at each replay; None: no dropout
+    stream,
+    threshold,
+    keep_scale,
+    eps,
+    M,
+    N,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    row_inside = rows < M
+    inside = row_inside[:, None] & (columns < N)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+
+    value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        if seed is not None:
+            keep = keep_mask(tl.load(seed), stream, 0, rows, 0, threshold, COLUMNS)
+            value = tl.where(keep, value * keep_scale, 0.0)
+        value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(s.dtype.element_ty)
+        tl.store(s + offsets, rounded, mask=inside)
+        value = rounded.to(tl.float32)  # backward will see s as it was stored
+
+    row_mean = tl.sum(value, axis=1) / N
+    centered = tl.where(inside, value - row_mean[:, None], 0.0)
+    row_rstd = tl.rsqrt(tl.sum(centered * centered, axis=1) / N + eps)
+    tl.store(mean + rows, row_mean, mask=row_inside)
+    tl.store(rstd + rows, row_rstd, mask=row_inside)
+
+    out = centered * row_rstd[:, None]
+    if weight is not None:
+        out *= tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        out += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    tl.store(y + offsets, out.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward(
+    dy,  # (M, N)
+    ds,  # (M, N), or None: nothing but the LayerNorm used s
+    s,  # (M, N)
+    mean,  # (M,) float32
+    rstd,  # (M,) float32
+    weight,  # (N,) or None
+    dresidual,  # (M, N) out
+    dx,  # (M, N) out, or None: the same as dresidual
+    parts,  # (2, programs, N) float32 out: what each program adds to dweight and dbias; None: left to _column_sums
+    seed,  # (1,) int64 or None
+    stream,
+    threshold,
+    keep_scale,
+    M,
+    N,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    columns = tl.arange(0, COLUMNS)
+    column_inside = columns < N
+    if weight is not None and parts is not None:
+        scale = tl.load(weight + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
+    if parts is not None:
+        dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
+        dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
+
+    for tile in range(program, tl.cdiv(M, ROWS), programs):
+        rows = tile * ROWS + tl.arange(0, ROWS)
+        row_inside = rows < M
+        inside = row_inside[:, None] & column_inside[None, :]
+        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+        gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
+        row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
+        row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
+        normal = (value - row_mean) * row_rstd  # past the last column it is noise, but gradient is zero there
+        if parts is not None:
+            dweight += gradient * normal
+            dbias += gradient
+        if weight is not None:
+            if parts is None:  # too wide to keep: it comes from the cache for every tile
+                scale = tl.load(weight + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
+            gradient *= scale
+        along_mean = tl.sum(gradient, axis=1)[:, None] / N
+        along_normal = tl.sum(gradient * normal, axis=1)[:, None] / N
+        total = row_rstd * (gradient - along_mean - normal * along_normal)
+        if parts is None:
+            tl.debug_barrier()  # keeps the loads below from being hoisted into registers that the row needs
+        if ds is not None:
+            total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
+        if dx is not None:
+            if seed is not None:
+                keep = keep_mask(tl.load(seed), stream, 0, rows, 0, threshold, COLUMNS)
+                total = tl.where(keep, total * keep_scale, 0.0)
+            tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
+
+    if parts is not None:
+        at = parts + program * N + columns
+        tl.store(at, tl.sum(dweight, axis=0), mask=column_inside)
+        tl.store(at + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
+
+
+@triton.jit
+def _column_sums(
+    dy,  # (M, N)
+    s,  # (M, N)
+    mean,  # (M,) float32
+    rstd,  # (M,) float32
+    parts,  # (2, programs, N) float32 out
+    M,
+    N,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """What the rows of program (., p) add to dweight and dbias, for a block of columns."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    program = tl.program_id(1)
+    programs = tl.num_programs(1)
+    column_inside = columns < N
+    dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
+    dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for tile in range(program, tl.cdiv(M, ROWS), programs):
+        rows = tile * ROWS + tl.arange(0, ROWS)
+        row_inside = rows < M
+        inside = row_inside[:, None] & column_inside[None, :]
+        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+        gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
+        row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
+        row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
+        dweight += gradient * (value - row_mean) * row_rstd
+        dbias += gradient
+    at = parts + program * N + columns
+    tl.store(at, tl.sum(dweight, axis=0), mask=column_inside)
+    tl.store(at + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
+
+
+@triton.jit
+def _add_parts(
+    parts,  # (2, P, N) float32
+    dweight,  # (N,) out, or None
+    dbias,  # (N,) out, or None
+    P,
+    N,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.zeros((ROWS, COLUMNS), tl.float32)
+    second = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, P, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        inside = (rows < P)[:, None] & (columns < N)[None, :]
+        offsets = rows[:, None] * N + columns[None, :]
+        if dweight is not None:
+            first += tl.load(parts + offsets, mask=inside, other=0.0)
+        if dbias is not None:
+            second += tl.load(parts + P * N + offsets, mask=inside, other=0.0)
+    if dweight is not None:
+        tl.store(dweight + columns, tl.sum(first, axis=0).to(dweight.dtype.element_ty), mask=columns < N)
+    if dbias is not None:
+        tl.store(dbias + columns, tl.sum(second, axis=0).to(dbias.dtype.element_ty), mask=columns < N)
+
+
+@triton.jit
+def _add_dropped(
+    x,  # (M, N)
+    residual,  # (M, N) or None
+    out,  # (M, N) out
+    seed,  # (1,) int64 or None
+    stream,
+    threshold,
+    keep_scale,
+    M,
+    N,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """out = residual + dropout(x)."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first_column = tl.program_id(1) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
+    if seed is not None:
+        keep = keep_mask(tl.load(seed), stream, 0, rows, first_column, threshold, COLUMNS)
+        value = tl.where(keep, value * keep_scale, 0.0)
+    if residual is not None:
+        value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + offsets, value.to(out.dtype.element_ty), mask=inside)
+
+
+# ------------------------------------------------------------------------------------------------------------ tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    rows: int
+    columns: int
+    warps: int
+
+
+def tile(chip: Chip, N: int, *, backward: bool = False) -> Tile:
+    """Whole rows of N columns: 2,048 elements or one row a program, 16 elements a thread until 512 threads.
+
+    Backward has only 8 elements a thread from 2,048 columns on: with its sums, 16 spill on sm_100.
+    Raises ValueError above MAX_COLUMNS.
+    """
+    if N > MAX_COLUMNS:
+        raise ValueError(f"LayerNorm over {N} columns: the kernel holds a row in registers, at most {MAX_COLUMNS}")
+    columns = max(_NARROWEST, triton.next_power_of_2(N))
+    rows = max(1, 2048 // columns)
+    return Tile(rows, columns, _warps(chip, rows * columns, 8 if backward and columns >= 2048 else 16))
+
+
+def _warps(chip: Chip, elements: int, per_thread: int = 16) -> int:
+    lanes = 64 if chip.name.startswith("gfx") else 32
+    return max(1, min(512, elements // per_thread) // lanes)
+
+
+def pointwise_tile(chip: Chip, N: int) -> Tile:
+    """Part of a few rows, 2,048 elements."""
+    columns = min(512, max(_NARROWEST, triton.next_power_of_2(N)))
+    return Tile(2048 // columns, columns, _warps(chip, 2048))
+
+
+def _column_tile(chip: Chip) -> Tile:
+    return Tile(16, 128, _warps(chip, 2048))
+
+
+def _parts_tile(chip: Chip) -> Tile:
+    return Tile(32, 32, _warps(chip, 1024))
+
+
+def _programs(chip: Chip, tiles: int) -> int:
+    """How many programs share the row tiles in backward: what fits on the chip at a time."""
+    return min(tiles, 4 * chip.processors)
+
+
+# --------------------------------------------------------------------------------------------------------- launches
+
+
+def layer_norm(x, weight, bias, eps):
+    """x (M, N) contiguous, weight and bias (N,) or None. Returns y (M, N), mean and rstd (M,) float32."""
+    y, _, mean, rstd = _run_forward(x, None, weight, bias, eps, 0.0, None, 0)
+    return y, mean, rstd
+
+
+def residual_layer_norm(x, residual, weight, bias, eps, *, dropout_p=0.0, seed=None, stream=0):
+    """x, residual (M, N) contiguous. Returns y in x's dtype, s in residual's, mean and rstd (M,) float32."""
+    return _run_forward(x, residual, weight, bias, eps, dropout_p, seed, stream)
+
+
+def _run_forward(x, residual, weight, bias, eps, dropout_p, seed, stream):
+    M, N = x.shape
+    y = torch.empty_like(x)
+    s = None if residual is None else torch.empty_like(residual)
+    mean = torch.empty(M, dtype=torch.float32, device=x.device)
+    rstd = torch.empty_like(mean)
+    if M:
+        to = tile(chip(x.device), N)
+        seed, threshold, scale = dropout_arguments(dropout_p, seed)
+        _forward[(triton.cdiv(M, to.rows),)](
+            x, residual, weight, bias, y, s, mean, rstd, seed, stream, threshold, scale, eps, M, N,
+            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
+        )  # fmt: skip
+    return y, s, mean, rstd
+
+
+def layer_norm_backward(dy, x, mean, rstd, weight, bias):
+    """dx (M, N) in x's dtype, dweight and dbias (N,) in their parameters' dtypes, empty where there is none."""
+    _, dx, dweight, dbias = residual_layer_norm_backward(dy, None, x, mean, rstd, weight, bias)
+    return dx, dweight, dbias
+
+
+def residual_layer_norm_backward(
+    dy, ds, s, mean, rstd, weight, bias, *, dropout_p=0.0, seed=None, stream=0, x_dtype=None
+):
+    """dy, s and ds (or None) (M, N) contiguous. Returns dx, dresidual, dweight, dbias.
+
+    dx comes in x_dtype; None: it equals dresidual and is returned as None.
+    """
+    M, N = s.shape
+    dresidual = torch.empty_like(s)
+    dx = None if x_dtype is None else torch.empty_like(s, dtype=x_dtype)
+    dweight = s.new_empty(0) if weight is None else torch.empty_like(weight)
+    dbias = s.new_empty(0) if bias is None else torch.empty_like(bias)
+    here = chip(s.device)
+    to, to_columns, to_parts = tile(here, N, backward=True), _column_tile(here), _parts_tile(here)
+    in_registers = N <= _WIDEST
+    programs = _programs(here, triton.cdiv(M, to.rows))
+    parts = None
+    if weight is not None or bias is not None:
+        shares = programs if in_registers else min(_COLUMN_SHARES, triton.cdiv(M, to_columns.rows))
+        parts = torch.empty(2, shares, N, dtype=torch.float32, device=s.device)
+    if M:
+        seed, threshold, scale = dropout_arguments(dropout_p, seed)
+        _backward[(programs,)](
+            dy, ds, s, mean, rstd, weight, dresidual, dx, parts if in_registers else None,
+            seed, stream, threshold, scale, M, N,
+            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
+        )  # fmt: skip
+    if M and parts is not None and not in_registers:
+        _column_sums[(triton.cdiv(N, to_columns.columns), shares)](
+            dy, s, mean, rstd, parts, M, N,
+            ROWS=to_columns.rows, COLUMNS=to_columns.columns, num_warps=to_columns.warps,
+        )  # fmt: skip
+    if parts is not None:
+        _add_parts[(triton.cdiv(N, to_parts.columns),)](
+            parts, None if weight is None else dweight, None if bias is None else dbias, shares, N,
+            ROWS=to_parts.rows, COLUMNS=to_parts.columns, num_warps=to_parts.warps,
+        )  # fmt: skip
+    return dx, dresidual, dweight, dbias
+
+
+def residual_add(x, residual, *, dropout_p=0.0, seed=None, stream=0):
+    """residual + dropout(x), (M, N) contiguous, in residual's dtype."""
+    return _run_add(x, residual, torch.empty_like(residual), dropout_p, seed, stream)
+
+
+def dropout(x, *, dropout_p, seed, stream, dtype):
+    """dropout(x), (M, N) contiguous, in dtype: also its own derivative."""
+    return _run_add(x, None, torch.empty_like(x, dtype=dtype), dropout_p, seed, stream)
+
+
+def _run_add(x, residual, out, dropout_p, seed, stream):
+    M, N = x.shape
+    if M:
+        to = pointwise_tile(chip(x.device), N)
+        seed, threshold, scale = dropout_arguments(dropout_p, seed)
+        _add_dropped[(triton.cdiv(M, to.rows), triton.cdiv(N, to.columns))](
+            x, residual, out, seed, stream, threshold, scale, M, N,
+            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
+        )  # fmt: skip
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in its heaviest variant (residual, dropout, both parameters); the lighter ones at N = 512."""
+    columns = _NARROWEST
+    while columns <= MAX_COLUMNS:
+        for dtype in ("fp32", "bf16"):
+            yield _forward_case(chip, columns, dtype, dtype)
+            yield _backward_case(chip, columns, dtype, dtype)
+        columns *= 2
+    for x, stream in (("fp16", "fp16"), ("bf16", "fp32")):
+        yield _forward_case(chip, 512, x, stream)
+        yield _backward_case(chip, 512, x, stream)
+    yield _forward_case(chip, 512, "bf16", "bf16", residual=False, dropout=False)
+    yield _forward_case(chip, 512, "bf16", "bf16", dropout=False)
+    yield _backward_case(chip, 512, "bf16", "bf16", dropout=False, ds=False)
+    yield _backward_case(chip, 512, "bf16", "bf16", dropout=False)
+    yield _backward_case(chip, 512, "bf16", "bf16", ds=False)
+    for dtype in ("fp32", "bf16"):
+        yield _column_sums_case(chip, dtype)
+        for N in (128, 256, 512):
+            yield _add_dropped_case(chip, N, dtype)
+    yield _add_parts_case(chip)
+
+
+def _label(tile: Tile) -> str:
+    return f"{tile.rows}x{tile.columns}w{tile.warps}s3"
+
+
+_DROPOUT = {"stream": "i32", "threshold": "i32", "keep_scale": "fp32"}
+
+
+def _case(kernel, name, dtype, tile, arguments) -> CompileCase:
+    return CompileCase(
+        kernel=kernel,
+        name=f"layer_norm.{name}/{_label(tile)}",
+        dtype=dtype,
+        arguments={**arguments, "N": "i32:16", "ROWS": tile.rows, "COLUMNS": tile.columns},
+        num_warps=tile.warps,
+        num_stages=3,
+    )
+
+
+def _forward_case(chip: Chip, N: int, x: str, s: str, *, residual: bool = True, dropout: bool = True) -> CompileCase:
+    arguments = {
+        "x": f"*{x}",
+        "residual": f"*{s}" if residual else None,
+        "weight": "*fp32",
+        "bias": "*fp32",
+        "y": f"*{x}",
+        "s": f"*{s}" if residual else None,
+        "mean": "*fp32",
+        "rstd": "*fp32",
+        "seed": "*i64" if dropout else None,
+        "eps": "fp32",
+        "M": "i32",
+        **_DROPOUT,
+    }
+    variant = "+".join(["residual"] * residual + ["dropout"] * dropout) or "plain"
+    variant += f"+{s}-stream" if x != s else ""
+    return _case(_forward, f"forward/{variant}/N{N}", x, tile(chip, N), arguments)
+
+
+def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropout: bool = True) -> CompileCase:
+    arguments = {
+        "dy": f"*{x}",
+        "ds": f"*{s}" if ds else None,
+        "s": f"*{s}",
+        "mean": "*fp32",
+        "rstd": "*fp32",
+        "weight": "*fp32",
+        "dresidual": f"*{s}",
+        "dx": f"*{x}" if dropout or x != s else None,
+        "parts": "*fp32" if N <= _WIDEST else None,
+        "seed": "*i64" if dropout else None,
+        "M": "i32",
+        **_DROPOUT,
+    }
+    variant = "+".join(["ds"] * ds + ["dropout"] * dropout) or "plain"
+    variant += f"+{s}-stream" if x != s else ""
+    return _case(_backward, f"backward/{variant}/N{N}", x, tile(chip, N, backward=True), arguments)
+
+
+def _column_sums_case(chip: Chip, dtype: str) -> CompileCase:
+    arguments = {"dy": f"*{dtype}", "s": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32", "parts": "*fp32", "M": "i32"}
+    return _case(_column_sums, "column_sums", dtype, _column_tile(chip), arguments)
+
+
+def _add_parts_case(chip: Chip) -> CompileCase:
+    arguments = {"parts": "*fp32", "dweight": "*fp32", "dbias": "*fp32", "P": "i32"}
+    return _case(_add_parts, "add_parts", "fp32", _parts_tile(chip), arguments)
+
+
+def _add_dropped_case(chip: Chip, N: int, dtype: str) -> CompileCase:
+    arguments = {
+        "x": f"*{dtype}",
+        "residual": f"*{dtype}",
+        "out": f"*{dtype}",
+        "seed": "*i64",
+        "M": "i32",
+        **_DROPOUT,
+    }
+    return _case(_add_dropped, "add_dropped", dtype, pointwise_tile(chip, N), arguments)
