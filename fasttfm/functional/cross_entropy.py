@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.functional._backend import use_triton
+from fasttfm.functional._dropped import wide
 from fasttfm.functional._operators import Operator
 
 _BLOCK = (
@@ -22,8 +24,8 @@ _BLOCK = (
 _CHUNK = 1 << 22  # logits that exist at a time in linear_cross_entropy on the CPU: 8 MiB in half precision
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+def _by_kernel(logits: Tensor, dtype: torch.dtype) -> bool:
+    return dtype != torch.float64 and use_triton(logits)
 
 
 # ------------------------------------------------------------------------------------------------ plain PyTorch route
@@ -36,20 +38,21 @@ def _rows(
     *,
     counted: Tensor | None = None,
     gradient: Tensor | None = None,
-    scale: float = 1.0,
+    scale: Tensor | None = None,
+    lses: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sums of the loss and of the loss without smoothing over logits (R, V), times scale.
+    """Sums of the loss and of the loss without smoothing over logits (R, V).
 
     counted (R,) bool: rows that count, all when None. gradient (R, V), which may be logits itself, receives scale * d
-    loss / d logits. A block of rows at a time goes through every step while it lies in the cache.
+    loss / d logits; lses (R,) log sum exp. On the CPU a block of rows goes through every step while it lies in the
+    cache.
     """
     rows, columns = logits.shape
-    dtype = _wide(logits.dtype)
-    device = logits.device
+    dtype, device = wide(logits.dtype), logits.device
     loss, nll = torch.zeros((), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
-    step = max(1, _BLOCK // max(1, columns))
-    block = torch.empty(min(step, rows), columns, dtype=dtype, device=device) if logits.dtype != dtype else None
-    weights = torch.empty(min(step, rows), columns, dtype=dtype, device=device)
+    step = max(1, min(rows, _BLOCK // max(1, columns))) if device.type == "cpu" else max(1, rows)
+    block = torch.empty(step, columns, dtype=dtype, device=device) if logits.dtype != dtype else None
+    weights = torch.empty(step, columns, dtype=dtype, device=device)
     for r in range(0, rows, step):
         x, t = logits[r : r + step], target[r : r + step, None]
         c = None if counted is None else counted[r : r + step]
@@ -62,141 +65,163 @@ def _rows(
         row_loss = row_nll
         if label_smoothing:
             row_loss = torch.lerp(row_nll, lse - x.mean(dim=1), label_smoothing)
-        nll += (row_nll if c is None else row_nll.masked_fill_(~c, 0.0)).sum()
-        loss += (row_loss if c is None else row_loss.masked_fill_(~c, 0.0)).sum()
+        nll += (row_nll if c is None else row_nll.masked_fill(~c, 0.0)).sum()
+        loss += (row_loss if c is None else row_loss.masked_fill(~c, 0.0)).sum()
+        if lses is not None:
+            lses[r : r + step] = lse
         if gradient is not None:
             if label_smoothing:
                 p -= label_smoothing / columns
             p.scatter_add_(1, t, torch.full_like(t, label_smoothing - 1.0, dtype=dtype))
-            if c is not None:
-                p *= c[:, None].to(dtype) * scale
-            elif scale != 1.0:
+            if scale is not None:
                 p *= scale
-            gradient[r : r + step] = p
-    return loss * scale, nll * scale
-
-
-def _linear_torch(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    label_smoothing: float,
-    ignore_index: int,
-    need_hidden: bool,
-    need_weight: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """linear_cross_entropy over chunks of rows: the logits of all rows never exist together."""
-    counted = (target != ignore_index).nonzero()[:, 0]
-    dropped = counted.numel() < target.numel()
-    x, t = (hidden[counted], target[counted]) if dropped else (hidden, target)
-    x, w = x.to(dtype), weight.to(dtype)
-    rows, columns = x.shape[0], w.shape[0]
-    sums = _wide(dtype)
-    loss, nll = torch.zeros((), dtype=sums), torch.zeros((), dtype=sums)
-    grad_x = torch.empty(x.shape if need_hidden else (0,), dtype=dtype)
-    grad_weight = torch.zeros(w.shape if need_weight else (0,), dtype=sums)
-    step = max(1, min(rows, _CHUNK // max(1, columns)))
-    memory = torch.empty(step, columns, dtype=dtype)
-    for r in range(0, rows, step):
-        part = x[r : r + step]
-        logits = torch.mm(part, w.t(), out=memory[: part.shape[0]])
-        gradient = logits if need_hidden or need_weight else None
-        sums_of_chunk = _rows(logits, t[r : r + step], label_smoothing, gradient=gradient)
-        loss += sums_of_chunk[0]
-        nll += sums_of_chunk[1]
-        if need_hidden:
-            torch.mm(logits, w, out=grad_x[r : r + step])
-        if need_weight and dtype == sums:
-            grad_weight.addmm_(logits.t(), part)
-        elif need_weight:
-            grad_weight += logits.t() @ part  # half precision within a chunk, float32 between them
-    if need_hidden and dropped:
-        grad_hidden = torch.zeros_like(hidden)
-        grad_hidden[counted] = grad_x.to(hidden.dtype)
-    else:
-        grad_hidden = grad_x.to(hidden.dtype)
-    return loss, nll, grad_hidden, grad_weight.to(weight.dtype)
-
-
-def _mean_scale(counted: Tensor, mean: bool) -> float:
-    rows = int(counted.sum()) if mean else 1
-    return 1.0 / rows if rows else float("nan")  # as torch: the mean of nothing is not a number
+            gradient[r : r + step] = p if c is None else p.masked_fill_(~c[:, None], 0.0)
+    return loss, nll
 
 
 # ----------------------------------------------------------------------------------------------------- cross_entropy
 
 
+def _mean_factor(logits: Tensor, target: Tensor, ignore_index: int, mean: bool) -> Tensor | None:
+    """One over the number of counted rows, 0-d, for a mean; as in torch, the mean of nothing is not a number."""
+    if not mean:
+        return None
+    rows = (target != ignore_index).sum(dtype=wide(logits.dtype))
+    return torch.where(rows > 0, rows.reciprocal(), float("nan"))
+
+
+def _sums(
+    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, overwrite: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss and loss without smoothing, 0-d, and lse (M,), which is empty with overwrite."""
+    factor = _mean_factor(logits, target, ignore_index, mean)
+    lses = logits.new_empty(0 if overwrite else logits.shape[0], dtype=wide(logits.dtype))
+    if _by_kernel(logits, logits.dtype):
+        from fasttfm.kernels import cross_entropy as kernel
+
+        losses, kept = kernel.forward(
+            logits,
+            target.contiguous(),
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+            overwrite=overwrite,
+            factor=factor,
+            keep_lse=not overwrite,
+        )
+        lses = lses if kept is None else kept
+        loss, nll = losses[0].sum(), losses[1].sum()
+    else:
+        loss, nll = _rows(
+            logits,
+            target,
+            label_smoothing,
+            counted=target != ignore_index,
+            gradient=logits if overwrite else None,
+            scale=factor,
+            lses=None if overwrite else lses,
+        )
+    return (loss, nll, lses) if factor is None else (loss * factor, nll * factor, lses)
+
+
+def _unit_stride(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 or logits.shape[1] <= 1 else logits.contiguous()
+
+
 def _forward_compute(
     logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool
-) -> tuple[Tensor, Tensor]:
-    counted = target != ignore_index
-    return _rows(logits, target, label_smoothing, counted=counted, scale=_mean_scale(counted, mean))
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _sums(_unit_stride(logits), target, label_smoothing, ignore_index, mean, False)
 
 
 def _backward_compute(
-    grad: Tensor, logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool
+    grad: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    lses: Tensor,
+    label_smoothing: float,
+    ignore_index: int,
+    mean: bool,
 ) -> Tensor:
-    gradient = torch.empty_like(logits)
-    counted = target != ignore_index
-    scale = float(grad) * _mean_scale(counted, mean)
-    _rows(logits, target, label_smoothing, counted=counted, gradient=gradient, scale=scale)
+    logits = _unit_stride(logits)
+    factor = _mean_factor(logits, target, ignore_index, mean)
+    factor = grad if factor is None else grad * factor
+    if _by_kernel(logits, logits.dtype):
+        from fasttfm.kernels import cross_entropy as kernel
+
+        return kernel.backward(
+            factor, logits, target.contiguous(), lses, label_smoothing=label_smoothing, ignore_index=ignore_index
+        )
+    gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    _rows(logits, target, label_smoothing, counted=target != ignore_index, gradient=gradient, scale=factor)
     return gradient
 
 
 def _consume_compute(
     logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool
 ) -> tuple[Tensor, Tensor]:
-    counted = target != ignore_index
-    scale = _mean_scale(counted, mean)
-    return _rows(logits, target, label_smoothing, counted=counted, gradient=logits, scale=scale)
+    loss, nll, _ = _sums(logits, target, label_smoothing, ignore_index, mean, True)
+    return loss, nll
 
 
 def _scale_compute(gradient: Tensor, factor: Tensor) -> None:
-    if float(factor) != 1.0:
+    if _by_kernel(gradient, gradient.dtype):
+        from fasttfm.kernels import cross_entropy as kernel
+
+        kernel.scale(gradient, factor)
+    elif gradient.device.type != "cpu" or float(factor) != 1.0:
         gradient.mul_(factor)
 
 
 def _sums_fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    dtype = _wide(logits.dtype)
+    dtype = wide(logits.dtype)
     return logits.new_empty((), dtype=dtype), logits.new_empty((), dtype=dtype)
 
 
-def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor]) -> None:
-    ctx.mark_non_differentiable(outputs[1])
-    ctx.save_for_backward(*args[:2])
+def _forward_fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return *_sums_fake(logits), logits.new_empty(logits.shape[0], dtype=wide(logits.dtype))
+
+
+def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, nll, lses = outputs
+    ctx.mark_non_differentiable(nll, lses)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*args[:2], lses)
     ctx.options = args[2:]
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
+    if grad is None:
+        return None, None, None, None, None
     return _cross_entropy_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None
 
 
 def _consume_save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(outputs[1])
+    ctx.set_materialize_grads(False)
     torch.autograd.graph.increment_version(args[0])  # whoever else saved the logits must hear that they are gone
     ctx.save_for_backward(args[0])
     ctx.consumed = False
 
 
-def _consume_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
-    (gradient,) = ctx.saved_tensors
+def _consume_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
+    if grad is None:
+        return None, None, None, None, None
     if ctx.consumed:
         raise RuntimeError(
             "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "
             "first time; call it with inplace=False"
         )
     ctx.consumed = True
-    gradient = gradient.detach()
+    gradient = ctx.saved_tensors[0].detach()
     _scale_gradient_(gradient, grad)
     return gradient, None, None, None, None
 
 
 _cross_entropy_backward = Operator(
-    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, float label_smoothing, int ignore_index, "
-    "bool mean) -> Tensor",
+    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor lses, float label_smoothing, "
+    "int ignore_index, bool mean) -> Tensor",
     _backward_compute,
-    lambda grad, logits, *_: torch.empty_like(logits),
+    lambda grad, logits, *_: logits.new_empty(logits.shape),
 )
 
 _scale_gradient_ = Operator(
@@ -205,9 +230,9 @@ _scale_gradient_ = Operator(
 
 _cross_entropy = Operator(
     "cross_entropy(Tensor logits, Tensor target, float label_smoothing, int ignore_index, bool mean) "
-    "-> (Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor)",
     _forward_compute,
-    _sums_fake,
+    _forward_fake,
     save=_save,
     backward=_backward,
 )
@@ -238,7 +263,7 @@ def cross_entropy(
     inplace=True gives up the logits: when they ask for a gradient their memory holds it afterwards, and no second
     (M, V) tensor is made. Nothing else may read them then, and backward can be called once.
     Returns (loss, the loss without smoothing), 0-d; the second has no gradient.
-    Raises ValueError for shapes that do not agree, or another reduction.
+    Raises ValueError for shapes that do not agree, another reduction, or inplace on logits whose rows are not dense.
     """
     _check(target, label_smoothing)
     if logits.dim() != 2 or target.shape != logits.shape[:1]:
@@ -247,11 +272,28 @@ def cross_entropy(
         raise ValueError(f"reduction is {reduction!r}: choose mean or sum")
     options = (float(label_smoothing), ignore_index, reduction == "mean")
     if inplace and torch.is_grad_enabled() and logits.requires_grad:
+        if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
+            raise ValueError(
+                f"logits have strides {logits.stride()}: inplace=True needs rows of their own with stride 1; "
+                "call .contiguous() before or leave inplace out"
+            )
         return _cross_entropy_consume(logits, target, *options)
-    return _cross_entropy(logits, target, *options)
+    loss, nll, _ = _cross_entropy(logits, target, *options)
+    return loss, nll
 
 
 # ---------------------------------------------------------------------------------------------- linear_cross_entropy
+
+
+def _chunk(hidden: Tensor, columns: int, low_memory: bool) -> int:
+    """Rows whose logits exist at a time."""
+    rows = max(1, hidden.shape[0])
+    if hidden.device.type == "cpu":
+        return max(1, min(rows, _CHUNK // max(1, columns)))
+    if not low_memory:
+        return rows
+    # As many rows as make the logits about as large as hidden, in whole tiles of the matrix products.
+    return min(rows, -(-rows * hidden.shape[1] // max(1, columns) // 256) * 256)
 
 
 def _linear_compute(
@@ -262,16 +304,60 @@ def _linear_compute(
     ignore_index: int,
     need_hidden: bool,
     need_weight: bool,
+    low_memory: bool,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _linear_torch(
-        hidden, weight, target, label_smoothing, ignore_index, need_hidden, need_weight, dtype or hidden.dtype
-    )
+    dtype = dtype or hidden.dtype
+    x, w, t = hidden, weight.to(dtype), target
+    counted = None
+    if hidden.device.type == "cpu":  # elsewhere it would wait for the device
+        counted = (target != ignore_index).nonzero()[:, 0]
+        if counted.numel() < target.numel():
+            x, t = hidden[counted], target[counted]
+    x = x.to(dtype)
+    rows, columns = x.shape[0], w.shape[0]
+    sums, overwrite = wide(dtype), need_hidden or need_weight
+    losses = []
+    grad_x = x.new_empty(x.shape if need_hidden else (0,))
+    grad_weight = None
+    step = _chunk(x, columns, low_memory)
+    # Rows begin 16 elements apart, as tensor cores and wide loads want it, whatever the vocabulary.
+    memory = x.new_empty(step, -(-columns // 16) * 16)[:, :columns]
+    for r in range(0, rows, step):
+        part = x[r : r + step]
+        logits = torch.mm(part, w.t(), out=memory[: part.shape[0]])
+        losses.append(_sums(logits, t[r : r + step], label_smoothing, ignore_index, False, overwrite)[:2])
+        if need_hidden:
+            torch.mm(logits, w, out=grad_x[r : r + step])
+        if not need_weight:
+            continue
+        # Half precision within a chunk, float32 between chunks.
+        if grad_weight is None:
+            grad_weight = (logits.t() @ part).to(sums if rows > step else dtype)
+        elif dtype == sums:
+            grad_weight.addmm_(logits.t(), part)
+        else:
+            grad_weight += logits.t() @ part
+    if grad_weight is None:
+        grad_weight = weight.new_zeros(weight.shape if need_weight else (0,))
+    if need_hidden and rows < hidden.shape[0]:
+        grad_hidden = torch.zeros_like(hidden)
+        grad_hidden[counted] = grad_x.to(hidden.dtype)
+    else:
+        grad_hidden = grad_x.to(hidden.dtype)
+    return *_added(losses, x), grad_hidden, grad_weight.to(weight.dtype)
+
+
+def _added(losses: list[tuple[Tensor, Tensor]], x: Tensor) -> tuple[Tensor, Tensor]:
+    if len(losses) == 1:
+        return losses[0]
+    zero = x.new_zeros((), dtype=wide(x.dtype))
+    return sum((loss for loss, _ in losses), zero), sum((nll for _, nll in losses), zero.clone())
 
 
 def _linear_fake(hidden: Tensor, weight: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, _, need_hidden, need_weight, dtype = rest
-    sums = _wide(dtype or hidden.dtype)
+    _, _, need_hidden, need_weight, _, dtype = rest
+    sums = wide(dtype or hidden.dtype)
     return (
         hidden.new_empty((), dtype=sums),
         hidden.new_empty((), dtype=sums),
@@ -309,7 +395,7 @@ _scaled = Operator(
 
 _linear_cross_entropy = Operator(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, float label_smoothing, int ignore_index, "
-    "bool need_hidden, bool need_weight, ScalarType? dtype) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool need_hidden, bool need_weight, bool low_memory, ScalarType? dtype) -> (Tensor, Tensor, Tensor, Tensor)",
     _linear_compute,
     _linear_fake,
     save=_linear_save,
@@ -325,6 +411,7 @@ def linear_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
+    low_memory: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """cross_entropy(hidden weight^T, target), summed, without keeping the logits.
 
@@ -333,6 +420,8 @@ def linear_cross_entropy(
     dtype.
     Rows whose target is ignore_index count nothing. The gradients are computed here, in the forward pass, when hidden
     or weight asks for one; backward only scales them.
+    low_memory: the logits exist for some rows at a time, about as many as fill the memory of hidden, which costs more
+    and smaller matrix products; on the CPU it is always so, because there it is the faster way.
     Returns (loss, the loss without smoothing), 0-d float32 (float64 for float64) sums; the second has no gradient.
     Raises ValueError for shapes that do not agree.
     """
@@ -351,6 +440,7 @@ def linear_cross_entropy(
         ignore_index,
         gradients and hidden.requires_grad,
         gradients and weight.requires_grad,
+        low_memory,
         None,
     )
     return loss, nll

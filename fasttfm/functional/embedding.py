@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
+from fasttfm.functional._backend import use_triton
+from fasttfm.functional._dropped import active, as_factor, wide
 from fasttfm.functional._operators import Operator
 from fasttfm.functional.random import draw_seed
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+def _by_kernel(x: Tensor) -> bool:
+    return x.dtype != torch.float64 and use_triton(x)
 
 
-# ------------------------------------------------------------------------------------------------ plain PyTorch route
-
-
-def _forward_torch(
+def _forward_compute(
     tokens: Tensor,
     weight: Tensor,
     positions: Tensor | None,
@@ -30,7 +29,21 @@ def _forward_torch(
     seed: Tensor | None,
     stream: int,
 ) -> Tensor:
-    x = torch.nn.functional.embedding(tokens, weight).to(_wide(weight.dtype))  # (B, L, N), a fresh tensor
+    if _by_kernel(weight):
+        from fasttfm.kernels import embedding as kernel
+
+        return kernel.forward(
+            tokens.contiguous(),
+            weight.contiguous(),
+            None if positions is None else positions.contiguous(),
+            scale=scale,
+            pad_id=pad_id,
+            first_position=first_position,
+            dropout_p=dropout_p,
+            seed=seed,
+            stream=stream,
+        )
+    x = torch.nn.functional.embedding(tokens, weight).to(wide(weight.dtype))  # (B, L, N), a fresh tensor
     if positions is None:
         x *= scale
     else:
@@ -40,15 +53,16 @@ def _forward_torch(
 
 def _mask_(x: Tensor, tokens: Tensor, pad_id: int | None, p: float, seed: Tensor | None, stream: int) -> Tensor:
     """Dropout, and zero rows at pad_id, on x (B, L, N) in place."""
-    if seed is not None and p > 0.0:
-        x *= reference.keep_mask((1, tokens.numel(), x.shape[-1]), p, seed, stream).view(x.shape)
+    if seed is not None and active(p, seed):
+        keep = reference.keep_mask((1, tokens.numel(), x.shape[-1]), p, seed, stream)
+        x *= as_factor(keep, x.dtype).view(x.shape)
         x *= reference.dropout_scale(p)
     if pad_id is not None:
         x.masked_fill_((tokens == pad_id)[..., None], 0.0)
     return x
 
 
-def _backward_torch(
+def _backward_compute(
     grad: Tensor,
     tokens: Tensor,
     vocabulary: int,
@@ -60,8 +74,19 @@ def _backward_torch(
     seed: Tensor | None,
     stream: int,
 ) -> tuple[Tensor, Tensor]:
-    x = _mask_(grad.to(_wide(grad.dtype), copy=True), tokens, pad_id, dropout_p, seed, stream)
     length, width = tokens.shape[1], grad.shape[-1]
+    if _by_kernel(grad):
+        from fasttfm.kernels import embedding as kernel
+
+        grad, tokens = grad.contiguous(), tokens.contiguous()
+        mask = {"pad_id": pad_id, "dropout_p": dropout_p, "seed": seed, "stream": stream}
+        grad_positions = grad.new_zeros(table, width, dtype=torch.float32)
+        if table:
+            grad_positions[first_position : first_position + length] = kernel.position_gradient(grad, tokens, **mask)
+        if not vocabulary:
+            return grad.new_empty(0, width), grad_positions
+        return kernel.weight_gradient(grad, tokens, vocabulary, scale=scale, **mask), grad_positions
+    x = _mask_(grad.to(wide(grad.dtype), copy=True), tokens, pad_id, dropout_p, seed, stream)
     grad_positions = x.new_zeros(table, width)
     if table:
         torch.sum(x, dim=0, out=grad_positions[first_position : first_position + length])
@@ -83,7 +108,7 @@ def _forward_fake(tokens: Tensor, weight: Tensor, *_: Any) -> Tensor:
 
 def _backward_fake(grad: Tensor, tokens: Tensor, vocabulary: int, table: int, *_: Any) -> tuple[Tensor, Tensor]:
     width = grad.shape[-1]
-    return grad.new_empty(vocabulary, width), grad.new_empty(table, width, dtype=_wide(grad.dtype))
+    return grad.new_empty(vocabulary, width), grad.new_empty(table, width, dtype=wide(grad.dtype))
 
 
 def _save(ctx: Any, args: tuple, output: Tensor) -> None:
@@ -118,14 +143,14 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 _embed_backward = Operator(
     "embed_backward(Tensor grad, Tensor tokens, SymInt vocabulary, SymInt table, float scale, int? pad_id, "
     "SymInt first_position, float dropout_p, Tensor? seed, int stream) -> (Tensor, Tensor)",
-    _backward_torch,
+    _backward_compute,
     _backward_fake,
 )
 
 _embed = Operator(
     "embed(Tensor tokens, Tensor weight, Tensor? positions, float scale, int? pad_id, SymInt first_position, "
     "float dropout_p, Tensor? seed, int stream) -> Tensor",
-    _forward_torch,
+    _forward_compute,
     _forward_fake,
     save=_save,
     backward=_backward,

@@ -1,0 +1,229 @@
+"""Token embedding * scale + position + dropout, and its gradient without atomics.
+
+    y[b, l] = dropout(weight[tokens[b, l]] * scale + positions[first + l]), zeros where the token is padding
+    dweight[v] = scale * sum over the (b, l) whose token is v of dropout'(dy[b, l])
+    dpositions[first + l] = sum over b of dropout'(dy[b, l]) where the token is not padding
+
+Forward reads a row of weight and of positions and writes a row of y for every token: 2 * M * N elements from memory,
+the positions staying in the cache; 12 us at M = 25,000 tokens, N = 512 in bfloat16 on an H200 (4.3 TB/s). In backward
+the tokens are sorted once, stably, so that each row of dweight is the sum of a run of rows of dy, added in the order of
+the tokens: the same bits every time, every row of dweight written once, no buffer to clear. It reads M * N and writes
+V * N elements. Both passes draw the keep-mask from the seed, M * N / 8 Philox blocks.
+Source: Vaswani et al. 2017, sections 3.4, 3.5 and 5.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.philox import dropout_arguments, keep_mask
+
+
+@triton.jit
+def _forward(
+    tokens,  # (M,) int64, M = B * L
+    weight,  # (V, N)
+    positions,  # (L, N) from the first position on, or None
+    y,  # (M, N) out
+    seed,  # (1,) int64 in device memory, or None: no dropout
+    stream,
+    threshold,
+    keep_scale,
+    scale,
+    pad_id,  # -1: none
+    M,
+    L,
+    N,
+    V,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first_column = tl.program_id(1) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    token = tl.load(tokens + rows, mask=rows < M, other=0)
+    exists = (token >= 0) & (token < V)
+    read = inside & (exists & (token != pad_id))[:, None]
+    value = tl.load(weight + token[:, None] * N + columns[None, :], mask=read, other=0.0).to(tl.float32) * scale
+    if positions is not None:
+        place = (rows % L)[:, None] * N + columns[None, :]
+        value += tl.load(positions + place, mask=read, other=0.0).to(tl.float32)
+    if seed is not None:
+        keep = keep_mask(tl.load(seed), stream, 0, rows, first_column, threshold, COLUMNS)
+        value = tl.where(keep, value * keep_scale, 0.0)
+    # A token that does not exist reads nothing and gives what is not a number, so that it is noticed.
+    value = tl.where((exists | (token == pad_id))[:, None], value, float("nan"))
+    tl.store(y + rows.to(tl.int64)[:, None] * N + columns[None, :], value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_rows(
+    dy,  # (M, N)
+    tokens,  # (M,) int64
+    order,  # (M,) int64: token places sorted by token; None: run r is the places r, r + L, r + 2 L, ...
+    starts,  # (V + 1,) int64: where in order the run of each token begins; None with order
+    out,  # (runs, N) out
+    seed,  # (1,) int64 or None
+    stream,
+    threshold,
+    keep_scale,
+    scale,
+    pad_id,
+    M,
+    L,
+    N,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """out[r] = scale * sum of the rows of dropout'(dy) in run r that are not padding."""
+    run = tl.program_id(0)
+    first_column = tl.program_id(1) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
+    column_inside = columns < N
+    if order is not None:
+        begin = tl.load(starts + run).to(tl.int32)
+        end = tl.load(starts + run + 1).to(tl.int32)
+        end = tl.where(run == pad_id, begin, end)
+    else:
+        begin = 0
+        end = M // L
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for i in range(begin, end, ROWS):
+        members = i + tl.arange(0, ROWS)
+        row_inside = members < end
+        if order is not None:
+            rows = tl.load(order + members, mask=row_inside, other=0).to(tl.int32)
+        else:
+            rows = members * L + run
+            row_inside &= tl.load(tokens + rows, mask=row_inside, other=0) != pad_id
+        at = rows.to(tl.int64)[:, None] * N + columns[None, :]
+        value = tl.load(dy + at, mask=row_inside[:, None] & column_inside[None, :], other=0.0).to(tl.float32)
+        if seed is not None:
+            keep = keep_mask(tl.load(seed), stream, 0, rows, first_column, threshold, COLUMNS)
+            value = tl.where(keep, value * keep_scale, 0.0)
+        total += value
+    result = tl.sum(total, axis=0) * scale
+    tl.store(out + run.to(tl.int64) * N + columns, result.to(out.dtype.element_ty), mask=column_inside)
+
+
+# ------------------------------------------------------------------------------------------------------------ tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    rows: int
+    columns: int
+    warps: int
+
+
+_COLUMNS = (64, 128, 256)
+
+
+def tile(chip: Chip, N: int) -> Tile:
+    """Part of some rows, 2,048 elements: 16 a thread, so that loads are 16 bytes wide."""
+    columns = min(_COLUMNS[-1], max(_COLUMNS[0], triton.next_power_of_2(N)))
+    return Tile(2048 // columns, columns, 2 if chip.name.startswith("gfx") else 4)
+
+
+# --------------------------------------------------------------------------------------------------------- launches
+
+
+def forward(tokens, weight, positions, *, scale, pad_id, first_position, dropout_p, seed, stream):
+    """tokens (B, L) int64, weight (V, N), positions (P, N) or None, all contiguous. Returns (B, L, N)."""
+    (B, L), (V, N) = tokens.shape, weight.shape
+    M = B * L
+    y = torch.empty(B, L, N, dtype=weight.dtype, device=weight.device)
+    if y.numel():
+        to = tile(chip(weight.device), N)
+        seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
+        _forward[(triton.cdiv(M, to.rows), triton.cdiv(N, to.columns))](
+            tokens, weight, None if positions is None else positions[first_position:], y,
+            seed, stream, threshold, keep_scale, scale, -1 if pad_id is None else pad_id, M, L, N, V,
+            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
+        )  # fmt: skip
+    return y
+
+
+def weight_gradient(dy, tokens, vocabulary, *, scale, pad_id, dropout_p, seed, stream):
+    """dy (B, L, N), tokens (B, L) contiguous. Returns (vocabulary, N) in dy's dtype."""
+    flat = tokens.view(-1)
+    ordered, order = torch.sort(flat, stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(vocabulary + 1, device=dy.device))
+    out = torch.empty(vocabulary, dy.shape[-1], dtype=dy.dtype, device=dy.device)
+    return _sum(dy, flat, order, starts, out, tokens.shape[1], scale, pad_id, dropout_p, seed, stream)
+
+
+def position_gradient(dy, tokens, *, pad_id, dropout_p, seed, stream):
+    """dy (B, L, N), tokens (B, L) contiguous. Returns (L, N) float32."""
+    out = torch.empty(dy.shape[1:], dtype=torch.float32, device=dy.device)
+    return _sum(dy, tokens, None, None, out, tokens.shape[1], 1.0, pad_id, dropout_p, seed, stream)
+
+
+def _sum(dy, tokens, order, starts, out, length, scale, pad_id, dropout_p, seed, stream):
+    runs, N = out.shape
+    if out.numel():
+        to = tile(chip(dy.device), N)
+        seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
+        _sum_rows[(runs, triton.cdiv(N, to.columns))](
+            dy, tokens, order, starts, out, seed, stream, threshold, keep_scale, scale,
+            -1 if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
+            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
+        )  # fmt: skip
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+_DROPOUT = {"stream": "i32", "threshold": "i32", "keep_scale": "fp32", "scale": "fp32", "pad_id": "i32"}
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile with positions and dropout, and the middle one without."""
+    for columns in _COLUMNS:
+        to = tile(chip, columns)
+        for dtype in ("fp32", "fp16", "bf16"):
+            yield _forward_case(to, dtype, "positions+dropout")
+            yield _sum_case(to, dtype, "weight+dropout")
+        yield _sum_case(to, "bf16", "positions+dropout")
+    yield _forward_case(tile(chip, 128), "bf16", "plain")
+    yield _sum_case(tile(chip, 128), "bf16", "weight")
+
+
+def _forward_case(to: Tile, dtype: str, variant: str) -> CompileCase:
+    arguments = {
+        "tokens": "*i64",
+        "weight": f"*{dtype}",
+        "y": f"*{dtype}",
+        "M": "i32",
+        "L": "i32",
+        "N": "i32:16",
+        "V": "i32",
+    }
+    arguments["positions"] = "*fp32" if "positions" in variant else None
+    return _case(_forward, f"forward/{variant}", dtype, to, arguments)
+
+
+def _sum_case(to: Tile, dtype: str, variant: str) -> CompileCase:
+    arguments = {"dy": f"*{dtype}", "tokens": "*i64", "M": "i32", "L": "i32", "N": "i32:16"}
+    by_token = "*i64" if "weight" in variant else None
+    arguments |= {"order": by_token, "starts": by_token, "out": f"*{dtype}" if by_token else "*fp32"}
+    return _case(_sum_rows, f"sum_rows/{variant}", dtype, to, arguments)
+
+
+def _case(kernel, name: str, dtype: str, to: Tile, arguments: dict) -> CompileCase:
+    seed = "*i64" if "dropout" in name else None
+    return CompileCase(
+        kernel=kernel,
+        name=f"embedding.{name}/{to.rows}x{to.columns}w{to.warps}s3",
+        dtype=dtype,
+        arguments={**arguments, **_DROPOUT, "seed": seed, "ROWS": to.rows, "COLUMNS": to.columns},
+        num_warps=to.warps,
+        num_stages=3,
+    )
