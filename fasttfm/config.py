@@ -292,14 +292,15 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[str] = tuple(S
         for name, kind in field_types(cls).items():
             if name in FROM_DATA:
                 continue
-            sentence = f"{field_help(cls).get(name, '')} [{_show(defaults[name])}]".replace("%", "%%")
+            sentence = f"{field_help(cls).get(name, '')} [{_show_default(defaults[name])}]".replace("%", "%%")
             flag = f"--{name.replace('_', '-')}"
             if kind is bool:
                 action = argparse.BooleanOptionalAction
                 group.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=sentence)
             else:
-                shown = "|".join(typing.get_args(kind)) if typing.get_origin(kind) is Literal else name.upper()
-                group.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=shown, help=sentence)
+                group.add_argument(
+                    flag, dest=name, default=argparse.SUPPRESS, metavar=_placeholder(kind), help=sentence
+                )
 
 
 def flag_values(args: argparse.Namespace, sections: Iterable[str] = tuple(SECTIONS)) -> dict[str, Any]:
@@ -308,7 +309,19 @@ def flag_values(args: argparse.Namespace, sections: Iterable[str] = tuple(SECTIO
     return {name: given[name] for name, section in all_fields().items() if section in tuple(sections) and name in given}
 
 
-def _show(value: Any) -> str:
+def _placeholder(kind: Any) -> str:
+    """What stands for a value of this type in the help."""
+    if typing.get_origin(kind) is Literal:
+        return "|".join(typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return ",".join(map(_placeholder, typing.get_args(kind)))
+    names = {int: "N", float: "X", str: "TEXT"}
+    return names.get(kind) or names[next(option for option in typing.get_args(kind) if option in names)]
+
+
+def _show_default(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return "default: " + ("none" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
+        shown = ",".join(map(str, value))
+    else:
+        shown = str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return f"default: {shown}"

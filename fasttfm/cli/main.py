@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
 COMMANDS = {
@@ -67,9 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _build_parser(name: str | None):
     """The parser with all commands listed and only `name` complete, and the module of `name`."""
-    parser = argparse.ArgumentParser(
-        prog="fasttfm", description="Train, run and score encoder-decoder Transformers on fused kernels."
-    )
+    parser = Parser(prog="fasttfm", description="Train, run and score encoder-decoder Transformers on fused kernels.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions that matter and stop")
     subparsers = parser.add_subparsers(metavar="command", title="commands")
     module = None

@@ -89,8 +89,8 @@ def save_checkpoint(
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(
-            f"{target}: cannot save the checkpoint: {error.strerror}; earlier checkpoints are untouched: make room or make the "
-            "directory writable, then run the same command again to go on from the last one"
+            f"{target}: cannot save the checkpoint: {error.strerror}; earlier checkpoints are untouched: make room or "
+            "make the directory writable, then run the same command again to go on from the last one"
         ) from error
     recover(target.parent)
 

@@ -43,17 +43,20 @@ _MAY_CHANGE = {
 }
 
 
-def prepare_model_dir(path: Path, config: Config, data: PreparedData) -> None:
-    """Create `path` for a new run, or check that it belongs to this one and may be gone on with.
-
-    Raises UserError for a directory that holds something else, and for a run that was begun with another model, recipe,
-    vocabulary or corpus.
-    """
+def refuse_strangers(path: Path) -> None:
+    """Raise UserError when `path` is a file, or a directory that holds something else than a model."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; give --out the name of a directory")
     strangers = [name for name in os.listdir(path) if name != _LOCK_FILE] if path.is_dir() else []
     if strangers and not (path / CONFIG_FILE).exists():
         raise UserError(f"{path}: is not empty and no model directory; give --out a new or empty directory")
+
+
+def prepare_model_dir(path: Path, config: Config, data: PreparedData) -> None:
+    """Create `path` for a new run, or check that it may be gone on with.
+
+    Raises UserError for a run that was begun with another model, recipe, vocabulary or corpus.
+    """
     if saved_steps(path):
         _refuse_other_recipe(path, config)
         _refuse_other_data(path, data)

@@ -15,7 +15,7 @@ from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.training.average import average_last
 from fasttfm.training.checkpoint import load_weights, read_weights, resolve_checkpoint, saved_steps
-from fasttfm.training.model_dir import locked, prepare_model_dir
+from fasttfm.training.model_dir import locked, prepare_model_dir, refuse_strangers
 from fasttfm.training.trainer import AUTOCAST, Trainer
 from fasttfm.training.validate import Validation, Validator
 
@@ -43,6 +43,7 @@ def train(values: Values, data_dir: Path, model_dir: Path, device: torch.device 
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
+    refuse_strangers(model_dir)
     with locked(model_dir):
         prepare_model_dir(model_dir, config, data)
         torch.manual_seed(config.training.seed)

@@ -1,0 +1,35 @@
+"""The command line's parser: argparse, but every complaint is one line that names the nearest flag."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import Any, NoReturn
+
+from fasttfm.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UserError where argparse would print its usage and exit; takes no abbreviated flags."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # --max-tok must not silently change its meaning when a version adds --max-token-something
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, except that there is no unknown argument to return."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown[0])
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse for what it refuses."""
+        raise UserError(f"{message}; {self.prog} --help lists what there is")
+
+    def _refuse(self, word: str) -> NoReturn:
+        if not word.startswith("-"):
+            self.error(f"{word!r} was not expected here")
+        flag = word.split("=")[0]
+        near = difflib.get_close_matches(flag.replace("_", "-"), list(self._option_string_actions), n=1, cutoff=0.5)
+        self.error(f"{flag} is unknown: did you mean {near[0]}?" if near else f"{flag} is unknown")

@@ -1,0 +1,210 @@
+"""`fasttfm train` and `fasttfm average` as a person types them."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fasttfm.cli.main import main
+from fasttfm.training.checkpoint import saved_steps, step_folder
+
+SMALL = shlex.split(
+    "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 256 --schedule constant "
+    "--lr 0.005 --warmup-updates 2 --valid-interval-updates 4 --save-interval-updates 2 --log-interval 2 "
+    "--no-tensorboard --device cpu"
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text with a space")
+    lines = [
+        f"the {color} {thing} is {size} .\n"
+        for color in ("red", "blue")
+        for thing in ("cat", "dog", "house")
+        for size in ("big", "small")
+    ]
+    for name in ("train.en", "train.de", "valid.en", "valid.de"):
+        (folder / name).write_text("".join(lines[:6] if "valid" in name else lines * 4))
+    for out, more in (("DATA", []), ("SEPARATE", ["--separate-vocab"]), ("LARGER", ["--vocab-size", "34"])):
+        command = [
+            "prepare",
+            "--src",
+            "train.en",
+            "--tgt",
+            "train.de",
+            "--valid-src",
+            "valid.en",
+            "--valid-tgt",
+            "valid.de",
+        ]
+        command = [str(folder / word) if re.match(r"(train|valid)\.", word) else word for word in command]
+        more = more if "--vocab-size" in more else ["--vocab-size", "32", *more]
+        assert main([*command, *more, "--no-byte-fallback", "--out", str(folder / out)]) == 0
+    return folder
+
+
+def train(data, out, *more):
+    return main(["train", "--data", str(data), "--out", str(out), *SMALL, "--max-update", "6", *more])
+
+
+@pytest.fixture(scope="module")
+def trained(data):
+    """A model of 6 updates; tests take copies of it."""
+    assert train(data / "DATA", data / "TRAINED", "--no-valid-bleu") == 0
+    return data / "TRAINED"
+
+
+@pytest.fixture
+def model(trained, tmp_path, capsys):
+    capsys.readouterr()
+    return shutil.copytree(trained, tmp_path / "MODEL")
+
+
+def test_train_says_where_the_model_is_and_how_it_scored(data, tmp_path, capsys):
+    assert train(data / "DATA", tmp_path / "MODEL", "--average-last", "2") == 0
+    output = capsys.readouterr()
+    assert re.search(r"^finished: max_update 6 is reached$", output.out, re.M)
+    assert re.search(r"^last checkpoint: validation loss \d.*BLEU \d", output.out, re.M)
+    assert re.search(r"^averaged checkpoint: validation loss \d.*BLEU \d", output.out, re.M)
+    assert output.out.splitlines()[-1] == f"model: {tmp_path / 'MODEL'}"
+    assert re.search(r"update 6, epoch \d+, loss \d+\.\d+, lr 5\.00e-03, [\d,]+ tokens/s, \d+% padding", output.err)
+    for name in ("config.yaml", "data.yaml", "spm.model", "train.log.jsonl", "checkpoints/average/model.safetensors"):
+        assert (tmp_path / "MODEL" / name).exists()
+
+
+def test_average_names_the_updates_it_took(model, capsys):
+    assert main(["average", str(model), "--last", "2"]) == 0
+    assert "average of the checkpoints of updates 4, 6" in capsys.readouterr().out
+    assert main(["average", str(model), "--last", "9"]) == 2
+    assert "give --last 3" in capsys.readouterr().err
+
+
+def test_dump_config_prints_the_resolved_configuration_and_needs_no_data(capsys):
+    assert main(["train", "--preset", "multi30k", "--d-model", "64", "--dump-config"]) == 0
+    output = capsys.readouterr().out
+    assert "  d_model: 64\n" in output
+    assert "  d_ff: 256\n" in output
+    assert "  adam_betas: [0.9, 0.98]\n" in output
+
+
+def refused(capsys, status):
+    """The one line that a refused command leaves on standard error."""
+    error = capsys.readouterr().err.strip().splitlines()
+    assert status == 2
+    assert len(error) == 1, error
+    assert error[0].startswith("fasttfm train: ")
+    return error[0]
+
+
+def test_what_is_missing_or_wrong_is_said_in_one_line(data, tmp_path, capsys):
+    assert "--data is missing" in refused(capsys, main(["train", "--preset", "demo"]))
+    assert "did you mean --d-model?" in refused(capsys, main(["train", "--d-modle", "8"]))
+    none = tmp_path / "none"
+    assert str(none) in refused(capsys, train(none, tmp_path / "M"))
+    assert not (tmp_path / "M").exists()
+    message = refused(capsys, train(data / "SEPARATE", tmp_path / "M"))
+    assert "--share-embeddings decoder or none" in message
+    message = refused(capsys, train(data / "DATA", tmp_path / "M", "--max-tokens", "8"))
+    assert "--max-tokens" in message
+
+
+def test_a_directory_that_is_no_model_is_left_alone(data, tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "not empty and no model directory" in refused(capsys, train(data / "DATA", tmp_path))
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+    assert "is a file" in refused(capsys, train(data / "DATA", tmp_path / "thesis.txt"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--d-ff", "64"], "model.d_ff 32, now it is 64"),
+        (["--lr", "0.1"], "training.lr 0.005, now it is 0.1"),
+        (["--max-tokens", "128"], "data.max_tokens 256, now it is 128"),
+        (["--seed", "9"], "training.seed 1, now it is 9"),
+        (["--adam-betas", "0.9,0.999"], "training.adam_betas 0.9,0.98, now it is 0.9,0.999"),
+    ],
+)
+def test_going_on_with_another_model_or_recipe_is_refused_and_changes_nothing(data, model, capsys, flags, named):
+    before = (model / "config.yaml").read_bytes()
+    message = refused(capsys, train(data / "DATA", model, "--no-valid-bleu", *flags))
+    assert named in message
+    assert "or give another --out" in message
+    assert (model / "config.yaml").read_bytes() == before
+    assert saved_steps(model) == [2, 4, 6]
+
+
+def test_going_on_for_longer_or_with_other_logging_is_allowed(data, model, capsys):
+    assert (
+        train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8", "--log-interval", "1", "--beam", "2") == 0
+    )
+    assert "going on from update 6" in capsys.readouterr().err
+    assert saved_steps(model)[-1] == 8
+    assert "beam: 2" in (model / "config.yaml").read_text()
+
+
+def test_a_longer_cosine_is_another_recipe(data, tmp_path, capsys):
+    assert train(data / "DATA", tmp_path / "M", "--no-valid-bleu", "--schedule", "cosine") == 0
+    capsys.readouterr()
+    message = refused(
+        capsys, train(data / "DATA", tmp_path / "M", "--no-valid-bleu", "--schedule", "cosine", "--max-update", "8")
+    )
+    assert "training.max_update 6, now it is 8" in message
+
+
+def test_going_on_with_another_vocabulary_or_text_is_refused(data, model, capsys):
+    message = refused(capsys, train(data / "LARGER", model, "--no-valid-bleu", "--max-update", "8"))
+    assert "vocab" in message
+    description = (model / "data.yaml").read_text()
+    (model / "data.yaml").write_text(re.sub(r"max_length: \d+", "max_length: 7", description))
+    assert "other text" in refused(capsys, train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8"))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors"])
+def test_a_cut_off_checkpoint_names_the_way_back_which_works(data, model, capsys, file):
+    path = step_folder(model, 6) / file
+    path.write_bytes(path.read_bytes()[:-100])
+    message = refused_after_start(capsys, train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8"))
+    assert f"{path}: is cut off" in message
+    assert f"delete {path.parent}" in message
+    for part in path.parent.iterdir():
+        part.unlink()
+    path.parent.rmdir()
+    assert train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8") == 0
+    assert "going on from update 4" in capsys.readouterr().err
+
+
+def refused_after_start(capsys, status):
+    error = capsys.readouterr().err.strip().splitlines()
+    assert status == 2
+    return error[-1]
+
+
+def test_two_processes_do_not_train_into_one_directory(data, model, capsys):
+    fcntl = pytest.importorskip("fcntl")
+    with (model / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "another process" in refused(capsys, train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8"))
+
+
+def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(data, tmp_path):
+    """A limit on file size stands for the full disk: the checkpoint cannot be written, the log can."""
+    out = tmp_path / "M"
+    words = ["train", "--data", str(data / "DATA"), "--out", str(out), *SMALL, "--no-valid-bleu", "--max-update", "6"]
+    script = (
+        "import resource, sys; from fasttfm.cli.main import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1]))); sys.exit(main(sys.argv[2:]))"
+    )
+    full = subprocess.run([sys.executable, "-c", script, "9000", *words], capture_output=True, text=True)
+    assert full.returncode == 2
+    assert "Traceback" not in full.stderr
+    assert re.match(r"fasttfm train: .*step-000000002: cannot save the checkpoint", full.stderr.splitlines()[-1])
+    assert saved_steps(out) == []
+    room = subprocess.run([sys.executable, "-c", script, "10000000", *words], capture_output=True, text=True)
+    assert room.returncode == 0, room.stderr
+    assert saved_steps(out) == [2, 4, 6]

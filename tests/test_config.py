@@ -1,0 +1,208 @@
+"""Where settings come from, what is refused, and that presets say what they promise."""
+
+import argparse
+import dataclasses
+
+import pytest
+import yaml
+
+from fasttfm.cli.parser import Parser
+from fasttfm.config import (
+    FROM_DATA,
+    SECTIONS,
+    add_flags,
+    all_fields,
+    dump_yaml,
+    field_help,
+    field_types,
+    flag_values,
+    gather,
+    read_yaml,
+    resolve,
+    with_defaults,
+)
+from fasttfm.errors import UserError
+from fasttfm.presets import preset_names, preset_path
+
+SIZE = {"vocab_size": 100}
+
+
+def write(folder, text, name="my.yaml"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# Precedence
+
+
+def test_the_command_line_wins_over_yaml_and_yaml_over_the_preset(tmp_path):
+    path = write(tmp_path, "model:\n  d_model: 64\n  heads: 2\ntraining:\n  lr: 5e-4\n")
+    config = resolve("multi30k", [path], {"heads": "4"}, SIZE)
+    assert config.model.d_ff == 256  # preset
+    assert config.model.d_model == 64  # YAML
+    assert config.model.heads == 4  # command line
+    assert config.training.lr == 5e-4
+
+
+def test_a_later_yaml_file_wins(tmp_path):
+    first = write(tmp_path, "model:\n  d_model: 64\n  d_ff: 96\n", "first.yaml")
+    second = write(tmp_path, "model:\n  d_model: 32\n", "second.yaml")
+    config = resolve(files=[first, second], from_data=SIZE)
+    assert (config.model.d_model, config.model.d_ff) == (32, 96)
+
+
+def test_what_is_dumped_reads_back_equal(tmp_path):
+    config = resolve(
+        "tensor2tensor-base", overrides={"adam_betas": "0.8,0.9", "embedding_dropout": "none"}, from_data=SIZE
+    )
+    assert resolve(files=[write(tmp_path, config.to_yaml())]) == config
+    dumped = write(tmp_path, dump_yaml(with_defaults(gather("demo"))))
+    assert resolve(files=[dumped], from_data=SIZE) == resolve("demo", from_data=SIZE)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("model:\n  d_modle: 64\n", "line 2: model.d_modle is unknown: did you mean d_model?"),
+        ("model:\n  lr: 0.1\n", "line 2: model.lr is unknown: lr belongs to section training"),
+        ("modle:\n  d_model: 64\n", "line 1: section 'modle' is unknown: did you mean model?"),
+        ("model:\n  d_model: wide\n", "line 2: model.d_model: 'wide' was given, it must be a whole number"),
+        ("model:\n  d_model: 64.5\n", "line 2: model.d_model: 64.5 was given, it must be a whole number"),
+        ("model:\n  norm_first: 1\n", "line 2: model.norm_first: 1 was given, it must be true or false"),
+        ("model:\n  activation: tanh\n", "line 2: model.activation: 'tanh' was given, allowed are relu, gelu"),
+        ("training:\n  adam_betas: 0.9\n", "line 2: training.adam_betas: 0.9 was given, it must be 2 values"),
+        ("model:\n  d_model: 64\n  d_model: 32\n", "line 3: d_model is given twice (first in line 2)"),
+        ("- model\n", "line 1: the file must be a mapping"),
+        ("model: 3\n", "line 1: section model must be a mapping"),
+        ("model:\n\td_model: 3\n", "line 2: not valid YAML"),
+        ("model: {heads: [\n", "not valid YAML"),
+    ],
+)
+def test_a_wrong_yaml_file_is_refused_with_its_line(tmp_path, text, complaint):
+    path = write(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        resolve(files=[path], from_data=SIZE)
+    assert str(path) in str(error.value)
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_or_undecodable_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"none\.yaml: No such file"):
+        read_yaml(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"model: \xe4\n")
+    with pytest.raises(UserError, match="not valid UTF-8 at byte 7"):
+        read_yaml(tmp_path / "latin.yaml")
+
+
+def test_an_empty_file_or_section_changes_nothing(tmp_path):
+    files = [write(tmp_path, "", "a.yaml"), write(tmp_path, "model:\ntraining: {}\n", "b.yaml")]
+    assert resolve("demo", files, from_data=SIZE) == resolve("demo", from_data=SIZE)
+
+
+def test_a_value_out_of_range_names_section_and_field():
+    with pytest.raises(UserError, match=r"^training: .*label_smoothing.*1\.5"):
+        resolve(overrides={"label_smoothing": 1.5}, from_data=SIZE)
+    with pytest.raises(UserError, match=r"^model: .*heads"):
+        resolve(overrides={"heads": 3}, from_data=SIZE)
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(UserError, match=r"preset 'mult30k' is unknown: did you mean multi30k\?"):
+        resolve("mult30k")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("max_update", "1e5", 100_000),
+        ("lr", "5e-4", 5e-4),
+        ("embedding_dropout", "None", None),
+        ("valid_bleu", "False", False),
+    ],
+)
+def test_strings_are_read_as_the_field_asks(kind, text, value):
+    section = all_fields()[kind]
+    assert gather(overrides={kind: text})[section][kind] == value
+
+
+# Flags
+
+
+def parse(*words):
+    parser = Parser(prog="fasttfm train")
+    add_flags(parser)
+    return flag_values(parser.parse_args(words))
+
+
+def test_every_field_has_a_flag_and_a_sentence():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    for section, cls in SECTIONS.items():
+        for name in field_types(cls):
+            assert field_help(cls).get(name, "").endswith("."), f"{section}.{name} needs a sentence"
+            if name not in FROM_DATA:
+                assert f"--{name.replace('_', '-')}" in parser._option_string_actions
+    assert "Width of the residual stream" in parser.format_help()
+
+
+def test_field_names_are_unique_over_all_sections():
+    assert len(all_fields()) == sum(len(dataclasses.fields(cls)) for cls in SECTIONS.values())
+
+
+def test_flags_give_only_what_was_given():
+    assert parse() == {}
+    given = parse("--d-model", "64", "--norm-first", "--no-valid-bleu", "--adam-betas", "0.9,0.98")
+    assert given == {"d_model": "64", "norm_first": True, "valid_bleu": False, "adam_betas": "0.9,0.98"}
+
+
+def test_an_unknown_flag_names_the_nearest_and_none_is_abbreviated():
+    with pytest.raises(UserError, match=r"--d-modle is unknown: did you mean --d-model\?"):
+        parse("--d-modle", "64")
+    with pytest.raises(UserError, match=r"--max-upd is unknown: did you mean --max-update\?"):
+        parse("--max-upd=64")
+
+
+# Presets
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_valid_and_sets_its_whole_model_and_recipe(name):
+    resolve(name, from_data=SIZE)
+    given = read_yaml(preset_path(name))
+    unsaid = {"vocab_size", "source_vocab_size", "embedding_dropout", "max_length", "pad_id"}
+    assert set(given["model"]) >= set(field_types(SECTIONS["model"])) - unsaid
+    recipe = {"schedule", "warmup_updates", "adam_betas", "adam_eps", "label_smoothing", "precision", "clip_norm"}
+    assert set(given["training"]) >= {*recipe, "max_update"}
+    assert given["training"]["schedule"] == "noam" or "lr" in given["training"]
+    assert {"beam", "length_penalty", "alpha"} <= set(given["decoding"])
+    assert preset_path(name).read_text().startswith("# ")
+
+
+def test_the_presets_that_are_promised_are_there():
+    promised = {"paper-base", "paper-big", "tensor2tensor-base", "multi30k", "iwslt14", "demo"}
+    assert promised <= set(preset_names())
+
+
+def test_the_paper_presets_are_the_papers():
+    base, big = (resolve(name, from_data=SIZE) for name in ("paper-base", "paper-big"))
+    assert (base.model.d_model, base.model.heads, base.model.d_ff, base.model.dropout) == (512, 8, 2048, 0.1)
+    assert (big.model.d_model, big.model.heads, big.model.d_ff, big.model.dropout) == (1024, 16, 4096, 0.3)
+    for config in (base, big):
+        assert (config.model.encoder_layers, config.model.decoder_layers, config.model.norm_first) == (6, 6, False)
+        assert (config.training.schedule, config.training.warmup_updates) == ("noam", 4000)
+        assert (config.training.adam_betas, config.training.adam_eps) == ((0.9, 0.98), 1e-9)
+        assert (config.decoding.beam, config.decoding.alpha, config.decoding.max_len_b) == (4, 0.6, 50)
+    assert (base.training.max_update, base.training.average_last) == (100_000, 5)
+    assert (big.training.max_update, big.training.average_last) == (300_000, 20)
+
+
+def test_a_presets_comments_survive_no_tab_and_it_is_plain_yaml():
+    for name in preset_names():
+        text = preset_path(name).read_text()
+        assert "\t" not in text
+        assert set(yaml.safe_load(text)) <= set(SECTIONS)
