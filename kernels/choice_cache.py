@@ -75,7 +75,7 @@ def folder() -> Path:
 def this_place(device: torch.device, chip: Chip) -> Place:
     """The device as it is now."""
     versions = {name: _version(name) for name in ("fasttfm", "torch", "triton")}
-    return Place(torch.cuda.get_device_name(device), chip.name, _driver(), versions)
+    return Place(torch.cuda.get_device_name(device), chip.name, driver(), versions)
 
 
 def _version(package: str) -> str:
@@ -85,7 +85,8 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _driver() -> str:
+def driver() -> str:
+    """The driver's version, or that of CUDA or ROCm where it is hidden."""
     for file, pattern in (
         ("/proc/driver/nvidia/version", r"Kernel Module\D*([\d.]+)"),
         ("/sys/module/amdgpu/version", r"(\S+)"),
@@ -96,7 +97,7 @@ def _driver() -> str:
             continue
         if found:
             return found[1]
-    return torch.version.hip or torch.version.cuda or "unknown"  # containers may hide the driver's version
+    return torch.version.hip or torch.version.cuda or "unknown"
 
 
 def write(place: Place, answers: list[Answer]) -> Path:

@@ -1,0 +1,139 @@
+"""From raw text to BLEU with the commands that a user types, kept as one record.
+
+    python -m benchmarks.end_to_end multi30k --text FOLDER --work FOLDER [-- --max-minutes 30 ...]
+    python -m benchmarks.end_to_end tatoeba-enja --text FOLDER --work FOLDER
+
+FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. What follows -- goes to `fasttfm train`.
+Like the commands themselves it can be stopped and started again: training resumes, and a finished run is only scored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+
+RESULTS = Path(__file__).with_name("results")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """A corpus and the options it is prepared, trained and scored with."""
+
+    source: str
+    """Ending of the source files."""
+    target: str
+    """Ending of the target files."""
+    test: str
+    """Name of the test files before the ending."""
+    prepare: tuple[str, ...]
+    train: tuple[str, ...]
+    score: tuple[str, ...] = ()
+
+
+CORPORA = {
+    "multi30k": Corpus(
+        source="en",
+        target="de",
+        test="test_2016_flickr",
+        prepare=("--vocab-size", "8000"),
+        train=("--preset", "multi30k", "--seed", "1"),
+    ),
+    "tatoeba-enja": Corpus(
+        source="en",
+        target="ja",
+        test="test",
+        prepare=("--vocab-size", "8000", "--separate-vocab"),
+        train=("--preset", "multi30k", "--seed", "1", "--share-embeddings", "none", "--max-update", "2000"),
+        score=("--tokenize", "char"),
+    ),
+}
+
+
+def _file(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise SystemExit(f"end_to_end: neither {name} nor {name}.gz is in {folder}")
+
+
+def _fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
+    print("$ fasttfm", *command, flush=True)
+    done = subprocess.run([sys.executable, "-m", "fasttfm", *command], **options)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done
+
+
+def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
+    """Prepares, trains, translates the test set and scores it. Returns the record, without the machine."""
+    corpus = CORPORA[name]
+    sides = (corpus.source, corpus.target)
+    data, model, output = work / "data", work / "model", work / "output.txt"
+    work.mkdir(parents=True, exist_ok=True)
+    if not data.exists():
+        train, valid = ([str(_file(text, f"{part}.{side}")) for side in sides] for part in ("train", "valid"))
+        files = ["--src", train[0], "--tgt", train[1], "--valid-src", valid[0], "--valid-tgt", valid[1]]
+        _fasttfm(["prepare", *files, *corpus.prepare, "--out", str(data)])
+    train_command = ["train", *corpus.train, *more]
+    _fasttfm([*train_command, "--data", str(data), "--out", str(model)])
+    source, reference = (_file(text, f"{corpus.test}.{side}") for side in sides)
+    lines = subprocess.run(["gzip", "-cdf", str(source)], capture_output=True, check=True).stdout
+    started = time.perf_counter()
+    with output.open("wb") as out:
+        _fasttfm(["translate", str(model)], input=lines, stdout=out)
+    seconds = time.perf_counter() - started
+    with output.open("rb") as hypotheses:
+        score = ["score", "--ref", str(reference), *corpus.score, "--json"]
+        scores = json.loads(_fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
+    log = [json.loads(line) for line in (model / "train.log.jsonl").read_text().splitlines()]
+    steps = [entry for entry in log if entry["kind"] == "train"]
+    updating = sum(entry["target_tokens"] / entry["tokens_per_second"] for entry in steps)
+    return {
+        "benchmark": "end_to_end",
+        "corpus": name,
+        "train_command": " ".join(["fasttfm", *train_command]),
+        "training_minutes": round(max(entry["seconds"] for entry in log) / 60, 1),
+        "updates": steps[-1]["step"],
+        "target_tokens": sum(entry["target_tokens"] for entry in steps),
+        "target_tokens_per_second": round(sum(entry["target_tokens"] for entry in steps) / updating),
+        "padding": round(sum(entry["padding"] for entry in steps) / len(steps), 4),
+        "translate_seconds": round(seconds, 1),
+        **scores,
+        "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
+        "validation_curve": [
+            {key: entry[key] for key in ("step", "seconds", "loss", "bleu") if entry.get(key) is not None}
+            for entry in log
+            if entry["kind"] == "valid"
+        ],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description="From raw text to BLEU.")
+    parser.add_argument("corpus", choices=CORPORA)
+    parser.add_argument("--text", type=Path, required=True, help="folder of train, valid and test files")
+    parser.add_argument("--work", type=Path, required=True, help="folder for prepared data, model and output")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    args = parser.parse_args(arguments[:split])
+    record = {**run(args.corpus, args.text, args.work, arguments[split + 1 :]), **machine.describe()}
+    args.results.mkdir(parents=True, exist_ok=True)
+    file = args.results / f"end-to-end-{args.corpus}.jsonl"
+    with file.open("a") as lines:
+        lines.write(json.dumps(record) + "\n")
+    print(f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

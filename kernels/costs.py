@@ -1,0 +1,144 @@
+"""What each kernel must cost, from shapes alone: floating-point operations, bytes, launches, Philox blocks.
+
+Bytes are what has to move between the chip and its memory when every input is read once and every output written
+once; rereading what a cache holds is not counted. Together with a machine's peak rates they give the time that a kernel
+cannot beat, which is what benchmarks compare with. Letters: B batch, H heads, L/S target/source length, D head size, M
+rows, N columns, F hidden width, V vocabulary; size is bytes an element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SINGLE = 4  # bytes of a float32
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one or more launches."""
+
+    flops: int = 0
+    """Of matrix products, two a multiply-add; pointwise work is not counted."""
+    bytes: int = 0
+    launches: int = 0
+    philox: int = 0
+    """Philox blocks drawn: four words, eight 16-bit lanes each."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops,
+            self.bytes + other.bytes,
+            self.launches + other.launches,
+            self.philox + other.philox,
+        )
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.flops * times, self.bytes * times, self.launches * times, self.philox * times)
+
+    def seconds(self, machine: Machine) -> float:
+        """The least time on a machine: that of the busier of its two resources."""
+        return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Rates that a device sustains, not those of its data sheet."""
+
+    flops: float
+    """Of half-precision matrix products, a second."""
+    bandwidth: float
+    """Bytes a second."""
+
+
+H200 = Machine(flops=790e12, bandwidth=4.3e12)
+"""Rates published for large cuBLAS products and copies; the floors of the plan are computed from them."""
+
+
+def _blocks(rows: int, columns: int) -> int:
+    return rows * -(-columns // 8)
+
+
+def linear(M: int, N: int, F: int, size: int) -> Cost:
+    """x (M, N) times weight (F, N), bias in the product's epilogue."""
+    return Cost(2 * M * N * F, size * (M * N + N * F + M * F), 1)
+
+
+def linear_backward(M: int, N: int, F: int, size: int, *, bias: bool) -> Cost:
+    """Gradients of x and weight, and the bias gradient as a sum over dy."""
+    products = Cost(4 * M * N * F, 2 * size * (M * N + N * F + M * F), 2)
+    return products + Cost(0, size * M * F, 1) if bias else products
+
+
+def attention(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
+    """softmax(Q K^T) V in one launch: reads q, k, v, writes the output and a float32 log-sum-exp a row."""
+    scores = _scores(L, S, causal)
+    return Cost(
+        flops=4 * B * H * scores * D,
+        bytes=B * H * (size * D * (2 * L + 2 * S) + _SINGLE * L),
+        launches=1,
+        philox=B * H * _blocks(L, S) if dropout else 0,
+    )
+
+
+def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
+    """One launch: a program holds its whole row of keys, so the output is not needed (delta comes from P * dP)."""
+    return Cost(
+        flops=10 * B * H * _scores(L, S, causal) * D,
+        bytes=B * H * (size * D * (3 * L + 4 * S) + _SINGLE * L),
+        launches=1,
+        philox=B * H * _blocks(L, S) if dropout else 0,
+    )
+
+
+def attention_backward_long(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
+    """delta = sum(output * doutput), then dK and dV, then dQ; the scores and their gradient are computed twice."""
+    scores = _scores(L, S, causal)
+    delta = Cost(0, B * H * (2 * size * D * L + _SINGLE * L), 1)
+    keys = Cost(8 * B * H * scores * D, B * H * (size * D * (2 * L + 4 * S) + 2 * _SINGLE * L), 1)
+    queries = Cost(6 * B * H * scores * D, B * H * (size * D * (3 * L + 2 * S) + 2 * _SINGLE * L), 1)
+    drawn = Cost(philox=2 * B * H * _blocks(L, S)) if dropout else Cost()
+    return delta + keys + queries + drawn
+
+
+def _scores(L: int, S: int, causal: bool) -> int:
+    """Pairs of query and key that attend; causal: query i sees the keys up to i."""
+    return sum(min(i + 1, S) for i in range(L)) if causal else L * S
+
+
+def layer_norm(M: int, N: int, size: int) -> Cost:
+    """Reads x, writes y and two float32 statistics a row."""
+    return Cost(0, 2 * size * M * N + 2 * _SINGLE * M, 1)
+
+
+def residual_layer_norm(M: int, N: int, size: int, *, dropout: bool) -> Cost:
+    """Reads x and residual, writes y and s and two float32 statistics a row."""
+    return Cost(0, 4 * size * M * N + 2 * _SINGLE * M, 1, _blocks(M, N) if dropout else 0)
+
+
+def residual_layer_norm_backward(M: int, N: int, size: int, *, stream: bool, dropout: bool) -> Cost:
+    """Reads dy, s and, where the stream goes on (pre-norm), ds; writes the residual's gradient and, under dropout, x's.
+
+    A second launch adds the programs' parts of the parameter gradients, which are small beside.
+    """
+    tensors = 3 + stream + dropout
+    return Cost(0, tensors * size * M * N + 2 * _SINGLE * M, 2, _blocks(M, N) if dropout else 0)
+
+
+def cross_entropy(M: int, V: int, size: int) -> Cost:
+    """Reads the logits (a row stays in cache between its two passes) and writes their gradient over them."""
+    return Cost(0, 2 * size * M * V + 2 * _SINGLE * M, 1)
+
+
+def embedding(M: int, N: int, size: int, *, dropout: bool) -> Cost:
+    """Gathers a row of the table for every token and writes it; positions stay in cache."""
+    return Cost(0, 2 * size * M * N + 8 * M, 1, _blocks(M, N) if dropout else 0)
+
+
+def embedding_backward(M: int, N: int, V: int, size: int, *, dropout: bool) -> Cost:
+    """Reads dy and writes the whole table's gradient."""
+    return Cost(0, size * (M * N + V * N) + 8 * M, 1, _blocks(M, N) if dropout else 0)
+
+
+def adam(parameters: int) -> Cost:
+    """Reads weight, gradient and two moments, writes all but the gradient, in float32."""
+    return Cost(0, 7 * _SINGLE * parameters, 1)
