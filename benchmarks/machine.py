@@ -48,7 +48,9 @@ def describe() -> dict[str, Any]:
 def _processor() -> str:
     """The CPU's name, as Linux tells it."""
     try:
-        names = [line.split(":", 1)[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":", 1)[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+        ]
     except OSError:
         names = []
     return names[0].strip() if names else platform.processor()

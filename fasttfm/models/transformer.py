@@ -101,6 +101,8 @@ class Transformer(nn.Module):
                 for part in module.in_proj_weight.chunk(3) if xavier else (module.in_proj_weight,):
                     nn.init.xavier_uniform_(part)
                 nn.init.zeros_(module.in_proj_bias)
+            elif module is self.output and self.config.share_embeddings != "none":
+                continue  # its table was drawn as the target embedding
             elif isinstance(module, nn.LayerNorm | nn.Embedding | nn.Linear):
                 module.reset_parameters()
                 if xavier and isinstance(module, nn.Linear) and module is not self.output:

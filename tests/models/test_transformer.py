@@ -1,0 +1,291 @@
+"""The Transformer: its size, its equality with torch.nn, padding, dropout and step-by-step decoding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fasttfm import reference
+from fasttfm.models import Transformer, TransformerConfig
+
+PAD, BOS, EOS = 0, 2, 3
+
+
+def tiny(**changes) -> Transformer:
+    torch.manual_seed(0)
+    fields = {
+        "vocab_size": 50,
+        "d_model": 16,
+        "heads": 4,
+        "d_ff": 24,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "dropout": 0.0,
+        "max_length": 32,
+    }
+    return Transformer(TransformerConfig(**{**fields, **changes}))
+
+
+def batch(lengths=(7, 4), targets=(5, 6), vocabulary=50, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    target = torch.zeros(len(targets), max(targets), dtype=torch.int64)
+    for row, (s, t) in enumerate(zip(lengths, targets)):
+        source[row, :s] = torch.randint(4, vocabulary, (s,), generator=generator)
+        target[row, :t] = torch.randint(4, vocabulary, (t,), generator=generator)
+        target[row, 0] = BOS
+    return source, target, torch.tensor(lengths), torch.tensor(targets)
+
+
+# ------------------------------------------------------------------------------------------------------- size
+
+
+@pytest.mark.parametrize(("preset", "count"), [("paper-base", 63_082_496), ("paper-big", 214_245_376)])
+def test_the_papers_models_have_the_papers_number_of_parameters(preset, count):
+    # section 6.2, table 3: 65 and 213 million, with a shared vocabulary of about 37,000
+    with torch.device("meta"):
+        model = Transformer.from_preset(preset, vocab_size=37_000)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_separate_vocabularies_add_their_tables():
+    shared = sum(p.numel() for p in tiny().parameters())
+    decoder = sum(p.numel() for p in tiny(share_embeddings="decoder", source_vocab_size=70).parameters())
+    none = sum(p.numel() for p in tiny(share_embeddings="none", source_vocab_size=70).parameters())
+    assert decoder == shared + 70 * 16
+    assert none == decoder + 50 * 16
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="did you mean paper-base"):
+        Transformer.from_preset("paper_base", vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "not a multiple of heads"),
+        ({"dropout": 1.5}, "dropout 1.5"),
+        ({"d_model": 0}, "d_model 0"),
+        ({"activation": "tanh"}, "activation 'tanh'"),
+        ({"final_norm": True}, "final_norm needs norm_first"),
+        ({"source_vocab_size": 70}, "share_embeddings"),
+        ({"pad_id": 50}, "pad_id 50"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_naming_the_field(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**changes)
+
+
+# ------------------------------------------------------------------------------------------- equality with torch.nn
+
+
+def torch_twin(model: Transformer) -> nn.Transformer:
+    """torch.nn.Transformer with the same weights; its encoder and decoder carry the same parameter names."""
+    config = model.config
+    twin = nn.Transformer(
+        config.d_model,
+        config.heads,
+        config.encoder_layers,
+        config.decoder_layers,
+        config.d_ff,
+        dropout=0.0,
+        activation=config.activation,
+        batch_first=True,
+        norm_first=config.norm_first,
+        layer_norm_eps=config.layer_norm_eps,
+    ).double()
+    if not config.final_norm:  # torch's stacks always end in a norm; the paper's post-norm stacks do not
+        twin.encoder.norm = twin.decoder.norm = None
+    wanted = {k: v for k, v in model.state_dict().items() if k.startswith(("encoder.", "decoder."))}
+    twin.load_state_dict(wanted)
+    return twin
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_model_computes_what_torch_nn_computes_forward_and_backward(norm_first, activation):
+    model = tiny(norm_first=norm_first, final_norm=norm_first, activation=activation).double()
+    with torch.no_grad():  # biases and norms away from 0 and 1, or their places could be mixed up unseen
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    source, target, source_lengths, target_lengths = batch()
+    logits = model(source, target, source_lengths, target_lengths)
+
+    twin = torch_twin(model)
+    table = reference.positional_encoding(32, 16).double()
+    embedding = model.target_embedding.weight.detach().clone().requires_grad_()
+
+    def embed(tokens):
+        x = embedding[tokens] * 4.0 + table[: tokens.shape[1]]
+        return x * (tokens != PAD)[..., None]
+
+    source_padding, target_padding = source == PAD, target == PAD
+    causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+    hidden = twin(
+        embed(source),
+        embed(target),
+        tgt_mask=causal,
+        src_key_padding_mask=source_padding,
+        tgt_key_padding_mask=target_padding,
+        memory_key_padding_mask=source_padding,
+    )
+    expected = hidden @ embedding.T
+    real = ~target_padding
+    torch.testing.assert_close(logits[real], expected[real], rtol=1e-6, atol=1e-6)
+
+    probe = torch.randn(expected[real].shape, dtype=torch.float64)
+    (logits[real] * probe).sum().backward()
+    (expected[real] * probe).sum().backward()
+    gradients = dict(model.named_parameters())
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=1e-6, atol=1e-6, msg=name)
+    own, theirs = gradients["target_embedding.weight"].grad, embedding.grad
+    assert own[PAD].eq(gradients["target_embedding.weight"].grad[PAD]).all()
+    torch.testing.assert_close(own[1:], theirs[1:], rtol=1e-6, atol=1e-6)
+
+
+def test_loss_is_torch_cross_entropy_over_the_real_target_tokens():
+    model = tiny().double()
+    source, target, source_lengths, target_lengths = batch()
+    out = torch.cat([target[:, 1:], torch.zeros(2, 1, dtype=torch.int64)], dim=1)
+    out[torch.arange(2), target_lengths - 1] = EOS
+    loss, nll, tokens = model.loss(source, target, out, source_lengths, target_lengths, label_smoothing=0.1)
+    logits = model(source, target, source_lengths, target_lengths)
+    for value, smoothing in ((loss, 0.1), (nll, 0.0)):
+        expected = nn.functional.cross_entropy(
+            logits.flatten(0, 1), out.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=smoothing
+        )
+        torch.testing.assert_close(value, expected)
+    assert tokens == target_lengths.sum()
+    assert not nll.requires_grad
+
+
+# --------------------------------------------------------------------------------------------------------- padding
+
+
+def test_padding_changes_no_logit_and_takes_no_gradient():
+    model = tiny(norm_first=True, final_norm=True).double()
+    source, target, source_lengths, target_lengths = batch()
+    padded_source = nn.functional.pad(source, (0, 9))
+    padded_target = nn.functional.pad(target, (0, 5))
+    logits = model(source, target, source_lengths, target_lengths)
+    padded = model(padded_source, padded_target, source_lengths, target_lengths)[:, : target.shape[1]]
+    real = target != PAD
+    torch.testing.assert_close(padded[real], logits[real], rtol=1e-9, atol=1e-9)
+    model.zero_grad()
+    padded[real].square().sum().backward()
+    # the pad row is an output class too: only its use as an input must give nothing
+    own = tiny(norm_first=True, final_norm=True, share_embeddings="none").double()
+    own(padded_source, padded_target, source_lengths, target_lengths)[:, : target.shape[1]][real].sum().backward()
+    assert own.source_embedding.weight.grad[PAD].eq(0).all()
+    assert own.target_embedding.weight.grad[PAD].eq(0).all()
+
+
+def test_a_sentence_longer_than_the_position_table_extends_it():
+    model = tiny(max_length=4).eval()
+    long = tiny(max_length=64).eval()
+    source, target, *_ = batch((20,), (15,))
+    torch.testing.assert_close(model(source, target), long(source, target))
+
+
+# --------------------------------------------------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("place", ["dropout", "embedding_dropout", "attention_dropout", "relu_dropout"])
+def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(place):
+    off = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
+    model = tiny(**{**off, place: 0.4})
+    plain = tiny(**off)
+    source, target, *lengths = batch()
+
+    def run(seed):
+        torch.manual_seed(seed)
+        return model(source, target, *lengths)
+
+    first, again, other = run(3), run(3), run(4)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    model.eval()
+    torch.testing.assert_close(run(3), plain(source, target, *lengths))
+
+
+def test_no_two_dropout_places_share_a_mask():
+    model = tiny(dropout=0.5, attention_dropout=0.5, relu_dropout=0.5)
+    streams = [0, 1]
+    for layer in [*model.encoder.layers, *model.decoder.layers]:
+        streams += [module.stream for module in layer.modules() if hasattr(module, "stream")]
+        places = 3 if hasattr(layer, "norm3") else 2
+        streams += [layer.first_stream + 1, *(layer.first_stream + 2 + place for place in range(places))]
+    assert len(streams) == len(set(streams))
+
+
+# -------------------------------------------------------------------------------------------------- step by step
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_decoding_step_by_step_gives_the_full_pass(norm_first):
+    model = tiny(norm_first=norm_first, final_norm=norm_first).double().eval()
+    source, target, source_lengths, _ = batch(targets=(6, 6))
+    full = model(source, target, source_lengths)
+    cache = model.start_cache(model.encode(source, source_lengths), source_lengths, max_length=6)
+    for position in range(6):
+        step = model.step(target[:, position], cache)
+        torch.testing.assert_close(step, full[:, position].float())
+    with pytest.raises(ValueError, match="is full"):
+        model.step(target[:, 0], cache)
+
+
+def test_a_reordered_cache_continues_the_chosen_rows():
+    model = tiny().double().eval()
+    source, target, source_lengths, _ = batch(lengths=(7, 4, 5), targets=(5, 5, 5))
+    beams = target.repeat_interleave(2, dim=0)  # two rows a sentence
+    beams[1::2, 1:] = target[:, 1:].flip(1)
+    memory = model.encode(source, source_lengths)
+    cache = model.start_cache(memory, source_lengths, rows_per_sentence=2, max_length=8)
+    for position in range(3):
+        model.step(beams[:, position], cache)
+    rows = torch.tensor([1, 0, 2, 2, 5, 4])
+    cache.reorder(rows)
+    cache.keep(torch.tensor([0, 2]))
+    rows = rows[[0, 1, 4, 5]]
+    step = model.step(beams[rows, 3], cache)
+    again = source[[0, 0, 2, 2]]
+    expected = model(again, beams[rows, :4], source_lengths[[0, 0, 2, 2]])[:, -1]
+    torch.testing.assert_close(step, expected.float())
+
+
+def test_attention_weights_come_from_every_layer_and_head_and_sum_to_one():
+    model = tiny(norm_first=True, final_norm=True)
+    source, target, source_lengths, target_lengths = batch()
+    weights = model.attention_weights(source, target, source_lengths, target_lengths)
+    shapes = {"encoder": (2, 4, 7, 7), "decoder": (2, 4, 6, 6), "cross": (2, 4, 6, 7)}
+    for kind, shape in shapes.items():
+        assert [tuple(w.shape) for w in weights[kind]] == [shape, shape]
+        for layer in weights[kind]:
+            torch.testing.assert_close(layer.sum(-1), torch.ones(shape[:-1]))
+    assert weights["cross"][0][1, :, :, 4:].eq(0).all()  # padded keys
+    assert weights["decoder"][1][:, :, 0, 1:].eq(0).all()  # the future
+
+
+# ------------------------------------------------------------------------------------------------- initial weights
+
+
+def test_xavier_draws_square_projections_and_scaled_embeddings():
+    model = tiny(d_model=64, vocab_size=2000, d_ff=128)
+    attention = model.encoder.layers[0].self_attn
+    bound = (6 / (64 + 64)) ** 0.5
+    assert 0.95 * bound < attention.in_proj_weight.abs().max() <= bound
+    assert attention.in_proj_bias.eq(0).all()
+    assert model.encoder.layers[0].linear1.bias.eq(0).all()
+    assert abs(model.target_embedding.weight[1:].std() - 64**-0.5) < 0.002
+    assert model.target_embedding.weight[PAD].eq(0).all()
+
+
+def test_torch_init_leaves_torchs_own_draws():
+    model = tiny(d_model=64, vocab_size=2000, d_ff=128, init="torch")
+    assert abs(model.target_embedding.weight[1:].std() - 1.0) < 0.01
+    assert model.encoder.layers[0].linear1.bias.ne(0).any()
