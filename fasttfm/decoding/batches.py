@@ -10,15 +10,18 @@ from torch import Tensor, nn
 
 from fasttfm.data.tokenizer import PAD
 
+SHORTEST = 16
+
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Places of sequences of similar length, longest first so that memory runs out at once or not at all.
 
-    A batch is as large as max_tokens allows with padding; a sequence longer than that is a batch of its own.
+    A batch is as large as max_tokens allows with padding; a sequence longer than that is a batch of its own. A short
+    sequence counts as SHORTEST tokens: its output may be long, and each sentence takes caches for all of that.
     """
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > max_tokens:
+        if batch and (len(batch) + 1) * max(lengths[batch[0]], SHORTEST) > max_tokens:
             yield batch
             batch = []
         batch.append(place)

@@ -38,7 +38,7 @@ class DecodingConfig:
     sampling_seed: int = 1
     """Seed of sampling; a sentence's draws depend on it and on the sentence's number in the input alone."""
     batch_tokens: int = 1024
-    """Source tokens of a batch, padding counted; a longer sentence is a batch of its own."""
+    """Source tokens of a batch, padding counted and a sentence as 16 at least; a longer one is a batch of its own."""
     buffer_size: int = 1024
     """Input lines read before they are sorted by length, translated and written."""
     max_source_length: int = 512
