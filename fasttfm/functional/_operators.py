@@ -1,30 +1,49 @@
 """Registration of torch operators: schema, computation, fake, autograd and autocast in one place.
 
-Each kernel family defines one operator for its forward and one for its backward pass. The low-level registration is used
-because torch.library.custom_op costs several times more host time per call.
+Each kernel family defines one operator for its forward and one for its backward pass. Host time decides how it is
+done: a training step makes hundreds of calls, and torch.library.custom_op costs several times more per call than the
+low-level registration here. An eager call on plain tensors does not even need the dispatcher, which would run the same
+Python functions after its detours; Operator.__call__ goes to them directly then, and through torch.ops.fasttfm whenever
+anything looks on: torch.compile, fake tensors, tensor subclasses, dispatch modes, torch.func, the profiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 _library = torch.library.Library("fasttfm", "DEF")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_without_keys = torch._C._ExcludeDispatchKeyGuard
+_autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
 
-def _needs_gradient(values: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
+# Looked up once: each is asked in every call.
+_compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_profiling = torch.autograd._profiler_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
+_autocast_enabled = torch.is_autocast_enabled
+_autocast_dtype = torch.get_autocast_dtype
+_set_autocast = torch.set_autocast_enabled
+_grad_enabled = torch.is_grad_enabled
 
 
 class Operator:
     """One torch operator, torch.ops.fasttfm.<name>; call it like a function.
 
     schema: as torch.library.Library.define takes it.
-    compute(*args): the outputs; runs below autograd.
+    compute(*args): the outputs; autograd and autocast are off while it runs.
     fake(*args): empty outputs of the right shapes, dtypes and strides.
     save(ctx, args, outputs) and backward(ctx, *gradients): the derivative; without them the operator refuses one, which
         is how a second derivative ends in a clear message.
@@ -41,65 +60,101 @@ class Operator:
         backward: Callable[..., Any] | None = None,
         autocast: Callable[[tuple, torch.dtype], tuple] | None = None,
     ) -> None:
-        name = schema.split("(", 1)[0]
+        self.name = name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for device in _DEVICES:
-            _library.impl(name, compute, device)
-        torch.library.register_fake(f"fasttfm::{name}", fake, lib=_library)
-        self.call = operator = getattr(torch.ops.fasttfm, name).default
-        below_autograd = torch._C._AutoDispatchBelowAutograd
+        self.dispatched = operator = getattr(torch.ops.fasttfm, name).default
+        self._tensors = tuple(i for i, a in enumerate(operator._schema.arguments) if "Tensor" in str(a.type))
+        self._compute = compute
+        self._cast = autocast
 
-        if backward is None:
+        def run(*args: Any) -> Any:
+            with _below_autograd():
+                return operator(*args)
 
-            def autograd(*args: Any) -> Any:
-                if _needs_gradient(args):
-                    raise RuntimeError(
-                        f"fasttfm::{name} cannot be differentiated: second derivatives are not implemented; "
-                        "use fasttfm.reference for them"
-                    )
-                with below_autograd():
+        def refuse(*args: Any) -> Any:
+            raise RuntimeError(
+                f"fasttfm::{name} cannot be differentiated: second derivatives are not implemented; "
+                "use fasttfm.reference for them"
+            )
+
+        def refuse_batching(*args: Any) -> Any:
+            raise RuntimeError(
+                f"fasttfm::{name} has no torch.vmap rule: it takes batches already, so give it the whole batch at once"
+            )
+
+        differentiate, self._differentiate = refuse, refuse
+        if backward is not None:
+            differentiate = _differentiated(name, run, save, backward).apply
+            direct: Any = _differentiated(name, compute, save, backward)
+            # torch.autograd.Function.apply without its test for torch.func, which __call__ makes
+            self._differentiate = super(torch.autograd.Function, direct).apply  # type: ignore[misc]
+
+        def autograd(*args: Any) -> Any:
+            tensors = [a for a in args if isinstance(a, Tensor)]
+            if _grad_enabled() and any(t.requires_grad for t in tensors):
+                return differentiate(*args)
+            if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+                raise RuntimeError(f"fasttfm::{name} has no forward-mode derivative: use fasttfm.reference for it")
+            return run(*args)
+
+        def cast_and_run(device: str) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                if autocast is not None:
+                    args = autocast(args, torch.get_autocast_dtype(device))
+                with _without_keys(_autocast_keys):
                     return operator(*args)
-        else:
 
-            class Function(torch.autograd.Function):
-                @staticmethod
-                def forward(ctx: Any, *args: Any) -> Any:
-                    with below_autograd():
-                        outputs = operator(*args)
-                    assert save is not None
-                    save(ctx, args, outputs)
-                    return outputs
+            return call
 
-            Function.backward = staticmethod(backward)  # type: ignore[assignment]
-            Function.__name__ = Function.__qualname__ = name
-
-            def autograd(*args: Any) -> Any:
-                if _needs_gradient(args):
-                    return Function.apply(*args)
-                with below_autograd():
-                    return operator(*args)
-
+        for key in _DEVICES:
+            _library.impl(name, compute, key)
+        for device in _AUTOCAST_DEVICES:
+            _library.impl(name, cast_and_run(device), f"Autocast{device.upper()}")
         _library.impl(name, autograd, "Autograd")
-
-        if autocast is not None:
-            for device in ("cpu", "cuda"):
-                _library.impl(name, _autocast(operator, autocast, device), f"Autocast{device.upper()}")
+        _library.impl(name, refuse_batching, "FuncTorchBatched")
+        torch.library.register_fake(f"fasttfm::{name}", fake, lib=_library)
 
     def __call__(self, *args: Any) -> Any:
-        return self.call(*args)
+        if _compiling() or _dispatch_modes() or _transforms() or _profiling() or forward_ad._current_level >= 0:
+            return self.dispatched(*args)
+        gradient = False
+        tensor = None
+        for i in self._tensors:
+            a = args[i]
+            kind = type(a)
+            if kind is Tensor or kind is Parameter:
+                if a.is_meta or a.is_neg():
+                    return self.dispatched(*args)
+                if a.requires_grad:
+                    gradient = True
+                tensor = a
+            elif a is not None:
+                return self.dispatched(*args)
+        run = self._differentiate if gradient and _grad_enabled() else self._compute
+        if tensor is None or not _any_autocast():
+            return run(*args)
+        device = "cuda" if tensor.is_cuda else tensor.device.type
+        if not _autocast_enabled(device):
+            return run(*args)
+        if self._cast is not None:
+            args = self._cast(args, _autocast_dtype(device))
+        _set_autocast(device, False)
+        try:
+            return run(*args)
+        finally:
+            _set_autocast(device, True)
 
 
-def _autocast(
-    operator: Callable[..., Any], cast: Callable[[tuple, torch.dtype], tuple], device: str
-) -> Callable[..., Any]:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
+def _differentiated(name: str, run: Callable[..., Any], save: Any, backward: Any) -> Any:
+    """The torch.autograd.Function whose forward is run."""
 
-    def call(*args: Any) -> Any:
-        args = cast(args, torch.get_autocast_dtype(device))
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operator(*args)
+    def forward(ctx: Any, *args: Any) -> Any:
+        outputs = run(*args)
+        save(ctx, args, outputs)
+        return outputs
 
-    return call
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), methods)
 
 
 def lower_precision(args: tuple, dtype: torch.dtype) -> tuple:
