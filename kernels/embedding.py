@@ -185,10 +185,10 @@ _DROPOUT = {"stream": "i32", "threshold": "i32", "keep_scale": "fp32", "scale": 
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile with positions and dropout, and the middle one without."""
+    """Every tile with positions and dropout, and the middle one without; fp16 is bf16's like."""
     for columns in _COLUMNS:
         to = tile(chip, columns)
-        for dtype in ("fp32", "fp16", "bf16"):
+        for dtype in ("fp32", "bf16"):
             yield _forward_case(to, dtype, "positions+dropout")
             yield _sum_case(to, dtype, "weight+dropout")
         yield _sum_case(to, "bf16", "positions+dropout")
