@@ -1,0 +1,221 @@
+"""Attention for long rows, forward: softmax(Q K^T * scale + mask) V without ever writing the scores.
+
+    S = Q K^T * scale + mask           P = softmax(S)           O = dropout(P) V           LSE = log2 sum exp S
+
+A program owns ROWS queries of one head and walks over the keys in tiles of COLUMNS with the softmax kept online
+(Milakov and Gimelshein 2018; Dao et al. 2022): a running maximum m and sum l in float32, in base 2,
+
+    m' = max(m, max S)       l' = l * 2^(m - m') + sum 2^(S - m')       acc' = acc * 2^(m - m') + dropout(2^(S - m')) V
+
+Tiles right of the diagonal and tiles past the visible keys are never touched; only the tiles that cross one of these
+borders pay for comparisons. 4 * B * H * L * S * D floating-point operations (half of it when causal); reads Q, K, V,
+writes O and 4 bytes of log-sum-exp a row. Dropout draws L * S / 8 Philox blocks a head.
+Source: Vaswani et al. 2017, equation 1.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from fasttfm.kernels.attention_launch import Tile, like_heads, prepare, strides, unit
+from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
+from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.philox import keep_mask
+
+
+@triton.jit
+def _walk(
+    acc,
+    peak,
+    total,
+    q,  # (ROWS, BLOCK_D)
+    k,  # first key of this sequence and head
+    v,
+    mask,
+    random,  # the seed
+    first,
+    last,
+    first_row,
+    plane,
+    stream,
+    threshold,
+    scale,
+    causal_offset,
+    queries,
+    visible,
+    k_s,
+    v_s,
+    mask_l,
+    mask_s,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHECKED: tl.constexpr,
+):
+    """Takes the key tiles from first to last into the running softmax."""
+    rows = first_row + tl.arange(0, ROWS)
+    for column in range(first, last, COLUMNS):
+        columns = column + tl.arange(0, COLUMNS)
+        here = tl.cast(column, tl.int64)
+        keys = load_rows(k + here * k_s, k_s, visible - column, COLUMNS, D, BLOCK_D, not CHECKED)
+        s = product(q, tl.trans(keys), PRECISION, UPCAST) * scale  # (ROWS, COLUMNS)
+        s = hide(
+            s, rows[:, None], columns[None, :], mask, mask_l, mask_s, queries, visible, causal_offset,
+            CAUSAL, MASK, CHECKED,
+        )  # fmt: skip
+        highest = tl.maximum(peak, tl.max(s, 1))
+        base = highest
+        if CHECKED or MASK != "none":
+            base = tl.where(highest == float("-inf"), 0.0, highest)  # no key seen yet: -inf - -inf would be NaN
+        p = tl.exp2(s - base[:, None])
+        fade = tl.exp2(peak - base)
+        total = total * fade + tl.sum(p, 1)
+        peak = highest
+        if DROPOUT:
+            p = tl.where(keep_mask(random, stream, plane, rows, column, threshold, COLUMNS), p, 0.0)
+        values = load_rows(v + here * v_s, v_s, visible - column, COLUMNS, DV, BLOCK_DV, not CHECKED)
+        acc = acc * fade[:, None] + product(p.to(values.dtype), values, PRECISION, UPCAST)
+    return acc, peak, total
+
+
+@triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "S", "tiles"])
+def _forward(
+    q,  # (B, H, L, D) through its strides, unit stride in D
+    k,  # (B, H, S, D)
+    v,  # (B, H, S, DV)
+    out,  # (B, H, L, DV) out
+    lse,  # (B, H, L) float32 out: log2 of the sum of the exponentiated scores; 0 where no key is seen
+    key_lengths,  # (B,) int or None
+    query_starts,  # (B + 1,) int or None: q, out, lse hold packed sequences, b's begin at query_starts[b]
+    key_starts,  # (B + 1,) int or None, likewise for k and v
+    mask,  # (B, H, L, S) through its strides (0 where it is broadcast), or None
+    seed,  # (1,) int64 in device memory, so that a captured graph draws anew at each replay; None: no dropout
+    stream,
+    threshold,
+    keep_scale,
+    scale,
+    causal_offset,
+    H,
+    L,
+    S,
+    tiles,  # row tiles a head
+    q_b,
+    q_h,
+    q_l,
+    k_b,
+    k_h,
+    k_s,
+    v_b,
+    v_h,
+    v_s,
+    out_b,
+    out_h,
+    out_l,
+    lse_b,
+    lse_h,
+    mask_b,
+    mask_h,
+    mask_l,
+    mask_s,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    DROPOUT: tl.constexpr = seed is not None
+    plane = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    if CAUSAL:
+        tile = tiles - 1 - tile  # the longest rows first, so that the last programs to run are short
+    b = (plane // H).to(tl.int64)
+    h = (plane % H).to(tl.int64)
+    first_query, first_key, queries, _, visible = sequence(b, L, S, key_lengths, query_starts, key_starts)
+    first_row = tile * ROWS
+    if first_row >= queries:
+        return
+    random = 0
+    if DROPOUT:
+        random = tl.load(seed)
+    row = first_query + first_row
+    k += b * k_b + h * k_h + first_key * k_s
+    v += b * v_b + h * v_h + first_key * v_s
+    if MASK != "none":
+        mask += b * mask_b + h * mask_h
+    x = load_rows(q + b * q_b + h * q_h + row * q_l, q_l, queries - first_row, ROWS, D, BLOCK_D)
+
+    end = visible
+    free = visible  # keys below it are seen by every row of the tile
+    if CAUSAL:
+        end = tl.maximum(tl.minimum(visible, first_row + ROWS + causal_offset), 0)
+        free = tl.maximum(tl.minimum(visible, first_row + causal_offset + 1), 0)
+    free = free // COLUMNS * COLUMNS
+    acc = tl.zeros((ROWS, BLOCK_DV), tl.float32)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc, peak, total = _walk(
+        acc, peak, total, x, k, v, mask, random, 0, free, first_row, plane, stream, threshold, scale * LOG2E,
+        causal_offset, queries, visible, k_s, v_s, mask_l, mask_s,
+        D, DV, BLOCK_D, BLOCK_DV, CAUSAL, MASK, DROPOUT, PRECISION, UPCAST, ROWS, COLUMNS, False,
+    )  # fmt: skip
+    acc, peak, total = _walk(
+        acc, peak, total, x, k, v, mask, random, free, end, first_row, plane, stream, threshold, scale * LOG2E,
+        causal_offset, queries, visible, k_s, v_s, mask_l, mask_s,
+        D, DV, BLOCK_D, BLOCK_DV, CAUSAL, MASK, DROPOUT, PRECISION, UPCAST, ROWS, COLUMNS, True,
+    )  # fmt: skip
+    empty = total == 0.0
+    acc *= (keep_scale / tl.where(empty, 1.0, total))[:, None]
+    store_rows(out + b * out_b + h * out_h + row * out_l, acc, out_l, queries - first_row, ROWS, DV, BLOCK_DV)
+    rows = tl.arange(0, ROWS)
+    logarithm = tl.where(empty, 0.0, peak + tl.log2(tl.where(empty, 1.0, total)))
+    tl.store(lse + b * lse_b + h * lse_h + row + rows, logarithm, mask=rows < queries - first_row)
+
+
+# ------------------------------------------------------------------------------------------------------------ tiles
+
+
+def forward_tile(chip: Chip, kind: str, width: int) -> Tile:
+    """kind as launch.product_kind() names it; width 16 to 256, the larger head size as a block."""
+    return Tile(64, 32, 4, 2)
+
+
+# --------------------------------------------------------------------------------------------------------- launches
+
+
+def forward(query, key, value, *, out=None, tile=None, **options):
+    """query (B, H, L, D), key (B, H, S, D), value (B, H, S, DV); options as attention_launch.prepare() takes them.
+
+    Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for them.
+    """
+    query, key, value = unit(query), unit(key), unit(value)
+    call = prepare(query, key, value, **options)
+    output, lse = out or outputs(query, value.shape[-1])
+    if call.planes and call.queries:
+        tile = tile or forward_tile(call.chip, call.kind, call.width)
+        tiles = triton.cdiv(call.queries, tile.rows)
+        _forward[(tiles * call.planes,)](
+            query, key, value, output, lse, *call.arguments, tiles,
+            *strides(query, key, value, output), *lse.stride()[:2], *call.mask_strides,
+            **call.constants, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return output, lse
+
+
+def outputs(query, value_width):
+    """Memory for the output and the log-sum-exp."""
+    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    return like_heads(query, value_width), lse
