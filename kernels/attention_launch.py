@@ -87,6 +87,16 @@ def like_heads(x: torch.Tensor, width: int | None = None) -> torch.Tensor:
     return x.new_empty(batch, length, heads, x.shape[3] if width is None else width).transpose(1, 2)
 
 
+def mask_arguments(mask, shape):
+    """The mask as kernels take it, its kind (none, bool, add), and its strides once broadcast to (B, H, L, S)."""
+    if mask is None:
+        return None, "none", (0, 0, 0, 0)
+    mask = mask.expand(shape)
+    if mask.dtype == torch.bool:
+        return mask.view(torch.uint8), "bool", mask.stride()
+    return mask, "add", mask.stride()
+
+
 def prepare(
     query,
     key,
@@ -107,13 +117,7 @@ def prepare(
     keys, value_width = value.shape[2:]
     here = chip(query.device)
     kind = product_kind(query.dtype, here)
-    mask_kind, mask_strides = "none", (0, 0, 0, 0)
-    if mask is not None:
-        mask_kind = "bool" if mask.dtype == torch.bool else "add"
-        mask = mask.expand(batch, heads, queries, keys)
-        mask_strides = mask.stride()
-        if mask_kind == "bool":
-            mask = mask.view(torch.uint8)
+    mask, mask_kind, mask_strides = mask_arguments(mask, (batch, heads, queries, keys))
     query_starts = key_starts = None
     if packed is not None:
         query_starts, key_starts, queries, keys = packed
