@@ -21,17 +21,17 @@ Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
+from fasttfm.kernels.row_tile import NARROWEST, RowTile, row_case, warps
 
 MAX_COLUMNS = 16384
-_NARROWEST = 128  # columns of a tile, so that few tiles need compiling
 _WIDEST = 4096  # columns up to which backward keeps weight and its sums of dweight and dbias in registers
 _COLUMN_SHARES = 32  # into how many programs _column_sums splits the rows of a block of columns
 
@@ -188,73 +188,10 @@ def _column_sums(
     tl.store(at + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
 
 
-@triton.jit
-def _add_parts(
-    parts,  # (2, P, N) float32
-    dweight,  # (N,) out, or None
-    dbias,  # (N,) out, or None
-    P,
-    N,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    first = tl.zeros((ROWS, COLUMNS), tl.float32)
-    second = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, P, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        inside = (rows < P)[:, None] & (columns < N)[None, :]
-        offsets = rows[:, None] * N + columns[None, :]
-        if dweight is not None:
-            first += tl.load(parts + offsets, mask=inside, other=0.0)
-        if dbias is not None:
-            second += tl.load(parts + P * N + offsets, mask=inside, other=0.0)
-    if dweight is not None:
-        tl.store(dweight + columns, tl.sum(first, axis=0).to(dweight.dtype.element_ty), mask=columns < N)
-    if dbias is not None:
-        tl.store(dbias + columns, tl.sum(second, axis=0).to(dbias.dtype.element_ty), mask=columns < N)
-
-
-@triton.jit
-def _add_dropped(
-    x,  # (M, N)
-    residual,  # (M, N) or None
-    out,  # (M, N) out
-    seed,  # (1,) int64 or None
-    stream,
-    threshold,
-    keep_scale,
-    M,
-    N,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """out = residual + dropout(x)."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    first_column = tl.program_id(1) * COLUMNS
-    columns = first_column + tl.arange(0, COLUMNS)
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
-    value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
-    if seed is not None:
-        keep = keep_mask(tl.load(seed), stream, 0, rows, first_column, threshold, COLUMNS)
-        value = tl.where(keep, value * keep_scale, 0.0)
-    if residual is not None:
-        value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + offsets, value.to(out.dtype.element_ty), mask=inside)
-
-
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    rows: int
-    columns: int
-    warps: int
-
-
-def tile(chip: Chip, N: int, *, backward: bool = False) -> Tile:
+def tile(chip: Chip, N: int, *, backward: bool = False) -> RowTile:
     """Whole rows of N columns: 2,048 elements or one row a program, 16 elements a thread until 512 threads.
 
     Backward has only 8 elements a thread from 2,048 columns on: with its sums, 16 spill on sm_100.
@@ -262,28 +199,13 @@ def tile(chip: Chip, N: int, *, backward: bool = False) -> Tile:
     """
     if N > MAX_COLUMNS:
         raise ValueError(f"LayerNorm over {N} columns: the kernel holds a row in registers, at most {MAX_COLUMNS}")
-    columns = max(_NARROWEST, triton.next_power_of_2(N))
+    columns = max(NARROWEST, triton.next_power_of_2(N))
     rows = max(1, 2048 // columns)
-    return Tile(rows, columns, _warps(chip, rows * columns, 8 if backward and columns >= 2048 else 16))
+    return RowTile(rows, columns, warps(chip, rows * columns, 8 if backward and columns >= 2048 else 16))
 
 
-def _warps(chip: Chip, elements: int, per_thread: int = 16) -> int:
-    lanes = 64 if chip.name.startswith("gfx") else 32
-    return max(1, min(512, elements // per_thread) // lanes)
-
-
-def pointwise_tile(chip: Chip, N: int) -> Tile:
-    """Part of a few rows, 2,048 elements."""
-    columns = min(512, max(_NARROWEST, triton.next_power_of_2(N)))
-    return Tile(2048 // columns, columns, _warps(chip, 2048))
-
-
-def _column_tile(chip: Chip) -> Tile:
-    return Tile(16, 128, _warps(chip, 2048))
-
-
-def _parts_tile(chip: Chip) -> Tile:
-    return Tile(32, 32, _warps(chip, 1024))
+def _column_tile(chip: Chip) -> RowTile:
+    return RowTile(16, 128, warps(chip, 2048))
 
 
 def _programs(chip: Chip, tiles: int) -> int:
@@ -340,7 +262,7 @@ def residual_layer_norm_backward(
     dweight = s.new_empty(0) if weight is None else torch.empty_like(weight)
     dbias = s.new_empty(0) if bias is None else torch.empty_like(bias)
     here = chip(s.device)
-    to, to_columns, to_parts = tile(here, N, backward=True), _column_tile(here), _parts_tile(here)
+    to, to_columns = tile(here, N, backward=True), _column_tile(here)
     in_registers = N <= _WIDEST
     programs = _programs(here, triton.cdiv(M, to.rows))
     parts = None
@@ -360,33 +282,8 @@ def residual_layer_norm_backward(
             ROWS=to_columns.rows, COLUMNS=to_columns.columns, num_warps=to_columns.warps,
         )  # fmt: skip
     if parts is not None:
-        _add_parts[(triton.cdiv(N, to_parts.columns),)](
-            parts, None if weight is None else dweight, None if bias is None else dbias, shares, N,
-            ROWS=to_parts.rows, COLUMNS=to_parts.columns, num_warps=to_parts.warps,
-        )  # fmt: skip
+        add_parts(parts, None if weight is None else dweight, None if bias is None else dbias)
     return dx, dresidual, dweight, dbias
-
-
-def residual_add(x, residual, *, dropout_p=0.0, seed=None, stream=0):
-    """residual + dropout(x), (M, N) contiguous, in residual's dtype."""
-    return _run_add(x, residual, torch.empty_like(residual), dropout_p, seed, stream)
-
-
-def dropout(x, *, dropout_p, seed, stream, dtype):
-    """dropout(x), (M, N) contiguous, in dtype: also its own derivative."""
-    return _run_add(x, None, torch.empty_like(x, dtype=dtype), dropout_p, seed, stream)
-
-
-def _run_add(x, residual, out, dropout_p, seed, stream):
-    M, N = x.shape
-    if M:
-        to = pointwise_tile(chip(x.device), N)
-        seed, threshold, scale = dropout_arguments(dropout_p, seed)
-        _add_dropped[(triton.cdiv(M, to.rows), triton.cdiv(N, to.columns))](
-            x, residual, out, seed, stream, threshold, scale, M, N,
-            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
-        )  # fmt: skip
-    return out
 
 
 # ---------------------------------------------------------------------------------------------------- compile cases
@@ -394,7 +291,7 @@ def _run_add(x, residual, out, dropout_p, seed, stream):
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in its heaviest variant (residual, dropout, both parameters); the lighter ones at N = 512."""
-    columns = _NARROWEST
+    columns = NARROWEST
     while columns <= MAX_COLUMNS:
         for dtype in ("fp32", "bf16"):
             yield _forward_case(chip, columns, dtype, dtype)
@@ -410,27 +307,9 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     yield _backward_case(chip, 512, "bf16", "bf16", ds=False)
     for dtype in ("fp32", "bf16"):
         yield _column_sums_case(chip, dtype)
-        for N in (128, 256, 512):
-            yield _add_dropped_case(chip, N, dtype)
-    yield _add_parts_case(chip)
-
-
-def _label(tile: Tile) -> str:
-    return f"{tile.rows}x{tile.columns}w{tile.warps}s3"
 
 
 _DROPOUT = {"stream": "i32", "threshold": "i32", "keep_scale": "fp32"}
-
-
-def _case(kernel, name, dtype, tile, arguments) -> CompileCase:
-    return CompileCase(
-        kernel=kernel,
-        name=f"layer_norm.{name}/{_label(tile)}",
-        dtype=dtype,
-        arguments={**arguments, "N": "i32:16", "ROWS": tile.rows, "COLUMNS": tile.columns},
-        num_warps=tile.warps,
-        num_stages=3,
-    )
 
 
 def _forward_case(chip: Chip, N: int, x: str, s: str, *, residual: bool = True, dropout: bool = True) -> CompileCase:
@@ -450,7 +329,7 @@ def _forward_case(chip: Chip, N: int, x: str, s: str, *, residual: bool = True, 
     }
     variant = "+".join(["residual"] * residual + ["dropout"] * dropout) or "plain"
     variant += f"+{s}-stream" if x != s else ""
-    return _case(_forward, f"forward/{variant}/N{N}", x, tile(chip, N), arguments)
+    return row_case(_forward, f"layer_norm.forward/{variant}/N{N}", x, tile(chip, N), arguments)
 
 
 def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropout: bool = True) -> CompileCase:
@@ -470,26 +349,9 @@ def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropo
     }
     variant = "+".join(["ds"] * ds + ["dropout"] * dropout) or "plain"
     variant += f"+{s}-stream" if x != s else ""
-    return _case(_backward, f"backward/{variant}/N{N}", x, tile(chip, N, backward=True), arguments)
+    return row_case(_backward, f"layer_norm.backward/{variant}/N{N}", x, tile(chip, N, backward=True), arguments)
 
 
 def _column_sums_case(chip: Chip, dtype: str) -> CompileCase:
     arguments = {"dy": f"*{dtype}", "s": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32", "parts": "*fp32", "M": "i32"}
-    return _case(_column_sums, "column_sums", dtype, _column_tile(chip), arguments)
-
-
-def _add_parts_case(chip: Chip) -> CompileCase:
-    arguments = {"parts": "*fp32", "dweight": "*fp32", "dbias": "*fp32", "P": "i32"}
-    return _case(_add_parts, "add_parts", "fp32", _parts_tile(chip), arguments)
-
-
-def _add_dropped_case(chip: Chip, N: int, dtype: str) -> CompileCase:
-    arguments = {
-        "x": f"*{dtype}",
-        "residual": f"*{dtype}",
-        "out": f"*{dtype}",
-        "seed": "*i64",
-        "M": "i32",
-        **_DROPOUT,
-    }
-    return _case(_add_dropped, "add_dropped", dtype, pointwise_tile(chip, N), arguments)
+    return row_case(_column_sums, "layer_norm.column_sums", dtype, _column_tile(chip), arguments)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.functional import _dropped
-from fasttfm.functional._backend import use_triton
+from fasttfm.functional._backend import chosen, use_triton
 from fasttfm.functional._operators import Operator, lower_precision
 from fasttfm.functional.random import draw_seed
 
@@ -81,12 +81,17 @@ def _by_kernel(x: Tensor) -> bool:
     return use_triton(x) and x.dtype in _KERNEL_DTYPES
 
 
+def _route() -> str | None:
+    """fused when Triton was asked for by name; None leaves the choice to the table."""
+    return "fused" if chosen() == "triton" else None
+
+
 def _scale(dropout_p: float, seed: Tensor | None) -> float:
     return reference.dropout_scale(dropout_p) if _dropped.active(dropout_p, seed) else 1.0
 
 
 def _scaled_mm(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """scale * a b, the scale inside the GEMM."""
+    """scale * a b, the scale inside the product."""
     return torch.mm(a, b) if scale == 1.0 else torch.addmm(a.new_empty(1, 1), a, b, beta=0, alpha=scale)
 
 
@@ -108,19 +113,29 @@ def _forward(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
-) -> tuple[Tensor, Tensor]:
-    """The output (..., N') and the hidden activation (M, F), zero where dropped but not yet scaled.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (..., N'), the hidden activation (M, F), zero where dropped but not yet scaled, and the mask's bits.
 
-    The scale of dropout rides in the GEMM as its alpha: exact, and no pass of its own.
+    The scale of dropout rides in the product: exact, and no pass of its own. The bits (M, ceil(F / 32)) int32 are empty
+    where no kernel wrote them: hidden > 0 says the same.
     """
     _one_dtype(x, weight1, bias1, weight2, bias2)
     rows = _rows(x)
+    shape = (*x.shape[:-1], weight2.shape[0])
+    if _by_kernel(x):
+        from fasttfm.kernels import feed_forward as kernel
+
+        out, hidden, bits = kernel.feed_forward(
+            rows, weight1.contiguous(), bias1, weight2.contiguous(), bias2,
+            dropout_p=dropout_p, seed=seed, stream=stream, route=_route(),
+        )  # fmt: skip
+        return out.view(shape), hidden, bits
     hidden = torch.nn.functional.linear(rows, weight1, bias1).relu_()
     keep = _dropped.kept(hidden, dropout_p, seed, stream)
     if keep.numel():
         hidden *= _dropped.as_factor(keep, hidden.dtype)
     out = _scaled_linear(hidden, weight2, bias2, _scale(dropout_p, seed))
-    return out.view(*x.shape[:-1], weight2.shape[0]), hidden
+    return out.view(shape), hidden, x.new_empty(0, dtype=torch.int32)
 
 
 def _forward_fake(
@@ -132,15 +147,25 @@ def _forward_fake(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
-) -> tuple[Tensor, Tensor]:
-    rows = x.numel() // x.shape[-1]
-    return x.new_empty(*x.shape[:-1], weight2.shape[0]), x.new_empty(rows, weight1.shape[0])
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, hidden = x.numel() // x.shape[-1], weight1.shape[0]
+    bits = x.new_empty((rows, (hidden + 31) // 32) if _writes_bits(x, dropout_p, seed) else (0,), dtype=torch.int32)
+    return x.new_empty(*x.shape[:-1], weight2.shape[0]), x.new_empty(rows, hidden), bits
+
+
+def _writes_bits(x: Tensor, dropout_p: float, seed: Tensor | None) -> bool:
+    if x.device.type == "meta" or (x.device.type == "cuda" and not torch.cuda.is_available()) or not _by_kernel(x):
+        return False
+    from fasttfm.kernels import feed_forward as kernel
+
+    return (_route() or kernel.forward_route(x, _dropped.active(dropout_p, seed))) == "fused"
 
 
 def _backward(
     dout: Tensor,
     x: Tensor,
     hidden: Tensor,
+    bits: Tensor,
     weight1: Tensor,
     weight2: Tensor,
     has_bias1: bool,
@@ -149,6 +174,14 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that nobody wants is empty."""
     dout, rows = _rows(dout), _rows(x)
+    if _by_kernel(x):
+        from fasttfm.kernels import feed_forward as kernel
+
+        dx, *others = kernel.feed_forward_backward(
+            dout, rows, hidden, bits, weight1.contiguous(), weight2.contiguous(),
+            bias1=has_bias1, bias2=has_bias2, scale=scale, route=_route(),
+        )  # fmt: skip
+        return dx.view(x.shape), *others
     # hidden > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
     dhidden = _scaled_mm(dout, weight2, scale)
     dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
@@ -166,6 +199,7 @@ def _backward_fake(
     dout: Tensor,
     x: Tensor,
     hidden: Tensor,
+    bits: Tensor,
     weight1: Tensor,
     weight2: Tensor,
     has_bias1: bool,
@@ -183,28 +217,31 @@ def _backward_fake(
 
 def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
     x, weight1, bias1, weight2, bias2, dropout_p, seed, _ = args
-    _, hidden = outputs
-    ctx.mark_non_differentiable(hidden)
-    ctx.save_for_backward(x, hidden, weight1, weight2)
+    _, hidden, bits = outputs
+    ctx.mark_non_differentiable(hidden, bits)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, hidden, bits, weight1, weight2)
     ctx.biases = (bias1 is not None, bias2 is not None)
     ctx.scale = _scale(dropout_p, seed)
 
 
-def _autograd(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _autograd(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if dout is None:
+        return (None,) * 8
     dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, *ctx.saved_tensors, *ctx.biases, ctx.scale)
     has_bias1, has_bias2 = ctx.biases
     return dx, dweight1, dbias1 if has_bias1 else None, dweight2, dbias2 if has_bias2 else None, None, None, None
 
 
 _feed_forward_backward = Operator(
-    "feed_forward_backward(Tensor dout, Tensor x, Tensor hidden, Tensor weight1, Tensor weight2, bool has_bias1,"
-    " bool has_bias2, float scale) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "feed_forward_backward(Tensor dout, Tensor x, Tensor hidden, Tensor bits, Tensor weight1, Tensor weight2,"
+    " bool has_bias1, bool has_bias2, float scale) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 _feed_forward = Operator(
     "feed_forward(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, float dropout_p,"
-    " Tensor? seed, int stream) -> (Tensor, Tensor)",
+    " Tensor? seed, int stream) -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     save=_save,

@@ -16,6 +16,7 @@ from fasttfm.functional._backend import use_triton
 from fasttfm.functional._operators import Operator
 from fasttfm.functional.random import draw_seed
 
+_MAX_COLUMNS = 16384  # the widest row that the kernels hold in registers; torch's own kernel takes wider ones
 _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -96,7 +97,10 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _by_kernel(*tensors: Tensor) -> bool:
-    return use_triton(tensors[0]) and all(t.dtype in _KERNEL_DTYPES for t in tensors)
+    first = tensors[0]
+    if not use_triton(first) or first.shape[-1] > _MAX_COLUMNS:
+        return False
+    return all(t.dtype in _KERNEL_DTYPES for t in tensors)
 
 
 def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -388,7 +392,7 @@ def _add_forward(
 ) -> tuple[Tensor, Tensor]:
     rows, residual_rows = _rows(x), _rows(residual)
     if _by_kernel(x, residual):
-        from fasttfm.kernels import layer_norm as kernel
+        from fasttfm.kernels import residual_add as kernel
 
         s = kernel.residual_add(rows, residual_rows, dropout_p=dropout_p, seed=seed, stream=stream)
         keep = x.new_empty(0, dtype=torch.bool)
@@ -408,7 +412,7 @@ def _add_backward(
     ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype
 ) -> Tensor:
     if not keep.numel() and _by_kernel(ds):
-        from fasttfm.kernels import layer_norm as kernel
+        from fasttfm.kernels import residual_add as kernel
 
         dx = kernel.dropout(_rows(ds), dropout_p=dropout_p, seed=seed, stream=stream, dtype=dtype)
     else:
