@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
-from fasttfm.kernels.launch import chip, interpreted, product_kind
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.launch import Chip, chip, interpreted, product_kind
 from fasttfm.kernels.philox import dropout_arguments
 
 MAX_WIDTH = 256
 """Largest head size of queries, keys and values."""
+
+
+SHORT = 128
+"""Most keys of the short-row route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,43 @@ class Call:
         return max(self.constants["BLOCK_D"], self.constants["BLOCK_DV"])
 
 
-def block(width: int) -> int:
-    """The power of two that a head of this size is computed in; tl.dot needs 16."""
-    return max(16, triton.next_power_of_2(width))
+def key_class(keys: int) -> int:
+    """The size class of rows with that many keys: the power of two from 16 to 2048 that holds them, else 4096."""
+    return _power_of_two(keys, 2048)
+
+
+def width_class(width: int) -> int:
+    """The power of two from 16 to MAX_WIDTH that a head of this size is computed in, else twice MAX_WIDTH."""
+    return _power_of_two(width, MAX_WIDTH)
+
+
+def _power_of_two(size: int, most: int) -> int:
+    power = 16
+    while power < size and power <= most:  # comparisons alone, because size may be symbolic under torch.compile
+        power *= 2
+    return power
+
+
+def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
+    if width > MAX_WIDTH:
+        return ["softmax"]
+    return ["short", "flash", "softmax"] if keys <= SHORT else ["flash", "softmax"]
+
+
+@choice("attention.route", alternatives=_routes)
+def route(chip: Chip, kind: str, width: int, keys: int) -> str:
+    """short, flash or softmax: attention_short.py, attention.py, or masked_softmax.py between two cuBLAS products.
+
+    kind as launch.product_kind() names it; width the larger head size; keys from key_class(). Where Triton has no
+    matrix units to use, cuBLAS wins as soon as the products weigh more than the traffic: a chip of 15 TFLOP/s and
+    900 GB/s does 17 operations in the time of a byte, and a row of S keys needs about S / 2 of them a byte in half
+    precision. Above 1,024 keys the scores would fill the memory. None of these limits has been measured yet.
+    """
+    if width > MAX_WIDTH:
+        return "softmax"
+    if not chip.matrix_units and chip.capability and 32 < keys <= 1024:
+        return "softmax"
+    return "short" if keys <= SHORT else "flash"
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -115,6 +153,8 @@ def prepare(
     """Arguments as fasttfm.functional.attention's; query, key, value (B, H, ., .), through by_head() when packed."""
     batch, heads, queries, width = query.shape
     keys, value_width = value.shape[2:]
+    if key_lengths is not None:
+        key_lengths = key_lengths.contiguous()
     here = chip(query.device)
     kind = product_kind(query.dtype, here)
     mask, mask_kind, mask_strides = mask_arguments(mask, (batch, heads, queries, keys))
@@ -136,8 +176,8 @@ def prepare(
         constants={
             "D": width,
             "DV": value_width,
-            "BLOCK_D": block(width),
-            "BLOCK_DV": block(value_width),
+            "BLOCK_D": width_class(width),
+            "BLOCK_DV": width_class(value_width),
             "CAUSAL": causal,
             "MASK": mask_kind,
             "PRECISION": "tf32" if kind == "tf32" else "ieee",

@@ -5,7 +5,7 @@
     dV = dropout(P)^T dO
 
 At sentence lengths attention is bound by memory and launches, not by products: with 27 words a tile of 128 computes 16
-times what is asked for, one of 32 only 1.4 times. A row of up to MAX_KEYS scores stays in registers, so its sum of
+times what is asked for, one of 32 only 1.4 times. A row of up to 128 scores stays in registers, so its sum of
 P * dP is at hand: backward reads neither the output nor delta, and needs no second launch. It walks over the queries
 and keeps dK and dV in float32 registers, so nothing is added up in memory and two runs agree bit for bit.
 Forward moves 2 * B * H * (L + S) * D elements, backward 3 * L * D + 4 * S * D a head, each once.
@@ -17,12 +17,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from fasttfm.kernels.attention import outputs
-from fasttfm.kernels.attention_launch import Tile, like_heads, prepare, strides, unit
+from fasttfm.kernels.attention_launch import Tile, key_class, like_heads, prepare, strides, unit
 from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.philox import keep_mask
-
-MAX_KEYS = 128
 
 
 @triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "S", "tiles"])
@@ -227,21 +225,16 @@ def backward_tile(chip: Chip, kind: str, width: int, columns: int) -> Tile:
     return Tile(min(32, columns), columns, 1 if columns <= 32 else 4, 1)
 
 
-def columns_for(keys: int) -> int:
-    """The size class of rows with that many keys."""
-    return max(16, triton.next_power_of_2(keys))
-
-
 # --------------------------------------------------------------------------------------------------------- launches
 
 
 def forward(query, key, value, *, out=None, tile=None, **options):
-    """As attention.forward(), with at most MAX_KEYS keys."""
+    """As attention.forward(), with at most attention_launch.SHORT keys."""
     query, key, value = unit(query), unit(key), unit(value)
     call = prepare(query, key, value, **options)
     output, lse = out or outputs(query, value.shape[-1])
     if call.planes and call.queries:
-        tile = tile or forward_tile(call.chip, call.kind, call.width, columns_for(call.keys))
+        tile = tile or forward_tile(call.chip, call.kind, call.width, key_class(call.keys))
         tiles = triton.cdiv(call.queries, tile.rows)
         _forward[(tiles * call.planes,)](
             query, key, value, output, lse, *call.arguments, tiles,
@@ -260,7 +253,7 @@ def backward(grad, query, key, value, lse, *, out=None, tile=None, **options):
     call = prepare(query, key, value, **options)
     dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
     if call.planes:
-        tile = tile or backward_tile(call.chip, call.kind, call.width, columns_for(call.keys))
+        tile = tile or backward_tile(call.chip, call.kind, call.width, key_class(call.keys))
         _backward[(call.planes,)](
             query, key, value, grad, lse, dq, dk, dv, *call.arguments,
             *strides(query, key, value, grad, dq, dk, dv), *lse.stride()[:2], *call.mask_strides,

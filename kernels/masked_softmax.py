@@ -262,6 +262,8 @@ def forward(
     seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
     kept = None if seed is None else torch.empty_like(scores)
     if scores.numel():
+        if key_lengths is not None:
+            key_lengths = key_lengths.contiguous()
         mask, kind, mask_strides = mask_arguments(mask, scores.shape)
         to, one = _tile_of(scores)
         tiles = triton.cdiv(queries, to.rows)

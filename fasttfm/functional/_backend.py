@@ -54,16 +54,17 @@ def chosen() -> str:
     return _choice
 
 
-def use_triton(tensor: torch.Tensor) -> bool:
-    """Whether an operator on this tensor runs its Triton kernel."""
-    if _choice == "torch":
+def use_triton(tensor: torch.Tensor, choice: str | None = None) -> bool:
+    """Whether an operator on this tensor runs its Triton kernel; choice goes before what is set."""
+    choice = _choice if choice is None else choice
+    if choice == "torch":
         return False
     if tensor.device.type == "cuda":
         if _triton_installed():
             return True
         _warn_once("Triton is not installed: fasttfm computes with plain PyTorch (pip install triton)")
         return False
-    if _choice == "triton":
+    if choice == "triton":
         if tensor.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") == "1":
             return True
         raise RuntimeError(

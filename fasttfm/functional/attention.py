@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.functional import _attention_kernels as kernels
 from fasttfm.functional import _attention_torch as plain
 from fasttfm.functional._backend import chosen
 from fasttfm.functional._operators import Operator
@@ -36,6 +37,9 @@ def _check(
         raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
     if query.dtype not in _DTYPES:
         raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
+    for name, given in (("key_lengths", key_lengths), ("mask", mask)):
+        if given is not None and given.device != query.device:
+            raise ValueError(f"{name} is on {given.device} and query on {query.device}: both must be on one device")
     if key_lengths is not None and (key_lengths.dim() != 1 or key_lengths.shape[0] != query.shape[0]):
         raise ValueError(f"key_lengths {tuple(key_lengths.shape)} must be ({query.shape[0]},), one length a batch row")
     if key_lengths is not None and (key_lengths.is_floating_point() or key_lengths.dtype == torch.bool):
@@ -154,6 +158,27 @@ _BACKWARD = (
 )
 
 
+def _options(
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    causal_offset: int,
+    dropout_p: float,
+    seed: Tensor | None,
+    stream: int,
+) -> dict[str, Any]:
+    """As the kernels name them."""
+    return {
+        "key_lengths": key_lengths,
+        "mask": mask,
+        "causal": causal,
+        "causal_offset": causal_offset,
+        "dropout_p": dropout_p,
+        "seed": seed,
+        "stream": stream,
+    }
+
+
 def _nothing(like: Tensor) -> Tensor:
     return like.new_empty(0)
 
@@ -178,6 +203,10 @@ def _compute(
     stream: int,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    route = kernels.route(query, value, key.shape[2], backend)
+    if route != "torch":
+        options = _options(key_lengths, mask, causal, causal_offset, dropout_p, seed, stream)
+        return *kernels.forward(route, query, key, value, scale, options), _nothing(query)
     output, weights, kept = plain.forward(
         query, key, value, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, stream
     )
@@ -198,9 +227,12 @@ def _fake(
     stream: int,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    route = kernels.route(query, value, key.shape[2], backend)
+    output = _heads_last(query, value.shape[-1])
+    if not kernels.saves_weights(route):
+        return output, query.new_empty(query.shape[:3], dtype=torch.float32), _nothing(query)
     weights = query.new_empty(*query.shape[:3], key.shape[2])
-    kept = torch.empty_like(weights) if seed is not None else _nothing(query)
-    return _heads_last(query, value.shape[-1]), weights, kept
+    return output, weights, torch.empty_like(weights) if route == "torch" and seed is not None else _nothing(query)
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
@@ -241,9 +273,16 @@ def _compute_backward(
     backend: str,
     mask_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_query, d_key, d_value, d_mask = plain.backward(
-        grad, query, key, value, saved, kept if seed is not None else None, mask if mask_gradient else None, scale
-    )
+    route = kernels.route(query, value, key.shape[2], backend)
+    if route != "torch":
+        options = _options(key_lengths, mask, causal, causal_offset, dropout_p, seed, stream)
+        d_query, d_key, d_value, d_mask = kernels.backward(
+            route, grad, query, key, value, output, saved, scale, options, mask_gradient
+        )
+    else:
+        d_query, d_key, d_value, d_mask = plain.backward(
+            grad, query, key, value, saved, kept if seed is not None else None, mask if mask_gradient else None, scale
+        )
     return d_query, d_key, d_value, _nothing(query) if d_mask is None else d_mask
 
 
@@ -292,6 +331,10 @@ def _compute_softmax(
     stream: int,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
+    if kernels.uses_triton(scores, backend):
+        options = _options(key_lengths, mask, causal, causal_offset, dropout_p, seed, stream)
+        p, kept = kernels.softmax(scores, scale, options)
+        return (p, _nothing(p)) if kept is None else (kept, p)
     p = plain.weights(scores, scale, key_lengths, mask, causal, causal_offset)
     if seed is None:
         return p, _nothing(p)
@@ -304,9 +347,9 @@ def _fake_softmax(scores: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
 
 
 def _save_softmax(ctx: Any, args: tuple, outputs: tuple) -> None:
-    mask, scale, seed = args[2], args[6], args[7]
+    mask, seed = args[2], args[7]
     ctx.save_for_backward(*outputs, mask, seed)
-    ctx.scale = scale
+    ctx.options = (*args[5:7], *args[8:])
     ctx.mark_non_differentiable(outputs[1])
     ctx.set_materialize_grads(False)
 
@@ -316,30 +359,43 @@ def _differentiate_softmax(ctx: Any, grad: Tensor | None, _: Any) -> tuple:
         return (None,) * 10
     kept, p, mask, seed = ctx.saved_tensors
     wants_mask = ctx.needs_input_grad[2]
-    d_scores, d_mask = _softmax_backward(grad, kept, p, mask, ctx.scale, seed, wants_mask)
+    dropout_p, scale, stream, backend = ctx.options
+    d_scores, d_mask = _softmax_backward(grad, kept, p, mask, dropout_p, scale, seed, stream, backend, wants_mask)
     return d_scores, None, d_mask if wants_mask else None, *(None,) * 7
 
 
 def _compute_softmax_backward(
-    grad: Tensor, kept: Tensor, p: Tensor, mask: Tensor | None, scale: float, seed: Tensor | None, mask_gradient: bool
+    grad: Tensor,
+    kept: Tensor,
+    p: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    scale: float,
+    seed: Tensor | None,
+    stream: int,
+    backend: str,
+    mask_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    if seed is None:
-        gradient = plain.softmax_gradient(grad, kept, None)
+    wanted = mask if mask_gradient else None
+    p, dropped = (kept, None) if seed is None else (p, kept)
+    if kernels.uses_triton(grad, backend):
+        d_scores, d_mask = kernels.softmax_gradient(grad, p, scale, wanted, dropout_p, seed, stream)
     else:
-        gradient = plain.softmax_gradient(grad, p, kept)
-    d_mask = gradient.sum_to_size(mask.shape).to(mask.dtype) if mask is not None and mask_gradient else _nothing(kept)
-    return (gradient * scale).to(kept.dtype), d_mask
+        gradient = plain.softmax_gradient(grad, p, dropped)
+        d_mask = None if wanted is None else gradient.sum_to_size(wanted.shape).to(wanted.dtype)
+        d_scores = (gradient * scale).to(kept.dtype)
+    return d_scores, _nothing(kept) if d_mask is None else d_mask
 
 
 def _fake_softmax_backward(
-    grad: Tensor, kept: Tensor, p: Tensor, mask: Tensor | None, scale: float, seed: Tensor | None, mask_gradient: bool
+    grad: Tensor, kept: Tensor, p: Tensor, mask: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(kept), mask.new_empty(mask.shape) if mask is not None and mask_gradient else _nothing(kept)
+    return torch.empty_like(kept), mask.new_empty(mask.shape) if mask is not None and options[-1] else _nothing(kept)
 
 
 _softmax_backward = Operator(
-    "attention_softmax_backward(Tensor grad, Tensor kept, Tensor p, Tensor? mask, float scale, Tensor? seed, "
-    "bool mask_gradient) -> (Tensor, Tensor)",
+    "attention_softmax_backward(Tensor grad, Tensor kept, Tensor p, Tensor? mask, float dropout_p, float scale, "
+    "Tensor? seed, int stream, str backend, bool mask_gradient) -> (Tensor, Tensor)",
     _compute_softmax_backward,
     _fake_softmax_backward,
 )

@@ -1,0 +1,141 @@
+"""Attention through Triton: which route a call takes, and what the backward pass needs of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional._backend import use_triton
+
+
+def uses_triton(x: Tensor, backend: str) -> bool:
+    """Whether any kernel here takes x."""
+    if x.dtype == torch.float64 or x.is_meta or not use_triton(x, backend):
+        return False
+    return not x.is_cuda or torch.cuda.is_available()  # a fake tensor may name a device that is not there
+
+
+def route(query: Tensor, value: Tensor, keys: int, backend: str) -> str:
+    """torch, or as kernels.attention_launch.route() says: short, flash or softmax.
+
+    query (..., D), value (..., Dv), keys of the longest row; backend as _backend.chosen() gives it.
+    """
+    if not uses_triton(query, backend):
+        return "torch"
+    from fasttfm.kernels import attention_launch
+    from fasttfm.kernels.launch import chip, product_kind
+
+    here = chip(query.device)
+    width = attention_launch.width_class(max(query.shape[-1], value.shape[-1]))
+    return attention_launch.route(here, product_kind(query.dtype, here), width, attention_launch.key_class(keys))
+
+
+def saves_weights(route: str) -> bool:
+    """Whether the forward pass keeps the weights (B, H, L, S) rather than their log-sum-exp (B, H, L)."""
+    return route in ("torch", "softmax")
+
+
+def forward(
+    route: str, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The output (B, H, L, Dv), heads last in memory, and the weights or the log-sum-exp."""
+    if route == "short":
+        from fasttfm.kernels import attention_short
+
+        return attention_short.forward(query, key, value, scale=scale, **options)
+    if route == "flash":
+        from fasttfm.kernels import attention as attention_long
+
+        return attention_long.forward(query, key, value, scale=scale, **options)
+    from fasttfm.kernels import masked_softmax
+
+    scores = torch.matmul(query, key.transpose(-2, -1)).contiguous()
+    p, kept = masked_softmax.forward(scores, scale, **options, in_place=True)
+    output = torch.matmul(p if kept is None else kept, value)
+    return output.transpose(1, 2).contiguous().transpose(1, 2), p
+
+
+def backward(
+    route: str,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    saved: Tensor,
+    scale: float,
+    options: dict[str, Any],
+    mask_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key, value and, if asked for, of the additive mask."""
+    if route == "softmax":
+        return _softmax_backward(grad, query, key, value, saved, scale, options, mask_gradient)
+    if route == "short":
+        from fasttfm.kernels import attention_short
+
+        gradients = attention_short.backward(grad, query, key, value, saved, scale=scale, **options)
+    else:
+        from fasttfm.kernels import attention_backward
+
+        gradients = attention_backward.backward(grad, query, key, value, output, saved, scale=scale, **options)
+    d_mask = None
+    if mask_gradient:
+        from fasttfm.kernels import attention_mask_gradient
+
+        d_mask = attention_mask_gradient.gradient(grad, query, key, value, output, saved, scale=scale, **options)
+    return *gradients, d_mask
+
+
+def _softmax_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    p: Tensor,
+    scale: float,
+    options: dict[str, Any],
+    mask_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    from fasttfm.kernels import masked_softmax
+
+    d_kept = torch.matmul(grad, value.transpose(-2, -1)).contiguous()
+    dropout = {name: options[name] for name in ("dropout_p", "seed", "stream")}
+    factor = 1.0 if mask_gradient else scale
+    d_scores, kept = masked_softmax.backward(d_kept, p, factor, **dropout, in_place=True, with_kept=True)
+    d_mask = None
+    if mask_gradient:
+        mask = options["mask"]
+        d_mask = d_scores.float().sum_to_size(mask.shape).to(mask.dtype)
+        d_scores *= scale
+    gradients = (
+        torch.matmul(d_scores, key),
+        torch.matmul(d_scores.transpose(-2, -1), query),
+        torch.matmul(kept.transpose(-2, -1), grad),
+    )
+    d_query, d_key, d_value = (d.transpose(1, 2).contiguous().transpose(1, 2) for d in gradients)
+    return d_query, d_key, d_value, d_mask
+
+
+def softmax(scores: Tensor, scale: float, options: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """The weights before dropout, and after it (None without dropout), of scores (B, H, L, S)."""
+    from fasttfm.kernels import masked_softmax
+
+    return masked_softmax.forward(scores.contiguous(), scale, **options)
+
+
+def softmax_gradient(
+    grad: Tensor, p: Tensor, scale: float, mask: Tensor | None, dropout_p: float, seed: Tensor | None, stream: int
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of softmax()'s scores and, where it is given, of the additive mask.
+
+    grad is that of the weights after dropout, p the weights before it.
+    """
+    from fasttfm.kernels import masked_softmax
+
+    factor = scale if mask is None else 1.0
+    d_scores, _ = masked_softmax.backward(grad.contiguous(), p, factor, dropout_p, seed, stream)
+    if mask is None:
+        return d_scores, None
+    return d_scores * scale, d_scores.float().sum_to_size(mask.shape).to(mask.dtype)
