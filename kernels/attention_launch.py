@@ -42,6 +42,10 @@ class Packed(NamedTuple):
     max_key: int
     """No sequence has more keys."""
 
+    @property
+    def batch(self) -> int:
+        return self.query_starts.shape[0] - 1
+
 
 @dataclass(slots=True)
 class Call:
@@ -111,7 +115,7 @@ def unit(x: torch.Tensor) -> torch.Tensor:
 
 def by_head(x: torch.Tensor, batch: int) -> torch.Tensor:
     """A packed (T, H, D) seen as (B, H, T, D): every sequence reads the same memory, from its own start on."""
-    return x.transpose(0, 1).unsqueeze(0).expand(batch, -1, -1, -1)
+    return unit(x).transpose(0, 1).unsqueeze(0).expand(batch, -1, -1, -1)
 
 
 def strides(*tensors: torch.Tensor) -> list[int]:
@@ -161,6 +165,7 @@ def prepare(
     query_starts = key_starts = None
     if packed is not None:
         query_starts, key_starts, queries, keys = packed
+        query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
     seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
     return Call(
         chip=here,

@@ -1,12 +1,16 @@
 """Public functions: each chooses between a Triton kernel and plain PyTorch, and both compute what reference.py says."""
 
 from fasttfm.functional._backend import backend
-from fasttfm.functional.attention import attention, attention_weights
+from fasttfm.functional.attention import attention
+from fasttfm.functional.attention_packed import varlen_attention
+from fasttfm.functional.attention_sdpa import scaled_dot_product_attention
+from fasttfm.functional.attention_weights import attention_weights
 from fasttfm.functional.cross_entropy import cross_entropy, linear_cross_entropy
 from fasttfm.functional.embedding import embed
 from fasttfm.functional.feed_forward import feed_forward
-from fasttfm.functional.layer_norm import layer_norm, residual_add, residual_layer_norm
+from fasttfm.functional.layer_norm import layer_norm, residual_layer_norm
 from fasttfm.functional.random import draw_seed
+from fasttfm.functional.residual_add import residual_add
 
 __all__ = [
     "attention",
@@ -20,4 +24,6 @@ __all__ = [
     "linear_cross_entropy",
     "residual_add",
     "residual_layer_norm",
+    "scaled_dot_product_attention",
+    "varlen_attention",
 ]

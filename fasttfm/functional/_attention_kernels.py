@@ -139,3 +139,50 @@ def softmax_gradient(
     if mask is None:
         return d_scores, None
     return d_scores * scale, d_scores.float().sum_to_size(mask.shape).to(mask.dtype)
+
+
+def packed_forward(
+    route: str, query: Tensor, key: Tensor, value: Tensor, scale: float, packed: tuple, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The output (Tq, H, Dv) and the log-sum-exp (H, Tq). packed: query_starts, key_starts, max_query, max_key."""
+    from fasttfm.kernels import attention as attention_long
+    from fasttfm.kernels import attention_launch, attention_short
+
+    tokens, heads, _ = query.shape
+    output = query.new_zeros(tokens, heads, value.shape[-1])  # what no sequence reaches stays zero
+    lse = query.new_empty(heads, tokens, dtype=torch.float32)
+    if output.numel():
+        sequences = attention_launch.Packed(*packed)
+        q, k, v, o = (attention_launch.by_head(x, sequences.batch) for x in (query, key, value, output))
+        out = (o, lse.expand(sequences.batch, -1, -1))
+        kernel = attention_short.forward if route == "short" else attention_long.forward
+        kernel(q, k, v, out=out, packed=sequences, scale=scale, **options)
+    return output, lse
+
+
+def packed_backward(
+    route: str,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    scale: float,
+    packed: tuple,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of packed query, key and value."""
+    from fasttfm.kernels import attention_backward, attention_launch, attention_short
+
+    gradients = query.new_zeros(query.shape), key.new_zeros(key.shape), value.new_zeros(value.shape)
+    if query.numel() and key.numel():
+        sequences = attention_launch.Packed(*packed)
+        g, q, k, v, o = (attention_launch.by_head(x, sequences.batch) for x in (grad, query, key, value, output))
+        out = tuple(attention_launch.by_head(d, sequences.batch) for d in gradients)
+        lse = lse.expand(sequences.batch, -1, -1)
+        if route == "short":
+            attention_short.backward(g, q, k, v, lse, out=out, packed=sequences, scale=scale, **options)
+        else:
+            attention_backward.backward(g, q, k, v, o, lse, out=out, packed=sequences, scale=scale, **options)
+    return gradients

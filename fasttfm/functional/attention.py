@@ -16,13 +16,14 @@ from fasttfm.functional.random import draw_seed
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def _check(
+def check(
     query: Tensor,
     key: Tensor,
     key_lengths: Tensor | None,
     mask: Tensor | None,
     dropout_p: float,
 ) -> None:
+    """Raises ValueError for arguments of attention() that do not agree."""
     if query.dim() != 4 or key.dim() != 4:
         raise ValueError(
             f"query {tuple(query.shape)} and key {tuple(key.shape)} must have four dimensions: "
@@ -54,7 +55,8 @@ def _check(
         raise ValueError(f"dropout_p {dropout_p} must lie in [0, 1]")
 
 
-def _check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
+def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Likewise for the values."""
     if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
         raise ValueError(
             f"value {tuple(value.shape)} and key {tuple(key.shape)} must agree in batch, heads and length: "
@@ -89,8 +91,8 @@ def attention(
     Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
     Raises ValueError for shapes or dtypes that do not agree.
     """
-    _check(query, key, key_lengths, mask, dropout_p)
-    _check_value(query, key, value)
+    check(query, key, key_lengths, mask, dropout_p)
+    check_value(query, key, value)
     if dropout_p > 0.0 and seed is None:
         seed = draw_seed(query.device)
     return _forward(
@@ -109,56 +111,21 @@ def attention(
     )[0]
 
 
-def attention_weights(
-    query: Tensor,
-    key: Tensor,
-    *,
-    key_lengths: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    causal_offset: int = 0,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-    seed: Tensor | None = None,
-    stream: int = 0,
-) -> Tensor:
-    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype.
-
-    Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...).
-    """
-    _check(query, key, key_lengths, mask, dropout_p)
-    if dropout_p > 0.0 and seed is None:
-        seed = draw_seed(query.device)
-    scores = query @ key.transpose(-2, -1)  # (B, H, L, S), under autocast in its dtype
-    return _softmax(
-        scores,
-        key_lengths,
-        mask,
-        causal,
-        causal_offset,
-        dropout_p,
-        query.shape[-1] ** -0.5 if scale is None else scale,
-        seed if dropout_p > 0.0 else None,
-        stream,
-        chosen(),
-    )[0]
-
-
 # ------------------------------------------------------------------------------------------------ softmax(Q K^T) V
 
 _FORWARD = (
     "attention(Tensor query, Tensor key, Tensor value, Tensor? key_lengths, Tensor? mask, bool causal, "
-    "int causal_offset, float dropout_p, float scale, Tensor? seed, int stream, str backend) "
+    "SymInt causal_offset, float dropout_p, float scale, Tensor? seed, int stream, str backend) "
     "-> (Tensor, Tensor, Tensor)"
 )
 _BACKWARD = (
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor output, Tensor saved, Tensor kept, "
-    "Tensor? key_lengths, Tensor? mask, bool causal, int causal_offset, float dropout_p, float scale, Tensor? seed, "
+    "Tensor? key_lengths, Tensor? mask, bool causal, SymInt causal_offset, float dropout_p, float scale, Tensor? seed, "
     "int stream, str backend, bool mask_gradient) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
-def _options(
+def kernel_options(
     key_lengths: Tensor | None,
     mask: Tensor | None,
     causal: bool,
@@ -167,7 +134,7 @@ def _options(
     seed: Tensor | None,
     stream: int,
 ) -> dict[str, Any]:
-    """As the kernels name them."""
+    """Everything but the tensors and the scale, as the kernels name it."""
     return {
         "key_lengths": key_lengths,
         "mask": mask,
@@ -179,7 +146,8 @@ def _options(
     }
 
 
-def _nothing(like: Tensor) -> Tensor:
+def nothing(like: Tensor) -> Tensor:
+    """What stands in for an output that a call does not have: an operator always returns the same number of them."""
     return like.new_empty(0)
 
 
@@ -205,12 +173,12 @@ def _compute(
 ) -> tuple[Tensor, Tensor, Tensor]:
     route = kernels.route(query, value, key.shape[2], backend)
     if route != "torch":
-        options = _options(key_lengths, mask, causal, causal_offset, dropout_p, seed, stream)
-        return *kernels.forward(route, query, key, value, scale, options), _nothing(query)
+        options = kernel_options(key_lengths, mask, causal, causal_offset, dropout_p, seed, stream)
+        return *kernels.forward(route, query, key, value, scale, options), nothing(query)
     output, weights, kept = plain.forward(
         query, key, value, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, stream
     )
-    return output, weights, _nothing(query) if kept is None else kept
+    return output, weights, nothing(query) if kept is None else kept
 
 
 def _fake(
@@ -230,9 +198,9 @@ def _fake(
     route = kernels.route(query, value, key.shape[2], backend)
     output = _heads_last(query, value.shape[-1])
     if not kernels.saves_weights(route):
-        return output, query.new_empty(query.shape[:3], dtype=torch.float32), _nothing(query)
+        return output, query.new_empty(query.shape[:3], dtype=torch.float32), nothing(query)
     weights = query.new_empty(*query.shape[:3], key.shape[2])
-    return output, weights, torch.empty_like(weights) if route == "torch" and seed is not None else _nothing(query)
+    return output, weights, torch.empty_like(weights) if route == "torch" and seed is not None else nothing(query)
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
@@ -275,7 +243,7 @@ def _compute_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     route = kernels.route(query, value, key.shape[2], backend)
     if route != "torch":
-        options = _options(key_lengths, mask, causal, causal_offset, dropout_p, seed, stream)
+        options = kernel_options(key_lengths, mask, causal, causal_offset, dropout_p, seed, stream)
         d_query, d_key, d_value, d_mask = kernels.backward(
             route, grad, query, key, value, output, saved, scale, options, mask_gradient
         )
@@ -283,7 +251,7 @@ def _compute_backward(
         d_query, d_key, d_value, d_mask = plain.backward(
             grad, query, key, value, saved, kept if seed is not None else None, mask if mask_gradient else None, scale
         )
-    return d_query, d_key, d_value, _nothing(query) if d_mask is None else d_mask
+    return d_query, d_key, d_value, nothing(query) if d_mask is None else d_mask
 
 
 def _fake_backward(
@@ -298,7 +266,7 @@ def _fake_backward(
     mask: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_mask = mask.new_empty(mask.shape) if mask is not None and options[-1] else _nothing(query)
+    d_mask = mask.new_empty(mask.shape) if mask is not None and options[-1] else nothing(query)
     return (
         _heads_last(query, query.shape[-1]),
         _heads_last(key, key.shape[-1]),
@@ -307,103 +275,11 @@ def _fake_backward(
     )
 
 
-def _autocast(args: tuple, dtype: torch.dtype) -> tuple:
+def autocast_products(args: tuple, dtype: torch.dtype) -> tuple:
     """Query, key and value as matrix products take them; an additive mask keeps its precision."""
     qkv = (a.to(dtype) if a.dtype != torch.float64 else a for a in args[:3])
     return (*qkv, *args[3:])
 
 
 _backward = Operator(_BACKWARD, _compute_backward, _fake_backward)
-_forward = Operator(_FORWARD, _compute, _fake, save=_save, backward=_differentiate, autocast=_autocast)
-
-# --------------------------------------------------------------------------------------------- softmax of given scores
-
-
-def _compute_softmax(
-    scores: Tensor,
-    key_lengths: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
-    causal_offset: int,
-    dropout_p: float,
-    scale: float,
-    seed: Tensor | None,
-    stream: int,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    if kernels.uses_triton(scores, backend):
-        options = _options(key_lengths, mask, causal, causal_offset, dropout_p, seed, stream)
-        p, kept = kernels.softmax(scores, scale, options)
-        return (p, _nothing(p)) if kept is None else (kept, p)
-    p = plain.weights(scores, scale, key_lengths, mask, causal, causal_offset)
-    if seed is None:
-        return p, _nothing(p)
-    return plain.drop(p, dropout_p, seed, stream), p
-
-
-def _fake_softmax(scores: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    like = scores.new_empty(scores.shape)
-    return like, _nothing(like) if options[-3] is None else torch.empty_like(like)
-
-
-def _save_softmax(ctx: Any, args: tuple, outputs: tuple) -> None:
-    mask, seed = args[2], args[7]
-    ctx.save_for_backward(*outputs, mask, seed)
-    ctx.options = (*args[5:7], *args[8:])
-    ctx.mark_non_differentiable(outputs[1])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate_softmax(ctx: Any, grad: Tensor | None, _: Any) -> tuple:
-    if grad is None:
-        return (None,) * 10
-    kept, p, mask, seed = ctx.saved_tensors
-    wants_mask = ctx.needs_input_grad[2]
-    dropout_p, scale, stream, backend = ctx.options
-    d_scores, d_mask = _softmax_backward(grad, kept, p, mask, dropout_p, scale, seed, stream, backend, wants_mask)
-    return d_scores, None, d_mask if wants_mask else None, *(None,) * 7
-
-
-def _compute_softmax_backward(
-    grad: Tensor,
-    kept: Tensor,
-    p: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    scale: float,
-    seed: Tensor | None,
-    stream: int,
-    backend: str,
-    mask_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    wanted = mask if mask_gradient else None
-    p, dropped = (kept, None) if seed is None else (p, kept)
-    if kernels.uses_triton(grad, backend):
-        d_scores, d_mask = kernels.softmax_gradient(grad, p, scale, wanted, dropout_p, seed, stream)
-    else:
-        gradient = plain.softmax_gradient(grad, p, dropped)
-        d_mask = None if wanted is None else gradient.sum_to_size(wanted.shape).to(wanted.dtype)
-        d_scores = (gradient * scale).to(kept.dtype)
-    return d_scores, _nothing(kept) if d_mask is None else d_mask
-
-
-def _fake_softmax_backward(
-    grad: Tensor, kept: Tensor, p: Tensor, mask: Tensor | None, *options: Any
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(kept), mask.new_empty(mask.shape) if mask is not None and options[-1] else _nothing(kept)
-
-
-_softmax_backward = Operator(
-    "attention_softmax_backward(Tensor grad, Tensor kept, Tensor p, Tensor? mask, float dropout_p, float scale, "
-    "Tensor? seed, int stream, str backend, bool mask_gradient) -> (Tensor, Tensor)",
-    _compute_softmax_backward,
-    _fake_softmax_backward,
-)
-_softmax = Operator(
-    "attention_softmax(Tensor scores, Tensor? key_lengths, Tensor? mask, bool causal, int causal_offset, "
-    "float dropout_p, float scale, Tensor? seed, int stream, str backend) -> (Tensor, Tensor)",
-    _compute_softmax,
-    _fake_softmax,
-    save=_save_softmax,
-    backward=_differentiate_softmax,
-)
+_forward = Operator(_FORWARD, _compute, _fake, save=_save, backward=_differentiate, autocast=autocast_products)
