@@ -213,7 +213,7 @@ def _gate(
 
 
 def feed_forward(x, weight1, bias1, weight2, bias2, *, dropout_p=0.0, seed=None, stream=0, route=None):
-    """x (M, N) contiguous; the weights contiguous, of one dtype with x.
+    """x (M, N) contiguous; weights and biases of any strides, of one dtype with x.
 
     route fused or cublas; None takes what the table says. Returns out (M, N'), hidden (M, F) and, from the fused route,
     the bits (M, ceil(F / 32)) int32, else an empty tensor.
@@ -240,6 +240,7 @@ def _fused_forward(x, weight, bias, seed, stream, threshold):
     bits = torch.empty(M, triton.cdiv(N, 32), dtype=torch.int32, device=x.device)
     if M:
         grid, options = _launch(x, M, N, K)
+        weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
         _forward[grid](x, weight, bias, hidden, bits, seed, stream, threshold, M, N, K, **options)
     return hidden, bits
 
@@ -303,8 +304,8 @@ def _fused_backward(dout, hidden, bits, weight, bias, scale):
     if M:
         has_bits = bits.numel() > 0
         _backward[grid](
-            dout, weight, None if has_bits else hidden, bits if has_bits else None, dhidden, parts, scale, M, N, K,
-            **options,
+            dout, weight.contiguous(), None if has_bits else hidden, bits if has_bits else None, dhidden, parts, scale,
+            M, N, K, **options,
         )  # fmt: skip
     return dhidden, _bias_gradient(parts, dhidden)
 

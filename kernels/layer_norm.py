@@ -25,6 +25,7 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
+from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip
 from fasttfm.kernels.partial_sums import add_parts
@@ -191,17 +192,34 @@ def _column_sums(
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
-def tile(chip: Chip, N: int, *, backward: bool = False) -> RowTile:
-    """Whole rows of N columns: 2,048 elements or one row a program, 16 elements a thread until 512 threads.
+def _alternatives(chip: Chip, columns: int, direction: str) -> tuple[RowTile, ...]:
+    """Half and twice the rows, and 8 elements a thread instead of 16."""
+    to = row_tile.shipped(chip, columns, direction)
+    elements = to.rows * columns
+    found = [RowTile(to.rows, columns, warps(chip, elements, 8))]
+    if to.rows > 1:
+        found.append(RowTile(to.rows // 2, columns, warps(chip, elements // 2)))
+    if columns <= 1024:
+        found.append(RowTile(2 * to.rows, columns, warps(chip, 2 * elements)))
+    return tuple(t for t in found if t != to)
 
-    Backward has only 8 elements a thread from 2,048 columns on: with its sums, 16 spill on sm_100.
-    Raises ValueError above MAX_COLUMNS.
+
+@choice("layer_norm.tile", alternatives=_alternatives)
+def row_tile(chip: Chip, columns: int, direction: str) -> RowTile:
+    """Whole rows: 2,048 elements or one row a program, 16 elements a thread until 512 threads.
+
+    columns a power of two; direction forward or backward, which from 2,048 columns on has 8 elements a thread: with
+    its sums, 16 spill on sm_100.
     """
+    rows = max(1, 2048 // columns)
+    return RowTile(rows, columns, warps(chip, rows * columns, 8 if direction == "backward" and columns >= 2048 else 16))
+
+
+def tile(chip: Chip, N: int, *, backward: bool) -> RowTile:
+    """The tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
     if N > MAX_COLUMNS:
         raise ValueError(f"LayerNorm over {N} columns: the kernel holds a row in registers, at most {MAX_COLUMNS}")
-    columns = max(NARROWEST, triton.next_power_of_2(N))
-    rows = max(1, 2048 // columns)
-    return RowTile(rows, columns, warps(chip, rows * columns, 8 if backward and columns >= 2048 else 16))
+    return row_tile(chip, max(NARROWEST, triton.next_power_of_2(N)), "backward" if backward else "forward")
 
 
 def _column_tile(chip: Chip) -> RowTile:
@@ -234,8 +252,9 @@ def _run_forward(x, residual, weight, bias, eps, dropout_p, seed, stream):
     mean = torch.empty(M, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)
     if M:
-        to = tile(chip(x.device), N)
+        to = tile(chip(x.device), N, backward=False)
         seed, threshold, scale = dropout_arguments(dropout_p, seed)
+        weight, bias = (None if p is None else p.contiguous() for p in (weight, bias))
         _forward[(triton.cdiv(M, to.rows),)](
             x, residual, weight, bias, y, s, mean, rstd, seed, stream, threshold, scale, eps, M, N,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
@@ -272,8 +291,8 @@ def residual_layer_norm_backward(
     if M:
         seed, threshold, scale = dropout_arguments(dropout_p, seed)
         _backward[(programs,)](
-            dy, ds, s, mean, rstd, weight, dresidual, dx, parts if in_registers else None,
-            seed, stream, threshold, scale, M, N,
+            dy, ds, s, mean, rstd, None if weight is None else weight.contiguous(), dresidual, dx,
+            parts if in_registers else None, seed, stream, threshold, scale, M, N,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
         )  # fmt: skip
     if M and parts is not None and not in_registers:
@@ -329,7 +348,7 @@ def _forward_case(chip: Chip, N: int, x: str, s: str, *, residual: bool = True, 
     }
     variant = "+".join(["residual"] * residual + ["dropout"] * dropout) or "plain"
     variant += f"+{s}-stream" if x != s else ""
-    return row_case(_forward, f"layer_norm.forward/{variant}/N{N}", x, tile(chip, N), arguments)
+    return row_case(_forward, f"layer_norm.forward/{variant}/N{N}", x, tile(chip, N, backward=False), arguments)
 
 
 def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropout: bool = True) -> CompileCase:

@@ -7,13 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm import reference
-from fasttfm.functional import _dropped
-from fasttfm.functional._backend import chosen, use_triton
+from fasttfm.functional import _layers
+from fasttfm.functional._backend import chosen
 from fasttfm.functional._operators import Operator, lower_precision
-from fasttfm.functional.random import draw_seed
-
-_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def feed_forward(
@@ -37,11 +33,8 @@ def feed_forward(
     Raises ValueError for shapes or dtypes that do not agree or a dropout_p outside [0, 1].
     """
     _check(x, weight1, bias1, weight2, bias2)
-    if reference.dropout_threshold(dropout_p) == 0:
-        seed = None
-    elif seed is None:
-        seed = draw_seed(x.device)
-    return _feed_forward(x, weight1, bias1, weight2, bias2, dropout_p, seed, stream)[0]
+    seed = _layers.seed_for(x, dropout_p, seed)
+    return _feed_forward(x, weight1, bias1, weight2, bias2, dropout_p, seed, stream, chosen())[0]
 
 
 def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
@@ -72,22 +65,9 @@ def _one_dtype(x: Tensor, *others: Tensor | None) -> None:
         )
 
 
-def _rows(x: Tensor) -> Tensor:
-    """x (..., N) as contiguous (M, N)."""
-    return x.reshape(-1, x.shape[-1]).contiguous()
-
-
-def _by_kernel(x: Tensor) -> bool:
-    return use_triton(x) and x.dtype in _KERNEL_DTYPES
-
-
-def _route() -> str | None:
+def _route(backend: str) -> str | None:
     """fused when Triton was asked for by name; None leaves the choice to the table."""
-    return "fused" if chosen() == "triton" else None
-
-
-def _scale(dropout_p: float, seed: Tensor | None) -> float:
-    return reference.dropout_scale(dropout_p) if _dropped.active(dropout_p, seed) else 1.0
+    return "fused" if backend == "triton" else None
 
 
 def _scaled_mm(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -113,6 +93,7 @@ def _forward(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (..., N'), the hidden activation (M, F), zero where dropped but not yet scaled, and the mask's bits.
 
@@ -120,21 +101,21 @@ def _forward(
     where no kernel wrote them: hidden > 0 says the same.
     """
     _one_dtype(x, weight1, bias1, weight2, bias2)
-    rows = _rows(x)
+    rows = _layers.rows(x)
     shape = (*x.shape[:-1], weight2.shape[0])
-    if _by_kernel(x):
+    if _layers.by_kernel(backend, x):
         from fasttfm.kernels import feed_forward as kernel
 
         out, hidden, bits = kernel.feed_forward(
-            rows, weight1.contiguous(), bias1, weight2.contiguous(), bias2,
-            dropout_p=dropout_p, seed=seed, stream=stream, route=_route(),
+            rows, weight1, bias1, weight2, bias2,
+            dropout_p=dropout_p, seed=seed, stream=stream, route=_route(backend),
         )  # fmt: skip
         return out.view(shape), hidden, bits
     hidden = torch.nn.functional.linear(rows, weight1, bias1).relu_()
-    keep = _dropped.kept(hidden, dropout_p, seed, stream)
+    keep = _layers.kept(hidden, dropout_p, seed, stream)
     if keep.numel():
-        hidden *= _dropped.as_factor(keep, hidden.dtype)
-    out = _scaled_linear(hidden, weight2, bias2, _scale(dropout_p, seed))
+        hidden *= _layers.as_factor(keep, hidden.dtype)
+    out = _scaled_linear(hidden, weight2, bias2, _layers.scale(dropout_p, seed))
     return out.view(shape), hidden, x.new_empty(0, dtype=torch.int32)
 
 
@@ -147,18 +128,19 @@ def _forward_fake(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, hidden = x.numel() // x.shape[-1], weight1.shape[0]
-    bits = x.new_empty((rows, (hidden + 31) // 32) if _writes_bits(x, dropout_p, seed) else (0,), dtype=torch.int32)
+    bits = x.new_empty((rows, (hidden + 31) // 32) if _writes_bits(x, seed, backend) else (0,), dtype=torch.int32)
     return x.new_empty(*x.shape[:-1], weight2.shape[0]), x.new_empty(rows, hidden), bits
 
 
-def _writes_bits(x: Tensor, dropout_p: float, seed: Tensor | None) -> bool:
-    if x.device.type == "meta" or (x.device.type == "cuda" and not torch.cuda.is_available()) or not _by_kernel(x):
+def _writes_bits(x: Tensor, seed: Tensor | None, backend: str) -> bool:
+    if not _layers.by_kernel(backend, x):
         return False
     from fasttfm.kernels import feed_forward as kernel
 
-    return (_route() or kernel.forward_route(x, _dropped.active(dropout_p, seed))) == "fused"
+    return (_route(backend) or kernel.forward_route(x, seed is not None)) == "fused"
 
 
 def _backward(
@@ -171,15 +153,16 @@ def _backward(
     has_bias1: bool,
     has_bias2: bool,
     scale: float,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that nobody wants is empty."""
-    dout, rows = _rows(dout), _rows(x)
-    if _by_kernel(x):
+    dout, rows = _layers.rows(dout), _layers.rows(x)
+    if _layers.by_kernel(backend, x):
         from fasttfm.kernels import feed_forward as kernel
 
         dx, *others = kernel.feed_forward_backward(
-            dout, rows, hidden, bits, weight1.contiguous(), weight2.contiguous(),
-            bias1=has_bias1, bias2=has_bias2, scale=scale, route=_route(),
+            dout, rows, hidden, bits, weight1, weight2,
+            bias1=has_bias1, bias2=has_bias2, scale=scale, route=_route(backend),
         )  # fmt: skip
         return dx.view(x.shape), *others
     # hidden > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
@@ -205,6 +188,7 @@ def _backward_fake(
     has_bias1: bool,
     has_bias2: bool,
     scale: float,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         x.new_empty(x.shape),
@@ -216,32 +200,31 @@ def _backward_fake(
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, weight1, bias1, weight2, bias2, dropout_p, seed, _ = args
+    x, weight1, bias1, weight2, bias2, dropout_p, seed, _, backend = args
     _, hidden, bits = outputs
     ctx.mark_non_differentiable(hidden, bits)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, hidden, bits, weight1, weight2)
-    ctx.biases = (bias1 is not None, bias2 is not None)
-    ctx.scale = _scale(dropout_p, seed)
+    ctx.options = (bias1 is not None, bias2 is not None, _layers.scale(dropout_p, seed), backend)
 
 
 def _autograd(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if dout is None:
-        return (None,) * 8
-    dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, *ctx.saved_tensors, *ctx.biases, ctx.scale)
-    has_bias1, has_bias2 = ctx.biases
-    return dx, dweight1, dbias1 if has_bias1 else None, dweight2, dbias2 if has_bias2 else None, None, None, None
+        return (None,) * 9
+    dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, *ctx.saved_tensors, *ctx.options)
+    has_bias1, has_bias2, *_ = ctx.options
+    return dx, dweight1, dbias1 if has_bias1 else None, dweight2, dbias2 if has_bias2 else None, None, None, None, None
 
 
 _feed_forward_backward = Operator(
     "feed_forward_backward(Tensor dout, Tensor x, Tensor hidden, Tensor bits, Tensor weight1, Tensor weight2,"
-    " bool has_bias1, bool has_bias2, float scale) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " bool has_bias1, bool has_bias2, float scale, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 _feed_forward = Operator(
     "feed_forward(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, float dropout_p,"
-    " Tensor? seed, int stream) -> (Tensor, Tensor, Tensor)",
+    " Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     save=_save,

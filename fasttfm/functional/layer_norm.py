@@ -10,14 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm import reference
-from fasttfm.functional import _dropped
-from fasttfm.functional._backend import use_triton
+from fasttfm.functional import _layers
+from fasttfm.functional._backend import chosen
 from fasttfm.functional._operators import Operator
-from fasttfm.functional.random import draw_seed
 
 _MAX_COLUMNS = 16384  # the widest row that the kernels hold in registers; torch's own kernel takes wider ones
-_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -28,7 +25,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
     _check(x, weight, bias)
-    return _layer_norm(x, weight, bias, eps)[0]
+    return _layer_norm(x, weight, bias, eps, chosen())[0]
 
 
 def residual_layer_norm(
@@ -51,22 +48,11 @@ def residual_layer_norm(
     Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     _check(x, weight, bias)
-    seed = _seed_for(x, residual, dropout_p, seed)
-    y, s, *_ = _residual_layer_norm(x, residual, weight, bias, eps, dropout_p, seed, stream)
+    if x.shape != residual.shape:
+        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
+    seed = _layers.seed_for(x, dropout_p, seed)
+    y, s, *_ = _residual_layer_norm(x, residual, weight, bias, eps, dropout_p, seed, stream, chosen())
     return y, s
-
-
-def residual_add(
-    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, stream: int = 0
-) -> Tensor:
-    """residual + dropout(x), in residual's dtype: a residual connection that no LayerNorm follows.
-
-    x, residual (..., N); dropout_p, seed and stream as in residual_layer_norm. Raises ValueError likewise.
-    """
-    seed = _seed_for(x, residual, dropout_p, seed)
-    if seed is None and x.dtype == residual.dtype:
-        return residual + x
-    return _residual_add(x, residual, dropout_p, seed, stream)[0]
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -80,52 +66,28 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
             )
 
 
-def _seed_for(x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor | None:
-    if x.shape != residual.shape:
-        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
-    if reference.dropout_threshold(dropout_p) == 0:
-        return None
-    return draw_seed(x.device) if seed is None else seed
-
-
 # ------------------------------------------------------------------------------------------------------- layer_norm
 
 
-def _rows(x: Tensor) -> Tensor:
-    """x (..., N) as contiguous (M, N)."""
-    return x.reshape(-1, x.shape[-1]).contiguous()
-
-
-def _by_kernel(*tensors: Tensor) -> bool:
-    first = tensors[0]
-    if not use_triton(first) or first.shape[-1] > _MAX_COLUMNS:
-        return False
-    return all(t.dtype in _KERNEL_DTYPES for t in tensors)
+def _by_kernel(backend: str, *tensors: Tensor) -> bool:
+    return tensors[0].shape[-1] <= _MAX_COLUMNS and _layers.by_kernel(backend, *tensors)
 
 
 def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """x (M, N) -> y, mean (M,), rstd (M,), by torch's own kernel with float32 statistics."""
-    weight, bias = _wide_parameters(x, weight, bias)
-    y, mean, rstd = torch.native_layer_norm(x, [x.shape[-1]], weight, bias, eps)
-    return y, mean.view(-1), rstd.view(-1)
-
-
-def _wide_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    # torch keeps half-precision statistics in half precision unless the parameters are float32
-    dtype = _dropped.wide(x.dtype)
-    if weight is None and dtype != x.dtype:
-        weight = torch.ones(x.shape[-1], dtype=dtype, device=x.device)
-    return (None if weight is None else weight.to(dtype)), (None if bias is None else bias.to(dtype))
+    taken, weight, bias = _as_torch_takes(x, weight, bias)
+    y, mean, rstd = torch.native_layer_norm(taken, [x.shape[-1]], weight, bias, eps)
+    return y.to(x.dtype), mean.view(-1), rstd.view(-1)
 
 
 def _normalise_backward(
     dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias; the latter two empty where there is no such parameter."""
-    wide_weight, wide_bias = _wide_parameters(x, weight, bias)
+    taken, wide_weight, wide_bias = _as_torch_takes(x, weight, bias)
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        dy.to(x.dtype),
-        x,
+        dy.to(taken.dtype),
+        taken,
         [x.shape[-1]],
         mean.view(-1, 1),
         rstd.view(-1, 1),
@@ -134,12 +96,33 @@ def _normalise_backward(
         [True, weight is not None, bias is not None],
     )
     none = x.new_empty(0)
-    return dx, none if weight is None else dweight.to(weight.dtype), none if bias is None else dbias.to(bias.dtype)
+    return (
+        dx.to(x.dtype),
+        none if weight is None else dweight.to(weight.dtype),
+        none if bias is None else dbias.to(bias.dtype),
+    )
 
 
-def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    rows = _rows(x)
-    if _by_kernel(x):
+def _as_torch_takes(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """x and the parameters in the dtypes for which torch computes in float32 at least, statistics too.
+
+    Half-precision x and float32 parameters is such a pair on the CPU alone, where it saves two passes.
+    """
+    dtype = _layers.wide(x.dtype)
+    if x.device.type != "cpu":
+        x = x.to(dtype)
+    elif weight is None and dtype != x.dtype:
+        weight = torch.ones(x.shape[-1], dtype=dtype)
+    return x, None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = _layers.rows(x)
+    if _by_kernel(backend, x):
         from fasttfm.kernels import layer_norm as kernel
 
         y, mean, rstd = kernel.layer_norm(rows, weight, bias, eps)
@@ -148,29 +131,31 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) 
     return y.view(x.shape), mean, rstd
 
 
-def _forward_fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
     return (x.new_empty(x.shape), *_fake_statistics(x))
 
 
 def _fake_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    rows, dtype = x.numel() // x.shape[-1], _dropped.wide(x.dtype)
+    rows, dtype = x.numel() // x.shape[-1], _layers.wide(x.dtype)
     return x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
 
 
 def _backward(
-    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _by_kernel(x):
+    if _by_kernel(backend, x):
         from fasttfm.kernels import layer_norm as kernel
 
-        dx, dweight, dbias = kernel.layer_norm_backward(_rows(dy), _rows(x), mean, rstd, weight, bias)
+        dx, dweight, dbias = kernel.layer_norm_backward(_layers.rows(dy), _layers.rows(x), mean, rstd, weight, bias)
     else:
-        dx, dweight, dbias = _normalise_backward(_rows(dy), _rows(x), mean, rstd, weight, bias)
+        dx, dweight, dbias = _normalise_backward(_layers.rows(dy), _layers.rows(x), mean, rstd, weight, bias)
     return dx.view(x.shape), dweight, dbias
 
 
 def _backward_fake(
-    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), *_fake_parameters(x, weight, bias)
 
@@ -181,29 +166,30 @@ def _fake_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> t
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, weight, bias, _ = args
+    x, weight, bias, _, backend = args
     _, mean, rstd = outputs
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, mean, rstd, weight, bias)
+    ctx.backend = backend
 
 
 def _autograd(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return None, None, None, None
+        return (None,) * 5
     x, mean, rstd, weight, bias = ctx.saved_tensors
-    dx, dweight, dbias = _layer_norm_backward(dy, x, mean, rstd, weight, bias)
-    return dx, None if weight is None else dweight, None if bias is None else dbias, None
+    dx, dweight, dbias = _layer_norm_backward(dy, x, mean, rstd, weight, bias, ctx.backend)
+    return dx, None if weight is None else dweight, None if bias is None else dbias, None, None
 
 
 _layer_norm_backward = Operator(
-    "layer_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias)"
-    " -> (Tensor, Tensor, Tensor)",
+    "layer_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias,"
+    " str backend) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 _layer_norm = Operator(
-    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, str backend) -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     save=_save,
@@ -213,29 +199,9 @@ _layer_norm = Operator(
 # ---------------------------------------------------------------------------------------------- residual_layer_norm
 
 
-def _add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Tensor:
-    """residual + x * keep / (1 - p), in residual's dtype, in float32 inside."""
-    if not keep.numel():
-        return torch.add(residual, x).to(residual.dtype)
-    factor = _dropped.as_factor(keep, x.dtype)
-    return torch.addcmul(residual, x, factor, value=reference.dropout_scale(dropout_p)).to(residual.dtype)
-
-
-def _branch_gradient(
-    ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype
-) -> Tensor:
-    """The gradient of x, in dtype, from that of s = residual + dropout(x); both (M, N)."""
-    if not keep.numel():  # nothing dropped, or the forward pass was a kernel's
-        keep = _dropped.kept(ds, dropout_p, seed, stream)
-    if not keep.numel():
-        return ds.to(dtype, copy=True)
-    dx = ds * _dropped.as_factor(keep, ds.dtype)
-    return dx.mul_(reference.dropout_scale(dropout_p)).to(dtype)
-
-
-def _one_gradient(dtype: torch.dtype, s: Tensor, dropout_p: float, seed: Tensor | None) -> bool:
+def _one_gradient(dtype: torch.dtype, s: Tensor, seed: Tensor | None) -> bool:
     """Whether x and residual have the same gradient, which is then computed once."""
-    return dtype == s.dtype and not _dropped.active(dropout_p, seed)
+    return dtype == s.dtype and seed is None
 
 
 def _residual_forward(
@@ -247,9 +213,10 @@ def _residual_forward(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows, residual_rows = _rows(x), _rows(residual)
-    if _by_kernel(x, residual):
+    rows, residual_rows = _layers.rows(x), _layers.rows(residual)
+    if _by_kernel(backend, x, residual):
         from fasttfm.kernels import layer_norm as kernel
 
         y, s, mean, rstd = kernel.residual_layer_norm(
@@ -258,11 +225,16 @@ def _residual_forward(
         keep = x.new_empty(0, dtype=torch.bool)
     else:
         # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
-        keep = _dropped.kept(rows, dropout_p, seed, stream)
-        s = _add_kept(rows, residual_rows, keep, dropout_p)
+        keep = _layers.kept(rows, dropout_p, seed, stream)
+        s = _layers.add_kept(rows, residual_rows, keep, dropout_p)
         y, mean, rstd = _normalise(s, weight, bias, eps)
         y = y.to(x.dtype)
     return y.view(x.shape), s.view(x.shape), mean, rstd, keep
+
+
+def _fake_keep(x: Tensor, residual: Tensor, seed: Tensor | None, backend: str) -> Tensor:
+    backend = backend if x.shape[-1] <= _MAX_COLUMNS else "torch"
+    return _layers.fake_keep(x, residual, seed, backend)
 
 
 def _residual_forward_fake(
@@ -274,16 +246,10 @@ def _residual_forward_fake(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     y, s = x.new_empty(x.shape), residual.new_empty(x.shape)
-    return y, s, *_fake_statistics(residual), _fake_keep(x, residual, dropout_p, seed)
-
-
-def _fake_keep(x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor:
-    by_kernel = x.device.type != "meta" and _by_kernel(x, residual)
-    if by_kernel or not _dropped.active(dropout_p, seed):
-        return x.new_empty(0, dtype=torch.bool)
-    return x.new_empty((x.numel() // x.shape[-1], x.shape[-1]), dtype=torch.bool)
+    return y, s, *_fake_statistics(residual), _fake_keep(x, residual, seed, backend)
 
 
 def _residual_backward(
@@ -299,16 +265,17 @@ def _residual_backward(
     seed: Tensor | None,
     stream: int,
     dtype: torch.dtype,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x (in dtype), residual, weight and bias; x's is empty where it equals residual's."""
-    same = _one_gradient(dtype, s, dropout_p, seed)
-    if not keep.numel() and _by_kernel(s, dy):
+    same = _one_gradient(dtype, s, seed)
+    if not keep.numel() and _by_kernel(backend, s, dy):
         from fasttfm.kernels import layer_norm as kernel
 
         dx, dresidual, dweight, dbias = kernel.residual_layer_norm_backward(
-            _rows(dy),
-            None if ds is None else _rows(ds),
-            _rows(s),
+            _layers.rows(dy),
+            None if ds is None else _layers.rows(ds),
+            _layers.rows(s),
             mean,
             rstd,
             weight,
@@ -319,10 +286,10 @@ def _residual_backward(
             x_dtype=None if same else dtype,
         )
     else:
-        dresidual, dweight, dbias = _normalise_backward(_rows(dy), _rows(s), mean, rstd, weight, bias)
+        dresidual, dweight, dbias = _normalise_backward(_layers.rows(dy), _layers.rows(s), mean, rstd, weight, bias)
         if ds is not None:
-            dresidual += _rows(ds)
-        dx = None if same else _branch_gradient(dresidual, keep, dropout_p, seed, stream, dtype)
+            dresidual += _layers.rows(ds)
+        dx = None if same else _layers.branch_gradient(dresidual, keep, dropout_p, seed, stream, dtype)
     return s.new_empty(0) if dx is None else dx.view(s.shape), dresidual.view(s.shape), dweight, dbias
 
 
@@ -339,120 +306,48 @@ def _residual_backward_fake(
     seed: Tensor | None,
     stream: int,
     dtype: torch.dtype,
+    backend: str,
 ) -> tuple[Tensor, ...]:
-    same = _one_gradient(dtype, s, dropout_p, seed)
+    same = _one_gradient(dtype, s, seed)
     dx = s.new_empty(0) if same else s.new_empty(s.shape, dtype=dtype)
     return dx, s.new_empty(s.shape), *_fake_parameters(s, weight, bias)
 
 
 def _residual_save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, _, weight, bias, _, dropout_p, seed, stream = args
+    x, _, weight, bias, _, dropout_p, seed, stream, backend = args
     _, s, mean, rstd, keep = outputs
     ctx.mark_non_differentiable(mean, rstd, keep)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(s, mean, rstd, weight, bias, keep, seed)
-    ctx.dropout = (dropout_p, stream, x.dtype)
+    ctx.dropout = (dropout_p, stream, x.dtype, backend)
 
 
 def _residual_autograd(ctx: Any, dy: Tensor | None, ds: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     s, mean, rstd, weight, bias, keep, seed = ctx.saved_tensors
-    dropout_p, stream, dtype = ctx.dropout
+    dropout_p, stream, dtype, backend = ctx.dropout
     if dy is None:  # y went unused
         dy = s.new_zeros(s.shape, dtype=dtype)
     dx, dresidual, dweight, dbias = _residual_layer_norm_backward(
-        dy, ds, s, mean, rstd, weight, bias, keep, dropout_p, seed, stream, dtype
+        dy, ds, s, mean, rstd, weight, bias, keep, dropout_p, seed, stream, dtype, backend
     )
-    if _one_gradient(dtype, s, dropout_p, seed):
+    if _one_gradient(dtype, s, seed):
         dx = dresidual
     dweight, dbias = None if weight is None else dweight, None if bias is None else dbias
-    return dx, dresidual, dweight, dbias, None, None, None, None
+    return dx, dresidual, dweight, dbias, None, None, None, None, None
 
 
 _residual_layer_norm_backward = Operator(
     "residual_layer_norm_backward(Tensor dy, Tensor? ds, Tensor s, Tensor mean, Tensor rstd, Tensor? weight,"
-    " Tensor? bias, Tensor keep, float dropout_p, Tensor? seed, int stream, ScalarType dtype)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    " Tensor? bias, Tensor keep, float dropout_p, Tensor? seed, int stream, ScalarType dtype,"
+    " str backend) -> (Tensor, Tensor, Tensor, Tensor)",
     _residual_backward,
     _residual_backward_fake,
 )
 _residual_layer_norm = Operator(
     "residual_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, float dropout_p,"
-    " Tensor? seed, int stream) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _residual_forward,
     _residual_forward_fake,
     save=_residual_save,
     backward=_residual_autograd,
-)
-
-# ----------------------------------------------------------------------------------------------------- residual_add
-
-
-def _add_forward(
-    x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None, stream: int
-) -> tuple[Tensor, Tensor]:
-    rows, residual_rows = _rows(x), _rows(residual)
-    if _by_kernel(x, residual):
-        from fasttfm.kernels import residual_add as kernel
-
-        s = kernel.residual_add(rows, residual_rows, dropout_p=dropout_p, seed=seed, stream=stream)
-        keep = x.new_empty(0, dtype=torch.bool)
-    else:
-        keep = _dropped.kept(rows, dropout_p, seed, stream)
-        s = _add_kept(rows, residual_rows, keep, dropout_p)
-    return s.view(x.shape), keep
-
-
-def _add_forward_fake(
-    x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None, stream: int
-) -> tuple[Tensor, Tensor]:
-    return residual.new_empty(x.shape), _fake_keep(x, residual, dropout_p, seed)
-
-
-def _add_backward(
-    ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype
-) -> Tensor:
-    if not keep.numel() and _by_kernel(ds):
-        from fasttfm.kernels import residual_add as kernel
-
-        dx = kernel.dropout(_rows(ds), dropout_p=dropout_p, seed=seed, stream=stream, dtype=dtype)
-    else:
-        dx = _branch_gradient(_rows(ds), keep, dropout_p, seed, stream, dtype)
-    return dx.view(ds.shape)
-
-
-def _add_backward_fake(
-    ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype
-) -> Tensor:
-    return ds.new_empty(ds.shape, dtype=dtype)
-
-
-def _add_save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, _, dropout_p, seed, stream = args
-    _, keep = outputs
-    ctx.mark_non_differentiable(keep)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(keep, seed)
-    ctx.dropout = (dropout_p, stream, x.dtype)
-
-
-def _add_autograd(ctx: Any, ds: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    if ds is None:
-        return None, None, None, None, None
-    keep, seed = ctx.saved_tensors
-    dropout_p, stream, dtype = ctx.dropout
-    return _residual_add_backward(ds, keep, dropout_p, seed, stream, dtype), ds, None, None, None
-
-
-_residual_add_backward = Operator(
-    "residual_add_backward(Tensor ds, Tensor keep, float dropout_p, Tensor? seed, int stream, ScalarType dtype)"
-    " -> Tensor",
-    _add_backward,
-    _add_backward_fake,
-)
-_residual_add = Operator(
-    "residual_add(Tensor x, Tensor residual, float dropout_p, Tensor? seed, int stream) -> (Tensor, Tensor)",
-    _add_forward,
-    _add_forward_fake,
-    save=_add_save,
-    backward=_add_autograd,
 )

@@ -1,0 +1,204 @@
+"""The feed-forward network as an operator: the PyTorch route, autograd, autocast, compilation, memory, refusals."""
+
+import pytest
+import torch
+from torch import nn
+from torch.library import opcheck
+
+from fasttfm import functional, reference
+from fasttfm.functional._backend import backend
+
+SEED = torch.tensor([99])
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_every_time():
+    torch.manual_seed(0)
+
+
+def leaves(rows=(3, 5), width=16, hidden=40, out=24, dtype=torch.float32):
+    shapes = [(*rows, width), (hidden, width), (hidden,), (out, hidden), (out,)]
+    return [(torch.randn(s) * s[-1] ** -0.5).to(dtype).requires_grad_() for s in shapes]
+
+
+def solve(function, inputs, **options):
+    output = function(*inputs, **options)
+    total = (output.double() * torch.cos(torch.arange(output.numel()).double()).view(output.shape)).sum()
+    return [output, *torch.autograd.grad(total, inputs)]
+
+
+def assert_same(found, expected):
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.dtype == other.dtype
+        largest = other.abs().max().item() if other.numel() else 0.0
+        torch.testing.assert_close(mine, other, rtol=0, atol=TOLERANCE[other.dtype] * max(1.0, largest))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25, 1.0])
+def test_the_pytorch_route_equals_the_reference(dtype, dropout_p):
+    inputs = leaves(dtype=dtype)
+    options = {"dropout_p": dropout_p, "seed": SEED, "stream": 2}
+    assert_same(solve(functional.feed_forward, inputs, **options), solve(reference.feed_forward, inputs, **options))
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25])
+def test_without_biases(dropout_p):
+    x, weight1, _, weight2, _ = leaves()
+
+    def way(function):
+        return lambda x, a, b: function(x, a, None, b, None, dropout_p=dropout_p, seed=SEED)
+
+    inputs = [x, weight1, weight2]
+    assert_same(solve(way(functional.feed_forward), inputs), solve(way(reference.feed_forward), inputs))
+
+
+def test_the_scale_of_dropout_is_exact_in_half_precision():
+    """1 / 0.9 rounded to bfloat16 would be 0.4 % off, in every layer and the same way."""
+    x, weight = torch.ones(64, 64, dtype=torch.bfloat16), torch.eye(64, dtype=torch.bfloat16)
+    out = functional.feed_forward(x, weight, None, 256 * weight, None, dropout_p=0.1, seed=SEED)
+    assert torch.equal(out[out != 0].unique(), torch.tensor([256 / 0.9]).to(torch.bfloat16))
+
+
+# ----------------------------------------------------------------------------------------------------------- memory
+
+
+def saved_bytes(function):
+    """Bytes that autograd keeps between forward and backward of function(), parameters left out, each memory once."""
+    kept = {}
+
+    def pack(tensor):
+        if not isinstance(tensor, nn.Parameter) and not isinstance(getattr(tensor, "_base", None), nn.Parameter):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = function()
+    assert output.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+def test_less_is_kept_for_backward_than_torch_nn_keeps(route, dropout_p):
+    M, N, F = 64, 32, 128
+    first, second = nn.Linear(N, F), nn.Linear(F, N)
+    x = torch.randn(M, N, requires_grad=True)
+    layers = nn.Sequential(first, nn.ReLU(), nn.Dropout(dropout_p) if dropout_p else nn.Identity(), second)
+
+    def ours():
+        with backend(route):
+            return functional.feed_forward(
+                x, first.weight, first.bias, second.weight, second.bias, dropout_p=dropout_p, seed=SEED
+            )
+
+    bits = M * F // 8 if route == "triton" else 0
+    assert saved_bytes(ours) == 4 * M * (N + F) + bits
+    theirs = 4 * M * (N + F) + (4 * M * F + saved_mask_bytes(M, F) if dropout_p else 0)
+    assert saved_bytes(lambda: layers(x)) == theirs
+    if dropout_p:
+        assert saved_bytes(ours) < 0.6 * theirs
+
+
+def saved_mask_bytes(rows, columns):
+    """What torch's own dropout keeps of a mask here: a byte an element, or more where it keeps floats."""
+    x = torch.ones(rows, columns, requires_grad=True)
+    return saved_bytes(lambda: nn.functional.dropout(x, 0.1))
+
+
+# ---------------------------------------------------------------------------------------------- as a torch operator
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_opcheck(route):
+    x, weight1, bias1, weight2, bias2 = leaves()
+    operator = torch.ops.fasttfm.feed_forward.default
+    opcheck(operator, (x, weight1, bias1, weight2, bias2, 0.25, SEED, 1, route))
+    opcheck(operator, (x, weight1, None, weight2, None, 0.0, None, 0, route))
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_torch_compile_finds_one_graph_and_the_same_result(route):
+    inputs = leaves()
+
+    def call(*inputs):
+        return functional.feed_forward(*inputs, dropout_p=0.25, seed=SEED)
+
+    with backend(route):
+        expected = solve(call, inputs)
+        found = solve(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs)
+    assert_same(found, expected)
+
+
+@pytest.mark.slow
+def test_inductor_compiles_it_with_its_neighbours():
+    inputs = leaves(rows=(8,), width=24, out=24)
+
+    def layer(x, weight1, bias1, weight2, bias2):
+        y = functional.feed_forward(x, weight1, bias1, weight2, bias2, dropout_p=0.25, seed=SEED)
+        return functional.residual_layer_norm(y, x, bias2, bias2, dropout_p=0.25, seed=SEED, stream=1)[0].tanh()
+
+    found = solve(torch.compile(layer, fullgraph=True), inputs)
+    assert_same(found, solve(layer, inputs))
+    assert found[0].any()
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_weights(route):
+    inputs = leaves()
+    with backend(route), torch.autocast("cpu", dtype=torch.bfloat16):
+        output = functional.feed_forward(*inputs)
+    assert output.dtype == torch.bfloat16
+    for gradient in torch.autograd.grad(output.float().sum(), inputs):
+        assert gradient.dtype == torch.float32
+    lowered = functional.feed_forward(*(t.detach().bfloat16() for t in inputs))
+    torch.testing.assert_close(output, lowered, rtol=2e-2, atol=2e-2)
+
+
+def test_meta_tensors_go_through():
+    inputs = [t.detach().to("meta") for t in leaves(dtype=torch.bfloat16)]
+    for route in ("auto", "triton"):
+        with backend(route):
+            output = functional.feed_forward(*inputs, dropout_p=0.1, seed=SEED.to("meta"))
+        assert (output.shape, output.dtype, output.device.type) == ((3, 5, 24), torch.bfloat16, "meta")
+
+
+def test_vmap_and_second_derivatives_are_refused_clearly():
+    x, *parameters = leaves()
+    with pytest.raises(RuntimeError, match=r"no torch\.vmap rule"):
+        torch.vmap(lambda a: functional.feed_forward(a, *parameters))(torch.randn(2, 5, 16))
+    (dx,) = torch.autograd.grad(functional.feed_forward(x, *parameters).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        torch.autograd.grad(dx.sum(), x)
+
+
+def test_torchs_generator_decides_the_mask_when_no_seed_is_given():
+    inputs = leaves()
+    torch.manual_seed(3)
+    first, second = (functional.feed_forward(*inputs, dropout_p=0.5) for _ in range(2))
+    torch.manual_seed(3)
+    assert torch.equal(functional.feed_forward(*inputs, dropout_p=0.5), first)
+    assert not torch.equal(first, second)
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong", "message"),
+    [
+        (0, torch.ones(3, 15), r"x's last dimension is \(15,\) but must be \(16,\)"),
+        (3, torch.ones(24, 41), r"weight2's last dimension is \(41,\) but must be \(40,\)"),
+        (2, torch.ones(41), r"bias1 is \(41,\) but must be \(40,\)"),
+        (4, torch.ones(24, 1), r"bias2 is \(24, 1\) but must be \(24,\)"),
+        (1, torch.ones(40), r"weight1 \(F, N\)"),
+        (3, torch.ones(24, 40, dtype=torch.float64), "one dtype"),
+    ],
+)
+def test_what_does_not_fit_is_named(place, wrong, message):
+    inputs = [t.detach() for t in leaves()]
+    inputs[place] = wrong
+    with pytest.raises(ValueError, match=message):
+        functional.feed_forward(*inputs)

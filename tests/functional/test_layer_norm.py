@@ -1,0 +1,222 @@
+"""LayerNorm and the residual connection as operators: the PyTorch route, autograd, autocast, compilation, refusals."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from fasttfm import functional, reference
+from fasttfm.functional._backend import backend
+
+SEED = torch.tensor([99])
+PAIRS = [
+    (torch.float64, torch.float64),
+    (torch.float32, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.float32, torch.bfloat16),
+]
+"""x and the residual stream."""
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_every_time():
+    torch.manual_seed(0)
+
+
+def leaves(shape, x_dtype=torch.float32, stream_dtype=torch.float32, parameter_dtype=None):
+    wide = torch.float64 if x_dtype == torch.float64 else torch.float32
+    tensors = [
+        torch.randn(shape, dtype=x_dtype),
+        torch.randn(shape, dtype=stream_dtype),
+        torch.randn(shape[-1], dtype=parameter_dtype or wide),
+        torch.randn(shape[-1], dtype=parameter_dtype or wide),
+    ]
+    return [t.requires_grad_() for t in tensors]
+
+
+def solve(function, inputs, **options):
+    outputs = function(*inputs, **options)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    total = sum((o.double() * torch.cos(torch.arange(o.numel()) + 1.0 * i).view(o.shape)).sum()
+                for i, o in enumerate(outputs))  # fmt: skip
+    return [*outputs, *torch.autograd.grad(total, inputs)]
+
+
+def assert_same(found, expected):
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.dtype == other.dtype
+        largest = other.abs().max().item() if other.numel() else 0.0
+        torch.testing.assert_close(mine, other, rtol=0, atol=TOLERANCE[other.dtype] * max(1.0, largest))
+
+
+@pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25, 1.0])
+def test_the_pytorch_route_equals_the_reference(x, stream, dropout_p):
+    inputs = leaves((3, 5, 24), x, stream)
+    options = {"dropout_p": dropout_p, "seed": SEED, "stream": 2}
+    assert_same(
+        solve(functional.residual_layer_norm, inputs, **options),
+        solve(reference.residual_layer_norm, inputs, **options),
+    )
+    assert_same(
+        solve(functional.residual_add, inputs[:2], **options), solve(reference.residual_add, inputs[:2], **options)
+    )
+    x, _, *parameters = inputs
+    assert_same(
+        solve(functional.layer_norm, [x, *parameters]), solve(reference.layer_norm, [x, *parameters])
+    )  # fmt: skip
+
+
+def test_parameters_in_half_precision_and_none_at_all():
+    for dtype in (torch.float16, torch.bfloat16):
+        inputs = leaves((4, 24), dtype, dtype, dtype)
+        assert_same(
+            solve(functional.residual_layer_norm, inputs, eps=1e-6),
+            solve(reference.residual_layer_norm, inputs, eps=1e-6),
+        )
+        x = inputs[0]
+        y = functional.layer_norm(x, None, None)
+        assert torch.equal(y, reference.layer_norm(x, None, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_are_float32_whatever_the_dtype(dtype):
+    x = torch.randn(4, 24, dtype=dtype)
+    for weight in (None, torch.ones(24, dtype=dtype), torch.ones(24)):
+        _, mean, rstd = torch.ops.fasttfm.layer_norm(x, weight, None, 1e-5, "torch")
+        assert mean.dtype == rstd.dtype == torch.float32
+
+
+def test_a_gradient_may_come_from_either_output_alone():
+    for place in (0, 1):
+        inputs = leaves((4, 24), torch.bfloat16, torch.float32)
+        alone = [
+            torch.autograd.grad(way(*inputs, dropout_p=0.3, seed=SEED)[place].double().cos().sum(), inputs[:2])
+            for way in (functional.residual_layer_norm, reference.residual_layer_norm)
+        ]
+        assert_same(*alone)
+
+
+def test_a_mask_drawn_by_the_kernel_is_found_again_by_the_pytorch_route():
+    inputs = leaves((4, 24))
+    expected = solve(reference.residual_layer_norm, inputs, dropout_p=0.5, seed=SEED)
+    with backend("triton"):
+        y, s = functional.residual_layer_norm(*inputs, dropout_p=0.5, seed=SEED)
+    function = s.grad_fn
+    function.dropout = (*function.dropout[:-1], "torch")
+    total = sum((o.double() * torch.cos(torch.arange(o.numel()) + 1.0 * i).view(o.shape)).sum()
+                for i, o in enumerate((y, s)))  # fmt: skip
+    assert_same([y, s, *torch.autograd.grad(total, inputs)], expected)
+
+
+# ---------------------------------------------------------------------------------------------- dropout's seed
+
+
+def test_torchs_generator_decides_the_mask_when_no_seed_is_given():
+    x, residual = torch.ones(8, 64), torch.zeros(8, 64)
+    torch.manual_seed(3)
+    first = functional.residual_add(x, residual, dropout_p=0.5)
+    second = functional.residual_add(x, residual, dropout_p=0.5)
+    torch.manual_seed(3)
+    again = functional.residual_add(x, residual, dropout_p=0.5)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_streams_tell_the_calls_of_a_model_apart():
+    x, residual = torch.ones(8, 64), torch.zeros(8, 64)
+    one, two = (functional.residual_add(x, residual, dropout_p=0.5, seed=SEED, stream=i) for i in (1, 2))
+    assert not torch.equal(one, two)
+
+
+# ---------------------------------------------------------------------------------------------- as a torch operator
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("parameters", [True, False])
+def test_opcheck(route, parameters):
+    x, residual, weight, bias = leaves((3, 16), torch.float32, torch.float32)
+    weight, bias = (weight, bias) if parameters else (None, None)
+    operators = torch.ops.fasttfm
+    opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, route))
+    opcheck(operators.residual_layer_norm.default, (x, residual, weight, bias, 1e-5, 0.25, SEED, 1, route))
+    opcheck(operators.residual_layer_norm.default, (x, residual, weight, bias, 1e-5, 0.0, None, 0, route))
+    opcheck(operators.residual_add.default, (x, residual, 0.25, SEED, 1, route))
+
+
+def block(x, residual, weight, bias):
+    y, s = functional.residual_layer_norm(x, residual, weight, bias, dropout_p=0.25, seed=SEED)
+    return functional.residual_add(functional.layer_norm(y, weight, None), s, dropout_p=0.25, seed=SEED, stream=1)
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_torch_compile_finds_one_graph_and_the_same_result(route):
+    inputs = leaves((3, 16))
+    with backend(route):
+        expected = solve(block, inputs)
+        found = solve(torch.compile(block, fullgraph=True, backend="aot_eager"), inputs)
+    assert_same(found, expected)
+    assert found[0].any()
+
+
+def test_autocast_leaves_the_residual_stream_as_it_is():
+    x, residual, weight, bias = leaves((3, 16), torch.bfloat16, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, s = functional.residual_layer_norm(x, residual, weight, bias)
+        z = functional.layer_norm(residual, weight, bias)
+    assert (y.dtype, s.dtype, z.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+
+
+def test_meta_tensors_go_through():
+    x, residual, weight, bias = (t.detach().to("meta") for t in leaves((3, 16), torch.bfloat16, torch.float32))
+    seed = SEED.to("meta")
+    for route in ("auto", "triton"):
+        with backend(route):
+            y, s = functional.residual_layer_norm(x, residual, weight, bias, dropout_p=0.1, seed=seed)
+            assert (y.shape, y.dtype, s.dtype) == ((3, 16), torch.bfloat16, torch.float32)
+            assert functional.layer_norm(x, weight, bias).device.type == "meta"
+            assert functional.residual_add(x, residual).dtype == torch.float32
+
+
+def test_vmap_and_second_derivatives_are_refused_clearly():
+    x, residual, weight, bias = leaves((3, 16))
+    with pytest.raises(RuntimeError, match=r"no torch\.vmap rule"):
+        torch.vmap(lambda a: functional.layer_norm(a, weight, bias))(torch.randn(2, 3, 16))
+    y, _ = functional.residual_layer_norm(x, residual, weight, bias)
+    (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        torch.autograd.grad(dx.sum(), x)
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: functional.layer_norm(torch.ones(2, 8), torch.ones(7), None), r"weight \(7,\) must be \(8,\)"),
+        (lambda: functional.layer_norm(torch.ones(2, 8), None, torch.ones(2, 8)), r"bias \(2, 8\) must be \(8,\)"),
+        (lambda: functional.layer_norm(torch.ones(()), None, None), "last dimension"),
+        (lambda: functional.residual_layer_norm(torch.ones(2, 8), torch.ones(3, 8), None, None), "one shape"),
+        (lambda: functional.residual_add(torch.ones(2, 8), torch.ones(8)), "one shape"),
+        (
+            lambda: functional.residual_add(torch.ones(2, 8), torch.ones(2, 8), dropout_p=1.5),
+            r"1.5 must lie in \[0, 1\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_no_rows():
+    inputs = leaves((0, 16))
+    for route in ("torch", "triton"):
+        with backend(route):
+            found = solve(functional.residual_layer_norm, inputs, dropout_p=0.5, seed=SEED)
+        assert found[0].shape == (0, 16)
+        assert not found[4].any()
+        assert found[4].shape == (16,)

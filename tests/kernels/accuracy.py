@@ -1,0 +1,55 @@
+"""The rule for a kernel's error, flash-attention's.
+
+Against the exact result, a kernel may err twice as much as plain PyTorch does in its own precision, plus a floor
+of a few units in the last place of the largest magnitude.
+"""
+
+import torch
+
+FLOOR = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Of the largest magnitude, by the dtype of the result: about 16, 1 and 1 units in the last place."""
+
+
+def assert_as_accurate(found, plain, exact, what=""):
+    """found may differ from exact (float64) as the rule says; plain is what torch has in found's precision."""
+    assert found.shape == exact.shape, f"{what}: shape {tuple(found.shape)} instead of {tuple(exact.shape)}"
+    assert found.dtype == plain.dtype, f"{what}: {found.dtype} instead of {plain.dtype}"
+    if not exact.numel():
+        return
+    assert torch.isfinite(found).all(), f"{what} is not finite"
+    largest = exact.abs().max().item()
+    allowed = 2 * (plain.double() - exact).abs().max().item() + FLOOR[found.dtype] * largest
+    error = (found.double() - exact).abs().max().item()
+    assert error <= allowed, f"{what}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
+
+
+def solve(way, inputs, precision=None, weigh=None):
+    """Outputs of way(**inputs), then the gradients of all its floating-point inputs, by name.
+
+    precision: what the inputs are converted to first. weigh(outputs) -> scalar that is differentiated; by default every
+    element of every output, weighted each its own way.
+    """
+    leaves = {
+        name: (value if precision is None else value.to(precision)).detach().requires_grad_()
+        for name, value in inputs.items()
+    }
+    outputs = way(**leaves)
+    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+    total = (weigh or _weigh)(outputs)
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    found = {f"output {i}": output for i, output in enumerate(outputs)}
+    return found | {f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True) if g is not None}
+
+
+def _weigh(outputs):
+    total = 0
+    for i, output in enumerate(outputs):
+        angle = torch.arange(output.numel(), dtype=torch.float64, device=output.device).view(output.shape)
+        total = total + (output.double() * torch.cos(angle * (1.7 + i))).sum()
+    return total
+
+
+def compare(found, plain, exact):
+    assert found.keys() == plain.keys() == exact.keys()
+    for what in found:
+        assert_as_accurate(found[what], plain[what], exact[what], what)

@@ -1,0 +1,218 @@
+"""The feed-forward kernels through the interpreter against the reference, by every route."""
+
+import pytest
+import torch
+from accuracy import compare, solve
+from fasttfm.kernels import feed_forward as kernel
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.feed_forward_tile import epilogue_route, gate_tile, product_tile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttfm import functional, reference
+from fasttfm.functional._backend import backend
+
+SEED = torch.tensor([-0x1234567890ABCDEF])
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def tensors(rows, width, hidden, out, dtype, *, bias=True):
+    generator = torch.Generator().manual_seed(rows + width + hidden)
+
+    def draw(*shape):
+        return (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+
+    inputs = {"x": draw(*rows, width) if isinstance(rows, tuple) else draw(rows, width)}
+    inputs |= {"weight1": draw(hidden, width), "weight2": draw(out, hidden)}
+    return inputs | ({"bias1": draw(hidden), "bias2": draw(out)} if bias else {})
+
+
+def way(function, **options):
+    def call(x, weight1, weight2, bias1=None, bias2=None):
+        return function(x, weight1, bias1, weight2, bias2, **options)
+
+    return call
+
+
+def by_launches(forward, backward):
+    """The launch functions as a differentiable function, each pass by the route that it is told."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight1, bias1, weight2, bias2, dropout_p):
+            out, hidden, bits = kernel.feed_forward(
+                x, weight1, bias1, weight2, bias2, dropout_p=dropout_p, seed=SEED, stream=4, route=forward
+            )
+            ctx.save_for_backward(x, hidden, bits, weight1, weight2)
+            ctx.scale = reference.dropout_scale(dropout_p) if dropout_p else 1.0
+            return out
+
+        @staticmethod
+        def backward(ctx, dout):
+            dx, dweight1, dbias1, dweight2, dbias2 = kernel.feed_forward_backward(
+                dout.contiguous(), *ctx.saved_tensors, bias1=True, bias2=True, scale=ctx.scale, route=backward
+            )
+            return dx, dweight1, dbias1, dweight2, dbias2, None
+
+    def call(x, weight1, bias1, weight2, bias2, *, dropout_p):
+        return Function.apply(x, weight1, bias1, weight2, bias2, dropout_p)
+
+    return call
+
+
+def check(inputs, dropout_p=0.0):
+    options = {"dropout_p": dropout_p, "seed": SEED, "stream": 4}
+    with backend("triton"):
+        found = solve(way(functional.feed_forward, **options), inputs)
+    compare(
+        found,
+        solve(way(reference.feed_forward, **options), inputs),
+        solve(way(reference.feed_forward, **options), inputs, torch.float64),
+    )
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(
+    rows=st.sampled_from([1, 3, 33]),
+    width=st.sampled_from([1, 17, 32, 40]),
+    hidden=st.sampled_from([1, 31, 64, 70]),
+    out=st.sampled_from([1, 24, 33]),
+    dtype=st.sampled_from(DTYPES),
+    dropout_p=st.sampled_from([0.0, 0.1, 0.5]),
+    bias=st.booleans(),
+)
+def test_feed_forward_equals_the_reference_for_any_shape(rows, width, hidden, out, dtype, dropout_p, bias):
+    check(tensors(rows, width, hidden, out, dtype, bias=bias), dropout_p)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [("fused", "fused"), ("cublas", "fused"), ("cublas", "cublas"), ("fused", "cublas")],
+    ids=["all fused", "fused from the sign of hidden", "cuBLAS and one pass", "bits unused"],
+)
+def test_every_route_equals_the_reference(forward, backward, dtype):
+    inputs = tensors(37, 40, 72, 24, dtype)
+    compare(
+        solve(way(by_launches(forward, backward), dropout_p=0.25), inputs),
+        solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, stream=4), inputs),
+        solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, stream=4), inputs, torch.float64),
+    )
+
+
+def test_the_bits_are_the_open_elements_in_an_eighth_of_a_bool_masks_bytes():
+    inputs = tensors(21, 24, 75, 8, torch.float32)
+    _, hidden, bits = way(kernel.feed_forward, dropout_p=0.4, seed=SEED, stream=4, route="fused")(**inputs)
+    before = torch.nn.functional.linear(inputs["x"], inputs["weight1"], inputs["bias1"])
+    expected = (before > 0) & reference.keep_mask((1, 21, 75), 0.4, SEED, 4)[0]
+    unpacked = (bits[:, :, None] >> torch.arange(32)) & 1
+    assert torch.equal(unpacked.view(21, -1)[:, :75].bool(), expected)
+    assert not unpacked.view(21, -1)[:, 75:].any()
+    assert torch.equal(hidden > 0, expected)
+    _, _, bits = way(kernel.feed_forward, route="fused")(**tensors(21, 24, 1024, 8, torch.float32))
+    assert bits.numel() * bits.element_size() * 8 == 21 * 1024
+
+
+@pytest.mark.parametrize("route", ["fused", "cublas"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1, 1.0])
+def test_hidden_is_dropped_exactly_where_the_reference_drops(route, dropout_p):
+    x = torch.ones(19, 8)
+    weight1 = torch.ones(130, 8)  # every hidden element is 8
+    _, hidden, _ = kernel.feed_forward(
+        x, weight1, None, weight1.t().contiguous(), None, dropout_p=dropout_p, seed=SEED, stream=2, route=route
+    )
+    assert torch.equal(hidden, 8.0 * reference.keep_mask((1, 19, 130), dropout_p, SEED, 2)[0])
+
+
+def test_dropping_everything_leaves_the_second_bias_and_no_gradient():
+    inputs = tensors(5, 16, 40, 24, torch.float32)
+    with backend("triton"):
+        found = solve(way(functional.feed_forward, dropout_p=1.0, seed=SEED), inputs)
+    assert torch.equal(found["output 0"], inputs["bias2"].expand(5, 24))
+    for name in ("x", "weight1", "bias1", "weight2"):
+        assert not found[f"gradient of {name}"].any()
+
+
+@pytest.mark.parametrize("route", ["fused", "cublas"])
+def test_a_nan_stays_visible(route):
+    inputs = tensors(3, 16, 40, 24, torch.float32)
+    inputs["x"][1, 3] = torch.nan
+    out, hidden, bits = way(kernel.feed_forward, route=route)(**inputs)
+    assert out[1].isnan().all()
+    assert not out[[0, 2]].isnan().any()
+    dx, *_ = kernel.feed_forward_backward(
+        torch.ones_like(out), inputs["x"], hidden, bits, inputs["weight1"], inputs["weight2"],
+        bias1=True, bias2=True, route=route,
+    )  # fmt: skip
+    assert dx.isfinite().all()  # the gradient comes from out's, which is finite
+
+
+def test_what_rounds_to_zero_is_shut():
+    """A hidden value below float16's smallest is stored as 0, and must then pass no gradient either."""
+    x = torch.full((1, 8), 2.0**-13, dtype=torch.float16)
+    weight1 = torch.full((32, 8), 2.0**-16, dtype=torch.float16)  # hidden would be 2**-26
+    weight2 = torch.ones(8, 32, dtype=torch.float16)
+    out, hidden, bits = kernel.feed_forward(x, weight1, None, weight2, None, route="fused")
+    assert not out.any()
+    assert not hidden.any()
+    assert not bits.any()
+
+
+def test_no_rows_give_no_output_and_zero_gradients():
+    check(tensors(0, 16, 40, 24, torch.float32), dropout_p=0.1)
+
+
+def test_expanded_and_transposed_inputs_and_gradients():
+    inputs = tensors(12, 16, 40, 24, torch.float32)
+    inputs["x"] = torch.randn(16, 1, 5).expand(16, 3, 5).permute(1, 2, 0)
+    inputs["weight1"] = torch.randn(16, 40).t()
+    inputs["weight2"] = torch.randn(40, 24).t()
+    inputs["bias1"] = torch.randn(1).expand(40)
+    check(inputs, dropout_p=0.2)
+    with backend("triton"):
+        found = solve(way(functional.feed_forward), inputs, weigh=lambda outputs: outputs[0].sum())
+    exact = solve(way(reference.feed_forward), inputs, weigh=lambda outputs: outputs[0].sum())
+    for what in found:
+        torch.testing.assert_close(found[what], exact[what], rtol=1e-4, atol=1e-5)
+
+
+def test_two_runs_give_the_same_bits():
+    inputs = tensors(70, 24, 70, 24, torch.bfloat16)
+    with backend("triton"):
+        first, second = (solve(way(functional.feed_forward, dropout_p=0.1, seed=SEED), inputs) for _ in range(2))
+    for what in first:
+        assert torch.equal(first[what], second[what]), what
+
+
+# -------------------------------------------------------------------------------------------------- tiles and routes
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
+def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
+    cases = list(kernel.compile_cases(chip))
+    for kind in ("fp32", "fp16", "bf16"):
+        for size in ("large", "small"):
+            to = product_tile(chip, kind, size)
+            wanted = (to.rows, to.columns, to.depth)
+            assert to.columns % 32 == 0
+            for jit in (kernel._forward, kernel._backward):
+                assert any(
+                    case.kernel is jit
+                    and case.dtype == kind
+                    and (case.num_warps, case.num_stages) == (to.warps, to.stages)
+                    and tuple(case.arguments[name] for name in ("ROWS", "COLUMNS", "DEPTH")) == wanted
+                    for case in cases
+                )
+    assert any(case.kernel is kernel._gate and case.arguments["ROWS"] == gate_tile(chip).rows for case in cases)
+
+
+def test_cublas_computes_where_triton_does_not_reach_the_matrix_units():
+    for name in ("sm_60", "sm_70", "sm_75"):
+        for kind in ("fp32", "fp16", "bf16"):
+            for product in ("forward", "forward+dropout", "backward"):
+                assert epilogue_route(CHIPS[name], kind, product) == "cublas"
+    assert epilogue_route(CHIPS["sm_90"], "bf16", "backward") == "fused"
+    assert epilogue_route(CHIPS["sm_90"], "bf16", "forward+dropout") == "fused"
+    assert epilogue_route(CHIPS["sm_90"], "bf16", "forward") == "cublas"  # cuBLASLt fuses bias and ReLU for nothing
+    assert epilogue_route(CHIPS["sm_90"], "fp32", "backward") == "cublas"
+    assert epilogue_route(CHIPS["sm_90"], "tf32", "backward") == "fused"

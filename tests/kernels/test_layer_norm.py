@@ -1,0 +1,233 @@
+"""The LayerNorm kernels through the interpreter against the reference."""
+
+import itertools
+
+import pytest
+import torch
+from accuracy import compare, solve
+from fasttfm.kernels import layer_norm as kernel
+from fasttfm.kernels import residual_add as add_kernel
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.launch import INTERPRETER
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttfm import functional, reference
+from fasttfm.functional._backend import backend
+
+SEED = torch.tensor([0x1234567890ABCDEF])
+PAIRS = [
+    (torch.float32, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+]
+"""x and the residual stream."""
+
+
+def tensors(shape, x_dtype, stream_dtype, *, weight=True, bias=True, mean=0.5):
+    generator = torch.Generator().manual_seed(sum(shape) + 1)
+
+    def draw(*size):
+        return torch.randn(size, generator=generator)
+
+    inputs = {"x": (draw(*shape) + mean).to(x_dtype), "residual": draw(*shape).to(stream_dtype)}
+    if weight:
+        inputs["weight"] = draw(shape[-1]) + 1
+    if bias:
+        inputs["bias"] = draw(shape[-1])
+    return inputs
+
+
+def check(inputs, dropout_p=0.0, weigh=None, eps=1e-5):
+    """The kernel against the reference in float64 and in the inputs' own precision."""
+    options = {"eps": eps, "dropout_p": dropout_p, "seed": SEED, "stream": 5}
+
+    def way(function):
+        return lambda x, residual, weight=None, bias=None: function(x, residual, weight, bias, **options)
+
+    with backend("triton"):
+        found = solve(way(functional.residual_layer_norm), inputs, weigh=weigh)
+    compare(
+        found,
+        solve(way(reference.residual_layer_norm), inputs, weigh=weigh),
+        solve(way(reference.residual_layer_norm), inputs, torch.float64, weigh=weigh),
+    )
+
+
+def check_plain(inputs, eps=1e-5):
+    inputs = {name: value for name, value in inputs.items() if name != "residual"}
+
+    def way(function):
+        return lambda x, weight=None, bias=None: function(x, weight, bias, eps)
+
+    with backend("triton"):
+        found = solve(way(functional.layer_norm), inputs)
+    compare(
+        found,
+        solve(way(reference.layer_norm), inputs),
+        solve(way(reference.layer_norm), inputs, torch.float64),
+    )
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@given(
+    rows=st.sampled_from([1, 3, 17, 33]),
+    columns=st.sampled_from([1, 7, 17, 64, 96, 130, 257]),
+    dtypes=st.sampled_from(PAIRS),
+    dropout_p=st.sampled_from([0.0, 0.1, 0.5]),
+    weight=st.booleans(),
+    bias=st.booleans(),
+)
+def test_residual_layer_norm_equals_the_reference_for_any_shape(rows, columns, dtypes, dropout_p, weight, bias):
+    check(tensors((rows, columns), *dtypes, weight=weight, bias=bias), dropout_p)
+
+
+@pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
+def test_forward_and_all_gradients_equal_the_reference_in_every_dtype(x, stream):
+    inputs = tensors((2, 5, 72), x, stream)
+    check(inputs, dropout_p=0.3)
+    check_plain(inputs)
+
+
+@pytest.mark.parametrize("columns", [1023, 1500])
+def test_rows_that_are_no_power_of_two_are_not_mixed_with_what_lies_behind_them(columns):
+    check(tensors((3, columns), torch.float32, torch.float32), dropout_p=0.1)
+
+
+@pytest.mark.parametrize("columns", [4097, pytest.param(16384, marks=pytest.mark.slow)])
+def test_parameter_gradients_of_rows_too_wide_for_registers(columns):
+    check_plain(tensors((2, columns), torch.float32, torch.float32))
+
+
+def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
+    inputs = {"x": torch.randn(2, kernel.MAX_COLUMNS + 1)}
+    check_plain(inputs)
+    with pytest.raises(ValueError, match="at most 16384"):
+        kernel.tile(INTERPRETER, kernel.MAX_COLUMNS + 1, backward=False)
+
+
+def test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once():
+    columns = 20
+    to = kernel.tile(INTERPRETER, columns, backward=True)
+    assert to.rows > 1
+    rows = to.rows * (4 * INTERPRETER.processors + 1) + 3  # more tiles than programs, and a last tile that is not full
+    check(tensors((rows, columns), torch.float32, torch.float32))
+
+
+def only(place):
+    return lambda outputs: (outputs[place].double() * torch.linspace(-1, 1, outputs[place].shape[-1])).sum()
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["post-norm uses y alone", "y goes unused"])
+def test_gradients_when_one_output_alone_is_used(place):
+    check(tensors((5, 24), torch.bfloat16, torch.float32, weight=place == 0, bias=place == 0), 0.25, only(place))
+
+
+def test_no_rows_give_no_output_and_zero_parameter_gradients():
+    inputs = tensors((0, 40), torch.float32, torch.float32)
+    check(inputs, dropout_p=0.1)
+    with backend("triton"):
+        found = solve(lambda x, weight, residual, bias: functional.layer_norm(x, weight, bias), inputs)
+    assert not found["gradient of weight"].any()
+    assert found["gradient of weight"].shape == (40,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_are_float32_whatever_the_dtype(dtype):
+    x = (torch.randn(4, 96) * 3 + 100).to(dtype)
+    _, mean, rstd = kernel.layer_norm(x, None, None, 1e-5)
+    assert mean.dtype == rstd.dtype == torch.float32
+    torch.testing.assert_close(mean, x.double().mean(-1).float(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(rstd, (x.double().var(-1, correction=0) + 1e-5).rsqrt().float(), rtol=1e-5, atol=0)
+
+
+def test_a_large_mean_does_not_swallow_the_variance():
+    check_plain({"x": torch.randn(3, 64) + 3000.0})
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-3])
+def test_eps_is_added_to_the_variance(eps):
+    check_plain({"x": torch.randn(3, 40) * 1e-2, "weight": torch.randn(40)}, eps)
+
+
+def test_expanded_and_transposed_inputs_and_gradients():
+    inputs = {
+        "x": torch.randn(3, 1, 36).expand(3, 4, 36),
+        "residual": torch.randn(36, 4, 3).permute(2, 1, 0),
+        "weight": torch.randn(72)[::2],
+        "bias": torch.randn(1).expand(36),
+    }
+    check(inputs, dropout_p=0.2)
+    check(inputs, dropout_p=0.2, weigh=lambda outputs: outputs[0].sum() + outputs[1].sum())  # an expanded gradient
+
+
+def test_two_runs_give_the_same_bits():
+    inputs = tensors((70, 40), torch.bfloat16, torch.float32)
+    way = lambda **inputs: functional.residual_layer_norm(**inputs, dropout_p=0.1, seed=SEED)  # noqa: E731
+    with backend("triton"):
+        first, second = solve(way, inputs), solve(way, inputs)
+    for what in first:
+        assert torch.equal(first[what], second[what]), what
+
+
+# ---------------------------------------------------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("columns", [20, 200, 600])
+def test_the_kernels_drop_exactly_what_the_reference_drops(columns):
+    ones = torch.ones(19, columns)
+    kept = reference.keep_mask((1, 19, columns), 0.4, SEED, stream=3)[0]
+    expected = kept * reference.dropout_scale(0.4)
+    _, s, *_ = kernel.residual_layer_norm(
+        ones, torch.zeros_like(ones), None, None, 1e-5, dropout_p=0.4, seed=SEED, stream=3
+    )
+    added = add_kernel.residual_add(ones, torch.zeros_like(ones), dropout_p=0.4, seed=SEED, stream=3)
+    alone = add_kernel.dropout(ones, dropout_p=0.4, seed=SEED, stream=3, dtype=torch.float32)
+    dropped = add_kernel.drop_(ones.clone(), SEED, 3, round(0.4 * 65536))
+    assert torch.equal(s, expected)
+    assert torch.equal(added, expected)
+    assert torch.equal(alone, expected)
+    assert torch.equal(dropped, kept.float())
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 1.0, 1e-7])
+def test_dropout_of_nothing_and_of_everything(dropout_p):
+    inputs = tensors((5, 24), torch.float32, torch.float32)
+    check(inputs, dropout_p)
+    with backend("triton"):
+        _, s = functional.residual_layer_norm(**inputs, dropout_p=dropout_p, seed=SEED)
+    assert torch.equal(s, inputs["residual"] + (0 if dropout_p == 1.0 else inputs["x"]))
+
+
+@pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
+def test_residual_add_equals_the_reference(x, stream):
+    inputs = tensors((3, 5, 40), x, stream, weight=False, bias=False)
+
+    def way(function):
+        return lambda x, residual: function(x, residual, dropout_p=0.3, seed=SEED, stream=9)
+
+    with backend("triton"):
+        found = solve(way(functional.residual_add), inputs)
+    compare(
+        found,
+        solve(way(reference.residual_add), inputs),
+        solve(way(reference.residual_add), inputs, torch.float64),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ tiles
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
+def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
+    listed = {(case.kernel, case.arguments["ROWS"], case.arguments["COLUMNS"], case.num_warps)
+              for case in itertools.chain(kernel.compile_cases(chip), add_kernel.compile_cases(chip))}  # fmt: skip
+    for columns in (1, 100, 128, 129, 500, 512, 1000, 2000, 3000, 5000, 10000, 16384):
+        for jit, to in (
+            (kernel._forward, kernel.tile(chip, columns, backward=False)),
+            (kernel._backward, kernel.tile(chip, columns, backward=True)),
+            (add_kernel._add_dropped, add_kernel.tile(chip, columns)),
+        ):
+            assert (jit, to.rows, to.columns, to.warps) in listed
+            assert to.warps * (64 if chip.name.startswith("gfx") else 32) <= 1024

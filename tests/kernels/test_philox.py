@@ -1,0 +1,133 @@
+"""The dropout convention: kernel and reference draw one mask, and it is as random as it should be."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from fasttfm.kernels import philox
+
+from fasttfm import reference
+
+SEED = torch.tensor([0x0123456789ABCDEF])
+
+
+def kernel_mask(shape, p, seed, stream=0, **tile):
+    out = torch.empty(shape, dtype=torch.int8)
+    return philox.write_keep_mask(out, seed, stream, reference.dropout_threshold(p), **tile).bool()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 17, 7), (3, 5, 1023), (2, 70, 65)], ids=str)
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_the_kernel_draws_the_references_mask(shape, p):
+    assert torch.equal(kernel_mask(shape, p, SEED, 3), reference.keep_mask(shape, p, SEED, 3))
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 2**32])
+@pytest.mark.parametrize("stream", [0, 1, 2**31 - 1])
+def test_all_64_bits_of_the_seed_and_every_stream_mean_the_same_in_both(seed, stream):
+    seed = torch.tensor([seed])
+    assert torch.equal(kernel_mask((2, 3, 40), 0.5, seed, stream), reference.keep_mask((2, 3, 40), 0.5, seed, stream))
+
+
+@pytest.mark.parametrize(("block_r", "block_c"), [(1, 8), (4, 32), (64, 128)])
+def test_the_mask_does_not_depend_on_the_tile(block_r, block_c):
+    shape = (2, 21, 150)
+    mask = kernel_mask(shape, 0.3, SEED, block_r=block_r, block_c=block_c)
+    assert torch.equal(mask, reference.keep_mask(shape, 0.3, SEED))
+
+
+def test_an_elements_fate_does_not_depend_on_the_size_of_its_matrix():
+    large = reference.keep_mask((3, 50, 90), 0.3, SEED)
+    assert torch.equal(reference.keep_mask((2, 7, 33), 0.3, SEED), large[:2, :7, :33])
+    assert torch.equal(reference.keep_mask((1, 50, 90), 0.3, SEED, first_plane=2), large[2:])
+
+
+@pytest.mark.parametrize(("p", "kept"), [(0.0, True), (1.0, False), (1e-6, True), (1 - 1e-6, False)])
+def test_nothing_or_everything_is_dropped_at_the_ends(p, kept):
+    assert (kernel_mask((1, 40, 100), p, SEED) == kept).all()
+    assert (reference.keep_mask((1, 40, 100), p, SEED) == kept).all()
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, math.nan])
+def test_a_probability_outside_0_and_1_is_refused(p):
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+        reference.dropout_threshold(p)
+
+
+def test_the_scale_undoes_the_rate_that_is_really_drawn():
+    for p in (0.1, 0.3, 0.7):
+        assert reference.dropout_scale(p) * (1 - reference.dropout_threshold(p) / 65536) == pytest.approx(
+            1.0, abs=1e-15
+        )
+    assert reference.dropout_scale(1.0) == 0.0
+    assert philox.dropout_arguments(0.1, SEED) == (SEED, 6554, reference.dropout_scale(0.1))
+    assert philox.dropout_arguments(0.1, None) == philox.dropout_arguments(0.0, SEED) == (None, 0, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------- randomness
+#
+# Chi-square statistics of masks that are the same at every run, held against six standard deviations above the mean.
+
+
+def chi_square_limit(freedom):
+    return freedom + 6 * math.sqrt(2 * freedom)
+
+
+def chi_square(counts, expected):
+    return ((counts.double() - expected) ** 2 / expected).sum().item()
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("along", ["lane", "row", "plane", "stream", "seed"])
+def test_the_rate_is_p_along_every_coordinate(p, along):
+    if along in ("stream", "seed"):
+        masks = [
+            reference.keep_mask((1, 32, 64), p, SEED + (i if along == "seed" else 0), i if along == "stream" else 0)
+            for i in range(64)
+        ]
+        groups = torch.stack(masks).view(64, -1)
+    else:
+        mask = reference.keep_mask((32, 64, 64), p, SEED)
+        groups = {
+            "lane": mask.view(32 * 64, 8, 8).permute(2, 0, 1),
+            "row": mask.permute(1, 0, 2),
+            "plane": mask,
+        }[along].reshape({"lane": 8, "row": 64, "plane": 32}[along], -1)
+    size = groups.shape[1]
+    kept = groups.sum(1)
+    rate = 1 - reference.dropout_threshold(p) / 65536
+    counts = torch.stack([kept, size - kept], 1)
+    expected = torch.tensor([size * rate, size * (1 - rate)], dtype=torch.float64)
+    assert chi_square(counts, expected) < chi_square_limit(len(groups))
+
+
+def pairs():
+    mask = reference.keep_mask((16, 64, 256), 0.3, SEED)
+    yield "neighbouring lanes", mask[..., ::2], mask[..., 1::2]
+    yield "the two halves of a word's neighbour", mask[..., 1:-1:2], mask[..., 2::2]
+    yield "neighbouring blocks", mask[..., :128:8], mask[..., 8:136:8]
+    yield "neighbouring rows", mask[:, ::2], mask[:, 1::2]
+    yield "neighbouring planes", mask[::2], mask[1::2]
+    yield "rows and columns swapped", mask[:, :64, :64], mask[:, :64, :64].transpose(1, 2).roll(1, 1)
+    yield "neighbouring streams", mask, reference.keep_mask((16, 64, 256), 0.3, SEED, 1)
+    yield "neighbouring seeds", mask, reference.keep_mask((16, 64, 256), 0.3, SEED + 1)
+    yield "seeds that differ in the upper word", mask, reference.keep_mask((16, 64, 256), 0.3, SEED + 2**32)
+    yield "a plane and a stream exchanged", mask[1:2], reference.keep_mask((1, 64, 256), 0.3, SEED, 1)
+
+
+@pytest.mark.parametrize(("first", "second"), [pair[1:] for pair in pairs()], ids=[pair[0] for pair in pairs()])
+def test_neighbours_are_independent(first, second):
+    """The four-field table of two masks, against the product of their rates."""
+    rate = 1 - reference.dropout_threshold(0.3) / 65536
+    count = torch.bincount((first.reshape(-1).int() * 2 + second.reshape(-1).int()), minlength=4)
+    one = torch.tensor([1 - rate, rate], dtype=torch.float64)
+    expected = (one[:, None] * one).reshape(-1) * count.sum()
+    assert chi_square(count, expected) < chi_square_limit(3)
+
+
+def test_the_lanes_of_a_block_are_uniform_in_their_upper_bits():
+    """Thresholds at every sixteenth cut the lanes into sixteen equal classes."""
+    kept = [reference.keep_mask((1, 256, 256), i / 16, SEED).sum() for i in range(17)]
+    counts = torch.stack([a - b for a, b in itertools.pairwise(kept)])
+    assert chi_square(counts, torch.full((16,), 65536 / 16, dtype=torch.float64)) < chi_square_limit(15)
