@@ -124,9 +124,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("--text", type=Path, required=True, help="folder of train, valid and test files")
     parser.add_argument("--work", type=Path, required=True, help="folder for prepared data, model and output")
+    parser.add_argument("--note", help="kept in the record as it is")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(arguments[:split])
-    record = {**run(args.corpus, args.text, args.work, arguments[split + 1 :]), **machine.describe()}
+    record = run(args.corpus, args.text, args.work, arguments[split + 1 :]) | machine.describe()
+    if args.note:
+        record["note"] = args.note
     args.results.mkdir(parents=True, exist_ok=True)
     file = args.results / f"end-to-end-{args.corpus}.jsonl"
     with file.open("a") as lines:

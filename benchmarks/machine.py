@@ -20,7 +20,7 @@ def describe() -> dict[str, Any]:
     """What a stranger needs to judge or repeat a measurement, as JSON can hold it."""
     described: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": _command(),
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "python": platform.python_version(),
@@ -43,6 +43,15 @@ def describe() -> dict[str, Any]:
             "cuda": torch.version.cuda or torch.version.hip,
         }
     return described
+
+
+def _command() -> str:
+    """How this process was started, without the folders of the machine it ran on."""
+    program = Path(sys.argv[0]).resolve()
+    if program.is_relative_to(ROOT):
+        program = Path(".".join(program.relative_to(ROOT).with_suffix("").parts))
+        return " ".join(["python", "-m", str(program), *sys.argv[1:]])
+    return " ".join(["python", program.name, *sys.argv[1:]])
 
 
 def _processor() -> str:
