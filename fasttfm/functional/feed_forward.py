@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.functional import _layers
+from fasttfm import reference
+from fasttfm.functional import _dropped, _layers
 from fasttfm.functional._backend import chosen
 from fasttfm.functional._operators import Operator, lower_precision
 
@@ -33,7 +34,7 @@ def feed_forward(
     Raises ValueError for shapes or dtypes that do not agree or a dropout_p outside [0, 1].
     """
     _check(x, weight1, bias1, weight2, bias2)
-    seed = _layers.seed_for(x, dropout_p, seed)
+    seed = _dropped.seed_for(x, dropout_p, seed)
     return _feed_forward(x, weight1, bias1, weight2, bias2, dropout_p, seed, stream, chosen())[0]
 
 
@@ -68,6 +69,11 @@ def _one_dtype(x: Tensor, *others: Tensor | None) -> None:
 def _route(backend: str) -> str | None:
     """fused when Triton was asked for by name; None leaves the choice to the table."""
     return "fused" if backend == "triton" else None
+
+
+def _scale(dropout_p: float, seed: Tensor | None) -> float:
+    """What kept values are multiplied by."""
+    return reference.dropout_scale(dropout_p) if _dropped.active(dropout_p, seed) else 1.0
 
 
 def _scaled_mm(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -112,10 +118,10 @@ def _forward(
         )  # fmt: skip
         return out.view(shape), hidden, bits
     hidden = torch.nn.functional.linear(rows, weight1, bias1).relu_()
-    keep = _layers.kept(hidden, dropout_p, seed, stream)
+    keep = _dropped.kept(hidden, dropout_p, seed, stream)
     if keep.numel():
-        hidden *= _layers.as_factor(keep, hidden.dtype)
-    out = _scaled_linear(hidden, weight2, bias2, _layers.scale(dropout_p, seed))
+        hidden *= _dropped.as_factor(keep, hidden.dtype)
+    out = _scaled_linear(hidden, weight2, bias2, _scale(dropout_p, seed))
     return out.view(shape), hidden, x.new_empty(0, dtype=torch.int32)
 
 
@@ -205,7 +211,7 @@ def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(hidden, bits)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, hidden, bits, weight1, weight2)
-    ctx.options = (bias1 is not None, bias2 is not None, _layers.scale(dropout_p, seed), backend)
+    ctx.options = (bias1 is not None, bias2 is not None, _scale(dropout_p, seed), backend)
 
 
 def _autograd(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.functional import _layers
+from fasttfm.functional import _dropped, _layers
 from fasttfm.functional._backend import chosen
 from fasttfm.functional._operators import Operator
 
@@ -50,7 +50,7 @@ def residual_layer_norm(
     _check(x, weight, bias)
     if x.shape != residual.shape:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
-    seed = _layers.seed_for(x, dropout_p, seed)
+    seed = _dropped.seed_for(x, dropout_p, seed)
     y, s, *_ = _residual_layer_norm(x, residual, weight, bias, eps, dropout_p, seed, stream, chosen())
     return y, s
 
@@ -110,7 +110,7 @@ def _as_torch_takes(
 
     Half-precision x and float32 parameters is such a pair on the CPU alone, where it saves two passes.
     """
-    dtype = _layers.wide(x.dtype)
+    dtype = _dropped.wide(x.dtype)
     if x.device.type != "cpu":
         x = x.to(dtype)
     elif weight is None and dtype != x.dtype:
@@ -138,7 +138,7 @@ def _forward_fake(
 
 
 def _fake_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    rows, dtype = x.numel() // x.shape[-1], _layers.wide(x.dtype)
+    rows, dtype = x.numel() // x.shape[-1], _dropped.wide(x.dtype)
     return x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
 
 
@@ -225,7 +225,7 @@ def _residual_forward(
         keep = x.new_empty(0, dtype=torch.bool)
     else:
         # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
-        keep = _layers.kept(rows, dropout_p, seed, stream)
+        keep = _dropped.kept(rows, dropout_p, seed, stream)
         s = _layers.add_kept(rows, residual_rows, keep, dropout_p)
         y, mean, rstd = _normalise(s, weight, bias, eps)
         y = y.to(x.dtype)

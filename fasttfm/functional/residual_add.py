@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.functional import _layers
+from fasttfm.functional import _dropped, _layers
 from fasttfm.functional._backend import chosen
 from fasttfm.functional._operators import Operator
 
@@ -23,7 +23,7 @@ def residual_add(
     """
     if x.shape != residual.shape or x.dim() == 0:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape (..., N)")
-    seed = _layers.seed_for(x, dropout_p, seed)
+    seed = _dropped.seed_for(x, dropout_p, seed)
     if seed is None and x.dtype == residual.dtype:
         return residual + x
     return _residual_add(x, residual, dropout_p, seed, stream, chosen())[0]
@@ -39,7 +39,7 @@ def _forward(
         s = kernel.residual_add(x_rows, residual_rows, dropout_p=dropout_p, seed=seed, stream=stream)
         keep = x.new_empty(0, dtype=torch.bool)
     else:
-        keep = _layers.kept(x_rows, dropout_p, seed, stream)
+        keep = _dropped.kept(x_rows, dropout_p, seed, stream)
         s = _layers.add_kept(x_rows, residual_rows, keep, dropout_p)
     return s.view(x.shape), keep
 
