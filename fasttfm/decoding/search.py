@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from fasttfm.decoding.beam import beam_search
 from fasttfm.decoding.config import DecodingConfig
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis
 from fasttfm.decoding.stepwise import greedy_search, sample
+from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -43,7 +45,7 @@ def search_ids(
 
     prefixes: for each source, the ids its output must begin with (may be empty). numbers: for each source, what
     sampling takes its random numbers from besides the seed; its place in sources when None.
-    Raises ValueError for a source without tokens.
+    Raises ValueError for a source without tokens, UserError for a model whose weights give no probabilities.
     """
     for place, source in enumerate(sources):
         if not len(source):
@@ -63,6 +65,11 @@ def search_ids(
                 device,
             )
             for place, hypotheses in zip(batch, results):
+                if not hypotheses or math.isnan(hypotheses[0].log_probability):
+                    raise UserError(
+                        "the model's probabilities are not numbers (NaN): its training diverged or its weights are "
+                        "damaged; use an earlier checkpoint, or train with a lower learning rate or gradient clipping"
+                    )
                 found[place] = hypotheses
     return found
 

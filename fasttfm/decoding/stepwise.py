@@ -117,8 +117,8 @@ def _draw(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig) ->
     probabilities = (values / config.temperature).softmax(dim=1)
     cumulative = probabilities.cumsum(dim=1)
     kept = cumulative - probabilities < config.sampling_topp  # the fewest that reach p
-    kept[:, 0] = True
     kept &= probabilities > 0
+    kept[:, 0] = True
     mass = cumulative.masked_fill(~kept, 0).amax(dim=1)
     place = (cumulative <= (uniform * mass)[:, None]).sum(dim=1)
     place = torch.minimum(place, kept.sum(dim=1) - 1)

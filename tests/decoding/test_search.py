@@ -7,6 +7,7 @@ import torch
 
 from fasttfm.decoding import DecodingConfig, search_ids, translate_ids
 from fasttfm.decoding.beam import _stay_in_place
+from fasttfm.errors import UserError
 
 from .table_model import BOS, EOS, TableModel, exhaustive, penalty
 
@@ -209,3 +210,13 @@ def test_hypotheses_stay_in_the_rows_of_their_parents():
     moved = parents.gather(1, order)
     assert (moved == torch.arange(4)).sum(dim=1).tolist() == [2, 4, 1, 2]
     assert moved[1].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("settings", [config(beam=1), config(), config(sampling=True)])
+def test_a_model_that_has_diverged_is_reported(settings):
+    class Diverged(TableModel):
+        def logits(self, source, target):
+            return [float("nan")] * self.vocab_size
+
+    with pytest.raises(UserError, match="training diverged"):
+        translate_ids(Diverged(12), SOURCES[:2], settings)
