@@ -24,7 +24,7 @@ import torch
 
 from benchmarks import kernel_cases, machine
 from benchmarks.kernel_cases import Case
-from benchmarks.timing import Clock, DeviceClock, Timing, measure
+from fasttfm.timing import Clock, DeviceClock, Timing, measure
 
 RESULTS = Path(__file__).with_name("results")
 _SANITIZED = "tests/gpu/test_kernels.py"

@@ -87,3 +87,14 @@ def keep(chip: Chip, answers: dict[tuple[str, tuple], Any]) -> None:
     _kept[chip] = dict(answers)
     for known in CHOICES.values():
         known._answers.clear()
+
+
+def kept(chip: Chip) -> dict[tuple[str, tuple], Any]:
+    """What keep() was last told for a chip."""
+    return _kept.get(chip, {})
+
+
+def asked(chip: Chip) -> list[tuple[str, tuple]]:
+    """The decisions that were asked for on a chip since the last keep()."""
+    here = (chip.name, chip.processors)
+    return [(name, place[2:]) for name, known in CHOICES.items() for place in known._answers if place[:2] == here]

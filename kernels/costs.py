@@ -142,3 +142,59 @@ def embedding_backward(M: int, N: int, V: int, size: int, *, dropout: bool) -> C
 def adam(parameters: int) -> Cost:
     """Reads weight, gradient and two moments, writes all but the gradient, in float32."""
     return Cost(0, 7 * _SINGLE * parameters, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A Transformer as far as its cost depends on it."""
+
+    d_model: int
+    heads: int
+    d_ff: int
+    vocabulary: int
+    layers: int = 6
+    """Of the encoder, and of the decoder."""
+
+
+def training_step(shape: Shape, *, tokens: int, length: int, size: int) -> dict[str, list[Cost]]:
+    """The pieces of one step of a post-norm model on as many source and target tokens, no padding, by part.
+
+    length: of every sentence. Dropout as in the paper: on sub-layers and embeddings. size: bytes an element; Adam works
+    on float32.
+    """
+    d, layers = shape.d_model, shape.layers
+    sentences = (tokens // length, shape.heads, length, length, d // shape.heads, size)
+
+    def product(inputs: int, outputs: int, *, bias: bool = True) -> list[Cost]:
+        return [linear(tokens, inputs, outputs, size), linear_backward(tokens, inputs, outputs, size, bias=bias)]
+
+    attend = [
+        attention(*sentences, causal=False, dropout=False),  # a causal tile of such a length is computed whole
+        attention_backward_short(*sentences, causal=False, dropout=False),
+    ]
+    join = [
+        residual_layer_norm(tokens, d, size, dropout=True),
+        residual_layer_norm_backward(tokens, d, size, stream=False, dropout=True),
+    ]
+    embed = [
+        embedding(tokens, d, size, dropout=True),
+        embedding_backward(tokens, d, shape.vocabulary, size, dropout=True),
+    ]
+    self_attention, cross_attention = product(d, 3 * d) + product(d, d), product(d, d) + product(d, 2 * d)
+    return {
+        "logits and cross entropy": [
+            *product(d, shape.vocabulary, bias=False),
+            cross_entropy(tokens, shape.vocabulary, size),
+        ],
+        "attention": 3 * layers * attend,
+        "residual, dropout, LayerNorm": 5 * layers * join,
+        "FFN": 2 * layers * (product(d, shape.d_ff) + product(shape.d_ff, d)),
+        "projections": layers * (2 * self_attention + cross_attention + product(d, d)),
+        "Adam and embedding": [adam(_parameters(shape)), *embed, *embed],
+    }
+
+
+def _parameters(shape: Shape) -> int:
+    """Weights of a model with one shared embedding table; biases and norms are small beside them."""
+    d = shape.d_model
+    return shape.vocabulary * d + shape.layers * (12 * d * d + 4 * d * shape.d_ff)

@@ -27,6 +27,7 @@ COMMANDS = {
     "score": ("score", "sacreBLEU and chrF of standard input against references"),
     "average": ("average", "average the last checkpoints of a model"),
     "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
+    "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
     "demo-data": ("demo", "write the built-in English-German demo corpus"),
 }
 """Command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""

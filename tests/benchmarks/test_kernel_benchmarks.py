@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_check, kernel_cases, machine
-from benchmarks.timing import Timing, measure, quantile
+from fasttfm.timing import Timing, measure, quantile
 
 CPU = {"dtype": torch.float32, "device": "cpu"}
 

@@ -1,0 +1,189 @@
+"""Measures on this device which tile or route each kernel should take (`fasttfm tune`).
+
+Every decision is a Choice (kernels/choices.py). Pieces of real work, forward and backward at the sizes that models
+have, are run once to see which decisions they ask for; then each decision is measured with every answer that it can
+give, on all the work that asked for it, while the other decisions stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm import functional as F
+from fasttfm.kernels import choices
+from fasttfm.kernels.choice_cache import Answer
+from fasttfm.kernels.launch import Chip
+from fasttfm.timing import Clock, Timing, measure
+
+LEAST_GAIN = 0.03
+"""An answer goes before the shipped one only when it takes at least so much less time: timings repeat to a percent."""
+
+Decision = tuple[str, tuple]
+"""Choice and size class."""
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One decision, with the time of every answer that could be measured."""
+
+    decision: Decision
+    shipped: Any
+    best: Any
+    times: dict[str, Timing | str]
+    """Answer as text -> its timing, or why it cannot run."""
+
+    @property
+    def changed(self) -> bool:
+        return self.best != self.shipped
+
+    def as_answer(self) -> Answer:
+        """As the cache keeps it."""
+        return Answer(
+            *self.decision, choices.as_written(self.best), self._median(self.best), self._median(self.shipped)
+        )
+
+    def line(self) -> str:
+        """What a person wants to know."""
+        name, size_class = self.decision
+        before, after = self._median(self.shipped), self._median(self.best)
+        what = f"{name} {' '.join(map(str, size_class))}:"
+        if not self.changed:
+            return f"{what} {_text(self.shipped)} stays, {before:.1f} us"
+        return f"{what} {_text(self.shipped)} -> {_text(self.best)}, {before:.1f} -> {after:.1f} us"
+
+    def _median(self, answer: Any) -> float:
+        timing = self.times[_text(answer)]
+        return timing.median_us if isinstance(timing, Timing) else float("nan")
+
+
+def _text(answer: Any) -> str:
+    written = choices.as_written(answer)
+    if isinstance(written, dict):
+        return " ".join(f"{name}={value}" for name, value in written.items())
+    return str(written)
+
+
+def decisions_of(work: Mapping[str, Work], chip: Chip) -> dict[Decision, list[str]]:
+    """Which decisions the pieces of work ask for on this chip, and the names of those that ask."""
+    found: dict[Decision, list[str]] = {}
+    for name, run in work.items():
+        choices.keep(chip, choices.kept(chip))  # forgets what was asked before
+        run()
+        for decision in choices.asked(chip):
+            found.setdefault(decision, []).append(name)
+    return found
+
+
+def tune(
+    work: Mapping[str, Work],
+    chip: Chip,
+    clock: Clock,
+    *,
+    seconds_per_decision: float,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[Measured]:
+    """Measures decision after decision and leaves the faster answer in force for those that follow.
+
+    Answers that cannot run here (too little shared memory, too many registers) are passed over.
+    """
+    decisions = decisions_of(work, chip)
+    in_force: dict[Decision, Any] = {}
+    for done, (decision, names) in enumerate(decisions.items()):
+        progress(done, len(decisions))
+        name, size_class = decision
+        choice = choices.CHOICES[name]
+        shipped = choice.shipped(chip, *size_class)
+        answers = list(dict.fromkeys((shipped, *choice.alternatives(chip, *size_class))))
+        if len(answers) == 1:
+            continue
+
+        def provider(answer: Any, decision: Decision = decision, names: list[str] = names) -> Work:
+            def run() -> None:
+                choices.keep(chip, {**in_force, decision: choices.as_written(answer)})
+                for name in names:
+                    work[name]()
+
+            return run
+
+        times = measure({_text(a): provider(a) for a in answers}, clock, seconds=seconds_per_decision, warm_up=1)
+        measured = Measured(decision, shipped, _fastest(answers, times), times)
+        if measured.changed:
+            in_force[decision] = choices.as_written(measured.best)
+        choices.keep(chip, in_force)
+        yield measured
+    progress(len(decisions), len(decisions))
+
+
+def _fastest(answers: list[Any], times: Mapping[str, Timing | str]) -> Any:
+    """The shipped answer (the first) unless another is clearly faster, or the shipped one cannot run."""
+    known = [(t.median_us, i) for i, a in enumerate(answers) if isinstance(t := times[_text(a)], Timing)]
+    if not known:
+        return answers[0]
+    best_time, best = min(known)
+    shipped = times[_text(answers[0])]
+    if isinstance(shipped, Timing) and best_time > shipped.median_us * (1 - LEAST_GAIN):
+        return answers[0]
+    return answers[best]
+
+
+# -------------------------------------------------------------------------------------------------------------- work
+
+
+def model_work(device: torch.device, *, quick: bool) -> dict[str, Work]:
+    """The operators of a model, forward and backward, at the sizes of training.
+
+    quick: bfloat16 (float16 where there is none) and the base model; otherwise float32 and the big model as well.
+    """
+    half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    work: dict[str, Work] = {}
+    for dtype in (half,) if quick else (half, torch.float32):
+        for width, heads in ((512, 8),) if quick else ((512, 8), (1024, 16)):
+            label = f"{str(dtype).removeprefix('torch.')} {width}"
+            work |= {f"{name} {label}": run for name, run in _layer_work(width, heads, dtype, device)}
+    return work
+
+
+_TOKENS = 16_384
+_LENGTHS = (32, 128, 512, 2048)
+
+
+def _layer_work(width: int, heads: int, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Work]]:
+    def tensor(*shape: int) -> Tensor:
+        return (torch.randn(*shape, device=device) * 0.1).to(dtype).requires_grad_()
+
+    def with_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Work:
+        return lambda: torch.autograd.grad(function(*inputs).sum(), inputs)
+
+    for length in _LENGTHS:
+        for causal, dropout_p in ((False, 0.0), (True, 0.1)):
+            q, k, v = (tensor(_TOKENS // length, heads, length, width // heads) for _ in range(3))
+            yield (
+                f"attention {length} {'causal' if causal else 'full'}",
+                with_gradient(
+                    lambda q, k, v, c=causal, p=dropout_p: F.attention(q, k, v, causal=c, dropout_p=p), q, k, v
+                ),
+            )
+    rows = [tensor(_TOKENS, width) for _ in range(2)]
+    norm = [torch.ones(width, device=device, requires_grad=True) for _ in range(2)]
+    yield "layer_norm", with_gradient(F.layer_norm, rows[0], *norm)
+    yield (
+        "residual_layer_norm",
+        with_gradient(lambda *t: F.residual_layer_norm(*t, dropout_p=0.1)[0], *rows, *norm),
+    )
+    hidden = 4 * width
+    weights = [tensor(hidden, width), tensor(hidden), tensor(width, hidden), tensor(width)]
+    for dropout_p in (0.0, 0.1):
+        yield (
+            f"feed_forward {dropout_p}",
+            with_gradient(lambda *t, p=dropout_p: F.feed_forward(*t, dropout_p=p), rows[0], *weights),
+        )
+    table, target = tensor(32_000, width), torch.randint(1, 32_000, (_TOKENS,), device=device)
+    yield "linear_cross_entropy", with_gradient(lambda x, w: F.linear_cross_entropy(x, w, target)[0], rows[0], table)
+    tokens = target.view(-1, 32)
+    yield "embedding", with_gradient(lambda w: F.embed(tokens, w, scale=1.0, dropout_p=0.1), table)

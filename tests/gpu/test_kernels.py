@@ -1,0 +1,122 @@
+"""Kernels on the device against the reference, in the dtypes that people train in.
+
+The rule is flash-attention's: against the reference in float64, a kernel may err twice as much as plain PyTorch does in
+the kernel's own precision, plus a floor of a few units in the last place.
+"""
+
+import pytest
+import torch
+
+from fasttfm import reference
+from fasttfm.functional import backend
+
+from .problems import PROBLEMS, Problem
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FLOOR = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Of the largest magnitude: about 32, 2 and 2 units in the last place."""
+
+
+def solve(way, problem: Problem, inputs: dict, seed: torch.Tensor) -> list[torch.Tensor]:
+    """Outputs, then gradients of all floating-point inputs."""
+    inputs = {k: v.detach().requires_grad_(v.is_floating_point()) for k, v in inputs.items()}
+    outputs = way(seed, **inputs)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    generator = torch.Generator(device=outputs[0].device).manual_seed(1)
+    weights = [torch.randn(o.shape, generator=generator, device=o.device, dtype=torch.float32) for o in outputs]
+    total = sum((o.double() * w).sum() for o, w in zip(outputs, weights, strict=True))
+    leaves = [v for v in inputs.values() if v.requires_grad]
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [*outputs, *(g for g in gradients if g is not None)]
+
+
+def in_double(inputs: dict) -> dict:
+    return {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def seed_on(device: torch.device) -> torch.Tensor:
+    return torch.tensor([987654321], device=device)
+
+
+def check(problem: Problem, device: torch.device, dtype: torch.dtype) -> None:
+    inputs = problem.inputs(device, dtype)
+    seed = seed_on(device)
+    with backend("triton"):
+        ours = solve(problem.ours, problem, inputs, seed)
+    exact = solve(problem.theirs, problem, in_double(inputs), seed)
+    plain = solve(problem.theirs, problem, inputs, seed)
+    for place, (found, true, same) in enumerate(zip(ours, exact, plain, strict=True)):
+        assert torch.isfinite(found).all(), f"result {place} is not finite"
+        largest = true.abs().max().item()
+        allowed = 2 * (same.double() - true).abs().max().item() + FLOOR[dtype] * largest
+        error = (found.double() - true).abs().max().item()
+        assert error <= allowed, f"result {place}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_a_kernel_errs_at_most_twice_as_much_as_torch_in_its_own_precision(problem, device, dtype, ieee):
+    check(problem, device, dtype)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_sanitized(problem, device, ieee):
+    """One run of everything, small enough for compute-sanitizer."""
+    with backend("triton"):
+        solve(problem.ours, problem, problem.inputs(device, torch.float16), seed_on(device))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_two_runs_give_the_same_bits_beside_other_work(problem, device, dtype, ieee):
+    """Races and atomics would show here."""
+    inputs, seed = problem.inputs(device, dtype), seed_on(device)
+    noise = torch.randn(1024, 1024, device=device)
+    beside = torch.cuda.Stream()
+    with backend("triton"):
+        first = solve(problem.ours, problem, inputs, seed)
+        for _ in range(20):
+            with torch.cuda.stream(beside):
+                noise = (noise @ noise).clamp(-1, 1)
+            for a, b in zip(first, solve(problem.ours, problem, inputs, seed), strict=True):
+                assert torch.equal(a, b)
+    torch.cuda.synchronize()
+
+
+def test_the_keep_mask_on_the_device_is_the_references(device):
+    from fasttfm.kernels import philox
+
+    p = 0.3
+    for seed in (0, 1, -1, 2**62 + 12345):
+        where = torch.tensor([seed], device=device)
+        found = philox.write_keep_mask(
+            torch.empty(3, 50, 130, dtype=torch.int8, device=device), where, 9, reference.dropout_threshold(p)
+        )
+        expected = reference.keep_mask((3, 50, 130), p, where.cpu(), stream=9)
+        assert torch.equal(found.cpu().bool(), expected)
+
+
+def test_tf32_is_used_when_torch_allows_it_and_never_otherwise(device):
+    from fasttfm.kernels import launch
+
+    from fasttfm import functional as F
+
+    if launch.chip(device).capability < 80:
+        pytest.skip("no TF32 before sm_80")
+    q, k, v = (torch.randn(1, 2, 256, 64, device=device) for _ in range(3))
+    exact = reference.attention(q.double(), k.double(), v.double())
+
+    def error() -> float:
+        with backend("triton"):
+            return (F.attention(q, k, v).double() - exact).abs().max().item()
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        in_float32 = error()
+        torch.backends.cuda.matmul.allow_tf32 = True
+        in_tf32 = error()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert in_float32 < 1e-5
+    assert 5 * in_float32 < in_tf32 < 1e-2
