@@ -74,7 +74,9 @@ def _forward(
                 total += tl.sum(tl.where(columns < V, x, 0.0), axis=0)
                 top = higher
         lse = top + tl.log(exponentials)
-        tl.store(losses + row, lse - (1.0 - smoothing) * picked - smoothing * (total / V))
+        # A class switched off by -inf does not matter without smoothing, as in torch; with it the loss is infinite.
+        spread = tl.where(smoothing > 0.0, smoothing * (total / V), 0.0)
+        tl.store(losses + row, lse - (1.0 - smoothing) * picked - spread)
         tl.store(losses + M + row, lse - picked)
         if lses is not None:
             tl.store(lses + row, lse)

@@ -80,9 +80,9 @@ def _backward_compute(
 
         grad, tokens = grad.contiguous(), tokens.contiguous()
         mask = {"pad_id": pad_id, "dropout_p": dropout_p, "seed": seed, "stream": stream}
-        grad_positions = grad.new_zeros(table, width, dtype=torch.float32)
+        grad_positions = grad.new_empty(table, width, dtype=torch.float32)
         if table:
-            grad_positions[first_position : first_position + length] = kernel.position_gradient(grad, tokens, **mask)
+            grad_positions.zero_()[first_position : first_position + length] = kernel.position_gradient(grad, tokens, **mask)
         if not vocabulary:
             return grad.new_empty(0, width), grad_positions
         return kernel.weight_gradient(grad, tokens, vocabulary, scale=scale, **mask), grad_positions

@@ -1,0 +1,119 @@
+"""Cross entropy over rows of logits, by kernel or in plain PyTorch: what both loss operators compute with.
+
+loss = sum over counted rows of  lse - (1 - a) x[target] - a / V * sum over v of x[v]        lse = log sum exp x
+d loss / d x[v] = softmax(x)[v] - a / V - (1 - a) [v == target]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional._backend import use_triton
+from fasttfm.functional._dropped import wide
+
+_BLOCK = 1 << 19
+"""Logits that are worked on in float32 at a time on the CPU: 2 MiB, the second-level caches of two cores."""
+
+
+def by_kernel(logits: Tensor) -> bool:
+    return logits.dtype != torch.float64 and use_triton(logits)
+
+
+def check(target: Tensor, label_smoothing: float) -> None:
+    """Raises ValueError for what no loss takes."""
+    if target.dtype != torch.int64:
+        raise ValueError(f"target is {target.dtype}: it must hold int64 class numbers")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing {label_smoothing} must lie in [0, 1]")
+
+
+def plain(
+    logits: Tensor,
+    target: Tensor,
+    label_smoothing: float,
+    *,
+    counted: Tensor | None = None,
+    gradient: Tensor | None = None,
+    scale: Tensor | None = None,
+    lses: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sums of the loss and of the loss without smoothing over logits (R, V).
+
+    counted (R,) bool: rows that count, all when None. gradient (R, V), which may be logits itself, receives scale * d
+    loss / d logits; lses (R,) log sum exp. On the CPU a block of rows goes through every step while it lies in the
+    cache.
+    """
+    rows, columns = logits.shape
+    dtype, device = wide(logits.dtype), logits.device
+    loss, nll = torch.zeros((), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
+    step = max(1, min(rows, _BLOCK // max(1, columns))) if device.type == "cpu" else max(1, rows)
+    block = torch.empty(step, columns, dtype=dtype, device=device) if logits.dtype != dtype else None
+    weights = torch.empty(step, columns, dtype=dtype, device=device)
+    for r in range(0, rows, step):
+        x, t = logits[r : r + step], target[r : r + step, None]
+        c = None if counted is None else counted[r : r + step]
+        t = t if c is None else t.masked_fill(~c[:, None], 0)
+        if block is not None:
+            x = block[: x.shape[0]].copy_(x)
+        p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
+        lse = x.amax(dim=1) - p.amax(dim=1).log()  # the largest weight is at least 1 / V: its logarithm is exact
+        row_nll = lse - x.gather(1, t)[:, 0]
+        row_loss = row_nll
+        if label_smoothing:
+            row_loss = torch.lerp(row_nll, lse - x.mean(dim=1), label_smoothing)
+        nll += (row_nll if c is None else row_nll.masked_fill(~c, 0.0)).sum()
+        loss += (row_loss if c is None else row_loss.masked_fill(~c, 0.0)).sum()
+        if lses is not None:
+            lses[r : r + step] = lse
+        if gradient is not None:
+            if label_smoothing:
+                p -= label_smoothing / columns
+            p.scatter_add_(1, t, torch.full_like(t, label_smoothing - 1.0, dtype=dtype))
+            if scale is not None:
+                p *= scale
+            gradient[r : r + step] = p if c is None else p.masked_fill_(~c[:, None], 0.0)
+    return loss, nll
+
+
+def mean_factor(logits: Tensor, target: Tensor, ignore_index: int, mean: bool) -> Tensor | None:
+    """One over the number of counted rows, 0-d, for a mean; as in torch, the mean of nothing is not a number."""
+    if not mean:
+        return None
+    rows = (target != ignore_index).sum(dtype=wide(logits.dtype))
+    return torch.where(rows > 0, rows.reciprocal(), float("nan"))
+
+
+def sums(
+    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, overwrite: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss and loss without smoothing, 0-d, and lse (M,), which is empty with overwrite."""
+    factor = mean_factor(logits, target, ignore_index, mean)
+    lses = logits.new_empty(0 if overwrite else logits.shape[0], dtype=wide(logits.dtype))
+    if by_kernel(logits):
+        from fasttfm.kernels import cross_entropy as kernel
+
+        losses, kept = kernel.forward(
+            logits,
+            target.contiguous(),
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+            overwrite=overwrite,
+            factor=factor,
+            keep_lse=not overwrite,
+        )
+        lses = lses if kept is None else kept
+        loss, nll = losses[0].sum(), losses[1].sum()
+    else:
+        counted = target != ignore_index
+        all_counted = logits.device.type == "cpu" and bool(counted.all())
+        loss, nll = plain(
+            logits,
+            target,
+            label_smoothing,
+            counted=None if all_counted else counted,
+            gradient=logits if overwrite else None,
+            scale=factor,
+            lses=None if overwrite else lses,
+        )
+    return (loss, nll, lses) if factor is None else (loss * factor, nll * factor, lses)
