@@ -1,0 +1,243 @@
+"""The registration of operators: the direct way of an eager call and the dispatcher's agree, and nothing slips past."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from fasttfm.functional._operators import Operator, lower_precision
+
+states = []
+"""(autocast on, autograd recording) inside each computation."""
+
+
+def compute(x, factor, offset, power):
+    states.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled() and x.requires_grad))
+    return x * factor**power + (0 if offset is None else offset)
+
+
+def derive(grad, x, factor, power):
+    return grad * factor**power, (grad * x).sum() * power * factor ** (power - 1)
+
+
+def save(ctx, args, output):
+    ctx.save_for_backward(*args[:2])
+    ctx.offset, ctx.power = args[2] is not None, args[3]
+
+
+def backward(ctx, grad):
+    x, factor = ctx.saved_tensors
+    dx, dfactor = _derive(grad, x, factor, ctx.power)
+    return dx, dfactor, grad if ctx.offset else None, None
+
+
+_derive = Operator(
+    "test_scaled_backward(Tensor grad, Tensor x, Tensor factor, int power) -> (Tensor, Tensor)",
+    derive,
+    lambda grad, x, factor, power: (torch.empty_like(grad), torch.empty_like(factor)),
+)
+scaled = Operator(
+    "test_scaled(Tensor x, Tensor factor, Tensor? offset, int power) -> Tensor",
+    compute,
+    lambda x, factor, offset, power: torch.empty_like(x),
+    save=save,
+    backward=backward,
+    autocast=lower_precision,
+)
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    states.clear()
+
+
+@pytest.fixture
+def through_dispatcher(monkeypatch):
+    """Calls that went through the dispatcher."""
+    calls = []
+    operator = scaled.dispatched
+    monkeypatch.setattr(scaled, "dispatched", lambda *args: calls.append(args) or operator(*args))
+    return calls
+
+
+def inputs(offset=True):
+    x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    factor = torch.nn.Parameter(torch.tensor(1.5))
+    return x, factor, torch.tensor([0.1, 0.2, 0.3], requires_grad=True) if offset else None
+
+
+def solve(call, x, factor, offset, power=2):
+    y = call(x, factor, offset, power)
+    leaves = [t for t in (x, factor, offset) if t is not None]
+    return y, *torch.autograd.grad(y, leaves, torch.tensor([1.0, 2.0, 3.0], dtype=y.dtype))
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_plain_tensors_go_past_the_dispatcher_with_the_same_result(through_dispatcher, offset):
+    arguments = inputs(offset)
+    found = solve(scaled, *arguments)
+    assert not through_dispatcher
+    for a, b in zip(found, solve(torch.ops.fasttfm.test_scaled, *arguments)):
+        assert torch.equal(a, b)
+    assert "test_scaled" in found[0].grad_fn.name()
+    assert states == [(False, False)] * 2
+
+
+def test_without_gradients_nothing_is_recorded(through_dispatcher):
+    x, factor, _ = inputs()
+    with torch.no_grad():
+        assert not scaled(x, factor, None, 2).requires_grad
+    with torch.inference_mode():
+        assert scaled(x, factor, None, 2).is_inference()
+    assert not scaled(x.detach(), factor.detach(), None, 2).requires_grad
+    assert not through_dispatcher
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_dispatch_modes_see_the_operator_as_one():
+    x, factor, _ = inputs()
+    with Seen() as seen:
+        scaled(x, factor, None, 2)
+    assert seen.names == ["fasttfm::test_scaled"]
+
+
+class Subclass(Tensor):
+    seen: list = []  # noqa: RUF012
+
+    @staticmethod
+    def __new__(cls, data):
+        return Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype)
+
+    def __init__(self, data):
+        self.data_inside = data
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(func.name())
+        return func(*(a.data_inside if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+
+def test_tensor_subclasses_see_the_operator():
+    Subclass.seen.clear()
+    x, factor = torch.ones(3), torch.tensor(2.0)
+    assert torch.equal(scaled(Subclass(x), factor, None, 1), 2 * x)
+    assert Subclass.seen == ["fasttfm::test_scaled"]
+
+
+def test_fake_and_meta_tensors_give_shapes_and_compute_nothing():
+    with FakeTensorMode():
+        assert scaled(torch.empty(4), torch.empty(()), None, 2).shape == (4,)
+    assert scaled(torch.empty(4, device="meta"), torch.empty((), device="meta"), None, 2).is_meta
+    assert not states
+
+
+def test_a_negated_view_is_materialised_first():
+    imaginary = torch.view_as_complex(torch.ones(3, 2)).conj().imag
+    assert imaginary.is_neg()
+    assert torch.equal(scaled(imaginary, torch.tensor(2.0), None, 1), torch.full((3,), -2.0))
+
+
+def test_the_profiler_names_the_operator():
+    x, factor, _ = inputs()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        scaled(x.detach(), factor.detach(), None, 2)
+    assert "fasttfm::test_scaled" in {event.key for event in profile.key_averages()}
+
+
+def test_autocast_casts_alike_on_both_ways_and_is_off_inside(through_dispatcher):
+    arguments = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = solve(scaled, *arguments)
+        expected = solve(torch.ops.fasttfm.test_scaled, *arguments)
+        assert torch.is_autocast_enabled("cpu")
+    assert not through_dispatcher
+    assert found[0].dtype == torch.bfloat16
+    assert [g.dtype for g in found[1:]] == [torch.float32] * 3
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert {autocast for autocast, _ in states} == {False}
+
+
+def test_autocast_of_another_device_casts_nothing():
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast would refuse without a GPU
+    try:
+        assert scaled(torch.ones(3), torch.tensor(2.0), None, 1).dtype == torch.float32
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+
+
+def test_autocast_is_on_again_after_an_error():
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            scaled(torch.ones(3), torch.ones(2), None, 1)
+        assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
+def test_second_derivatives_are_refused(call):
+    x, factor, _ = inputs()
+    y = call(x, factor, None, 2)
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
+def test_vmap_and_forward_mode_are_refused(call):
+    with pytest.raises(RuntimeError, match="it takes batches already"):
+        torch.vmap(lambda x: call(x, torch.tensor(2.0), None, 2))(torch.ones(2, 3))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+            call(dual, torch.tensor(2.0), None, 2)
+        assert torch.equal(call(torch.ones(3), torch.tensor(2.0), None, 1), torch.full((3,), 2.0))
+
+
+def test_checkpointing_computes_again_with_the_same_gradients():
+    arguments = inputs()
+    expected = solve(scaled, *arguments)
+    states.clear()
+    found = solve(lambda *args: checkpoint(scaled, *args, use_reentrant=False), *arguments)
+    assert len(states) == 2
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def test_the_graph_can_be_kept_and_hooks_see_what_is_saved():
+    x, factor, _ = inputs()
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        y = scaled(x, factor, None, 2)
+    assert len(packed) == 2
+    first = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], first)
+
+
+def test_a_compiled_graph_holds_the_operator():
+    arguments = inputs()
+    graphs = []
+
+    def keep(graph, example):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda *args: scaled(*args) + 1, backend=keep, fullgraph=True)
+    torch.testing.assert_close(compiled(*arguments, 2), scaled(*arguments, 2) + 1)
+    assert any(node.target is torch.ops.fasttfm.test_scaled.default for node in graphs[0].graph.nodes)
+
+
+def test_the_operator_passes_opcheck():
+    torch.library.opcheck(torch.ops.fasttfm.test_scaled.default, (*inputs(), 2))
+    torch.library.opcheck(
+        torch.ops.fasttfm.test_scaled_backward.default, (torch.ones(3), torch.ones(3), torch.tensor(2.0), 2)
+    )
