@@ -1,0 +1,117 @@
+"""The dispatcher: fast help, one line for every failure, the exit statuses."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from fasttfm.cli import main as cli
+from fasttfm.errors import UserError
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch):
+    """Make `fasttfm score` do something else."""
+
+    def replace(action):
+        module = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser("score"), run=lambda args: action())
+        monkeypatch.setitem(sys.modules, "fasttfm.cli.score", module)
+
+    return replace
+
+
+def raising(error):
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UserError("a.txt: line 3\nis wrong"), 2, "fasttfm score: a.txt: line 3 is wrong\n"),
+        (KeyboardInterrupt(), 130, "fasttfm score: interrupted\n"),
+        (KeyboardInterrupt("saved; start again to resume"), 130, "fasttfm score: saved; start again to resume\n"),
+        (OSError(28, "No space left on device", "out/x"), 2, "fasttfm score: out/x: No space left on device\n"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "fasttfm score: /x: Permission denied\n"),
+    ],
+)
+def test_expected_failures_are_one_line_and_a_status(command, capsys, error, status: int, message: str):
+    command(raising(error))
+    assert cli.main(["score"]) == status
+    assert capsys.readouterr() == ("", message)
+
+
+def test_bugs_keep_their_traceback(command):
+    command(raising(KeyError("bug")))
+    with pytest.raises(KeyError):
+        cli.main(["score"])
+    command(raising(OSError("raised by hand")))
+    with pytest.raises(OSError, match="by hand"):
+        cli.main(["score"])
+
+
+def test_a_command_decides_its_own_status(command):
+    command(lambda: 7)
+    assert cli.main(["score"]) == 7
+    command(lambda: None)
+    assert cli.main(["score"]) == 0
+
+
+def test_no_command_prints_help_and_fails(capsys):
+    assert cli.main([]) == 2
+    assert "commands:" in capsys.readouterr().err
+
+
+def test_an_unknown_command_lists_the_known_ones(capsys):
+    assert cli.main(["trian"]) == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in ("trian", *cli.COMMANDS))
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_is_there_and_explains_itself(name: str, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    assert f"usage: fasttfm {name}" in capsys.readouterr().out
+
+
+def test_help_needs_neither_torch_nor_the_kernels():
+    program = (
+        "import sys; sys.argv = ['fasttfm', '--help']\n"
+        "from fasttfm.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "slow = {'torch', 'triton', 'numpy', 'sentencepiece', 'sacrebleu'} & set(sys.modules)\n"
+        "sys.exit(f'imported {slow}' if slow else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "prepare" in done.stdout
+
+
+def test_versions_are_told(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert "torch 2." in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX pipes")
+def test_a_reader_that_leaves_is_no_error():
+    program = (
+        "import sys, types\n"
+        "def run(args):\n"
+        "    for _ in range(100000): print('line')\n"
+        "command = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser('score'), run=run)\n"
+        "sys.modules['fasttfm.cli.score'] = command\n"
+        "from fasttfm.cli.main import main\n"
+        "sys.exit(main(['score']))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout.readline() == b"line\n"
+    writer.stdout.close()
+    assert writer.wait() == cli.EXIT_BROKEN_PIPE
+    assert writer.stderr.read() == b""
+    writer.stderr.close()

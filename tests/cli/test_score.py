@@ -1,0 +1,70 @@
+"""`fasttfm score` as it is typed."""
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasttfm.cli.main import main
+
+REFERENCES = "Der alte Mann kauft ein Haus.\nDie SPD-Politikerin schläft heute nicht.\n"
+
+
+@pytest.fixture
+def score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def run(hypotheses: bytes, *options: str, references: bytes = REFERENCES.encode()) -> int:
+        path = tmp_path / "ref.de.gz"
+        path.write_bytes(gzip.compress(references))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(hypotheses)))
+        return main(["score", "--ref", str(path), *options])
+
+    return run
+
+
+def test_it_prints_each_number_with_its_signature(score, capsys):
+    assert score(REFERENCES.lower().encode(), "--compound-split") == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row[:22].strip() for row in rows] == ["BLEU", "BLEU, lower-cased", "chrF", "BLEU, compounds split"]
+    assert rows[1].split()[2] == "100.00"
+    assert "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp" in rows[0]
+    assert float(rows[0].split()[1]) < 100
+
+
+def test_json_has_the_same_numbers(score, capsys):
+    assert score(REFERENCES.encode(), "--json", "--tokenize", "char") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["lines"], record["bleu"], record["chrf"]) == (2, 100.0, 100.0)
+    assert "tok:char" in record["bleu_signature"]
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "options", "message"),
+    [
+        (b"one\n", (), "standard input has 1 lines but "),
+        (b"", (), "standard input has 0 lines but "),
+        (b"gut\nsch\xf6n\n", (), "standard input: line 2 is not valid UTF-8"),
+        (b"a\nb\n", ("--tokenize", "moses"), "--tokenize moses: one of 13a, intl, char"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_status_2(score, capsys, hypotheses: bytes, options, message: str):
+    assert score(hypotheses, *options) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"fasttfm score: {message}")
+    assert said.err.count("\n") == 1
+
+
+def test_missing_and_empty_references_are_named(score, tmp_path: Path, capsys):
+    assert main(["score", "--ref", str(tmp_path / "absent.de")]) == 2
+    assert score(b"", references=b"") == 2
+    missing, empty = capsys.readouterr().err.splitlines()
+    assert "absent.de: no such file" in missing
+    assert "ref.de.gz: the file is empty" in empty
+
+
+def test_an_empty_translation_counts_as_one(score, capsys):
+    assert score(b"Der alte Mann kauft ein Haus.\n\n", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["lines"] == 2

@@ -1,0 +1,191 @@
+"""The demo corpus: the same everywhere, learnable, correct German, nothing tested that was trained on."""
+
+import hashlib
+import itertools
+
+import pytest
+
+from fasttfm.data import demo_clause as say
+from fasttfm.data import demo_german as german
+from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs
+from fasttfm.data.demo_clause import Clause, NounPhrase, Phrase
+from fasttfm.data.demo_lexicon import ABOUT_PEOPLE, ABOUT_THINGS, PERSONS, THINGS
+from fasttfm.data.demo_phrases import Phrases, digits, number
+from fasttfm.data.demo_sentences import Sentences
+from fasttfm.data.demo_verbs import DATIVE, INTRANSITIVE, MODALS, TRANSITIVE
+
+
+@pytest.fixture(scope="module")
+def corpus() -> dict[str, list[tuple[str, str]]]:
+    return demo_corpus()
+
+
+def noun(en: str):
+    return next(noun for noun in (*PERSONS, *THINGS) if noun.en == en)
+
+
+def adjective(en: str):
+    return next(adjective for adjective in (*ABOUT_PEOPLE, *ABOUT_THINGS) if adjective.en == en)
+
+
+def verb(en: str):
+    verbs = (*(entry[0] for entry in TRANSITIVE), *DATIVE, *INTRANSITIVE)
+    return next(verb for verb in verbs if verb.en == en)
+
+
+def phrase(en: str, de: str, noun_en: str, plural: bool = False, *adjectives: str) -> NounPhrase:
+    described = [adjective(a) for a in adjectives]
+    return Phrases(0)._assemble(en, de, described, noun(noun_en), plural)
+
+
+def test_no_sentence_occurs_twice_on_either_side_of_any_split(corpus):
+    assert {split: len(pairs) for split, pairs in corpus.items()} == SPLITS
+    for side in (0, 1):
+        sentences = [pair[side] for pairs in corpus.values() for pair in pairs]
+        assert len(set(sentences)) == len(sentences)
+
+
+def test_the_corpus_is_the_same_on_every_machine(corpus):
+    text = "\n".join("\t".join(pair) for pairs in corpus.values() for pair in pairs)
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "625a80992d80e4c2d684ce99122e4023fdc04f0131d283096c930989d49254f4"
+    )
+    assert list(itertools.islice(demo_pairs(1), 5)) != list(itertools.islice(demo_pairs(2), 5))
+
+
+def test_one_english_sentence_has_one_german_sentence():
+    sentences, meanings = Sentences(5), {}
+    for _ in range(20_000):
+        en, de = sentences.next()
+        assert meanings.setdefault(en, de) == de
+
+
+def test_sentences_are_4_to_18_words_of_some_hundreds_of_lexemes(corpus):
+    train = [en for en, _ in corpus["train"]]
+    assert {len(en.split()) for en in train} == set(range(4, 19))
+    known = {word for en in train for word in en.strip(".?").replace(",", "").lower().split() if word.isalpha()}
+    assert 400 < len(known) < 1000
+    for split in ("valid", "test"):
+        unknown = [w for en, _ in corpus[split] for w in en.strip(".?").replace(",", "").lower().split()]
+        assert all(word in known for word in unknown if word.isalpha())
+
+
+@pytest.mark.parametrize(
+    ("determiner", "name", "plural", "declined"),
+    [
+        ("d", "man", False, "der alte Mann, den alten Mann, dem alten Mann, des alten Mannes"),
+        ("ein", "woman", False, "eine alte Frau, eine alte Frau, einer alten Frau, einer alten Frau"),
+        ("ein", "book", False, "ein altes Buch, ein altes Buch, einem alten Buch, eines alten Buches"),
+        ("kein", "boy", False, "kein alter Junge, keinen alten Jungen, keinem alten Jungen, keines alten Jungen"),
+        ("jed", "girl", False, "jedes alte Mädchen, jedes alte Mädchen, jedem alten Mädchen, jedes alten Mädchens"),
+        (
+            "unser",
+            "chair",
+            True,
+            "unsere alten Stühle, unsere alten Stühle, unseren alten Stühlen, unserer alten Stühle",
+        ),
+        ("zwei", "car", True, "zwei alte Autos, zwei alte Autos, zwei alten Autos, zwei alter Autos"),
+        ("viel", "book", True, "viele alte Bücher, viele alte Bücher, vielen alten Büchern, vieler alter Bücher"),
+        ("all", "friend", True, "alle alten Freunde, alle alten Freunde, allen alten Freunden, aller alten Freunde"),
+    ],
+)
+def test_adjectives_agree_in_gender_case_and_number(determiner: str, name: str, plural: bool, declined: str):
+    assert ", ".join(phrase("-", determiner, name, plural, "old").de.values()) == declined
+
+
+def test_some_adjectives_change_their_stem_and_an_article_its_form():
+    assert phrase("a", "ein", "car", False, "expensive").de["nom"] == "ein teures Auto"
+    assert phrase("the", "d", "boy", False, "tired").de["dat"] == "dem müden Jungen"
+    assert phrase("a", "ein", "car", False, "old").en == "an old car"
+
+
+def test_prepositions_contract_as_german_does():
+    assert german.with_preposition("zu", "der alten Frau") == "zur alten Frau"
+    assert german.with_preposition("in", "das Haus") == "ins Haus"
+    assert german.with_preposition("an", "dem See") == "am See"
+    assert german.with_preposition("in", "diesem Haus") == "in diesem Haus"
+    assert german.with_preposition("mit", "dem Hund") == "mit dem Hund"
+
+
+def test_the_verb_stands_where_the_clause_wants_it():
+    man, boy = phrase("the", "d", "man"), phrase("the", "d", "boy")
+    calls = Clause(man, verb("call"), accusative=boy, time=Phrase("today", "heute"))
+    assert say.english(calls) == "the man calls the boy today"
+    assert say.german_main(calls) == "der Mann ruft heute den Jungen an"
+    assert say.german_final(calls) == "der Mann heute den Jungen anruft"
+    assert say.german_infinitive(calls) == "heute den Jungen anzurufen"
+    assert say.german_question(calls) == "ruft der Mann heute den Jungen an"
+    assert say.english_question(calls) == "does the man call the boy today"
+    perfect = Clause(man, verb("call"), "perfect", accusative=boy, negative=True)
+    assert say.german_main(perfect) == "der Mann hat den Jungen nicht angerufen"
+    assert say.german_final(perfect) == "der Mann den Jungen nicht angerufen hat"
+    assert say.english(perfect) == "the man has not called the boy"
+
+
+def test_pronouns_go_before_a_noun_subject_that_follows_the_verb():
+    him = NounPhrase("he", {"nom": "er", "acc": "ihn", "dat": "ihm"}, en_object="him", pronoun=True, early=True)
+    we = NounPhrase("we", {"nom": "wir", "acc": "uns", "dat": "uns"}, person="1p", pronoun=True, early=True)
+    man = phrase("the", "d", "man")
+    assert say.german_main(Clause(man, verb("help"), dative=him), "heute") == "heute hilft ihm der Mann"
+    assert say.german_main(Clause(we, verb("help"), dative=him), "heute") == "heute helfen wir ihm"
+    assert say.english(Clause(man, verb("pick up"), accusative=him)) == "the man picks him up"
+
+
+def test_relative_pronouns_agree_with_their_noun():
+    singing = Clause(phrase("the", "d", "man"), verb("sing"), "past")
+    children = say.with_relative(phrase("the", "d", "child", True), singing, "nom")
+    assert children.en == "the children who sang"
+    assert say.finish(children.de["dat"]) == "Den Kindern, die sangen."
+    buying = Clause(phrase("the", "d", "woman"), verb("buy"), "perfect")
+    table = say.with_relative(phrase("the", "d", "table"), buying, "acc")
+    assert table.en == "the table which the woman has bought"
+    assert say.finish(f"{table.de['nom']} ist alt") == "Der Tisch, den die Frau gekauft hat, ist alt."
+
+
+def test_numbers_and_times_are_said_as_each_language_does():
+    assert (number(21).en, number(21).de) == ("twenty-one", "einundzwanzig")
+    assert (number(16).de, number(30).de, number(77).de) == ("sechzehn", "dreißig", "siebenundsiebzig")
+    assert (digits(1250).en, digits(1250).de) == ("1,250", "1.250")
+    times = {phrase.en: phrase.de for phrase in (Phrases(seed).clock() for seed in range(400))}
+    assert times["at half past twelve"] == "um halb eins"
+    assert times["at half past seven"] == "um halb acht"
+    assert times["at one o'clock"] == "um ein Uhr"
+
+
+@pytest.mark.parametrize(
+    ("en", "present", "past", "participle"),
+    [
+        ("open", "öffne öffnest öffnet öffnen", "öffnete öffnetest öffnete öffneten", "geöffnet"),
+        ("feed", "füttere fütterst füttert füttern", "fütterte füttertest fütterte fütterten", "gefüttert"),
+        ("invite", "lade lädst lädt laden", "lud ludest lud luden", "eingeladen"),
+        ("clean", "putze putzt putzt putzen", "putzte putztest putzte putzten", "geputzt"),
+        ("sell", "verkaufe verkaufst verkauft verkaufen", "verkaufte verkauftest verkaufte verkauften", "verkauft"),
+        (
+            "admire",
+            "bewundere bewunderst bewundert bewundern",
+            "bewunderte bewundertest bewunderte bewunderten",
+            "bewundert",
+        ),
+        ("visit", "besuche besuchst besucht besuchen", "besuchte besuchtest besuchte besuchten", "besucht"),
+        ("eat", "esse isst isst essen", "aß aßest aß aßen", "gegessen"),
+    ],
+)
+def test_verbs_are_conjugated(en: str, present: str, past: str, participle: str):
+    assert [german.present(verb(en), person) for person in german.PERSONS[:4]] == present.split()
+    assert [german.preterite(verb(en), person) for person in german.PERSONS[:4]] == past.split()
+    assert german.present(verb(en), "3p") == german.present(verb(en), "1p")
+    assert verb(en).participle == participle
+
+
+def test_modals_ask_as_english_does():
+    rows = {row[0][0]: row for row in MODALS}
+    asked = {
+        name: say.english_question(Clause(phrase("the", "d", "man"), verb("sleep"), "modal", modal=rows[name]))
+        for name in ("can", "wants to", "would like to", "had to")
+    }
+    assert asked == {
+        "can": "can the man sleep",
+        "wants to": "does the man want to sleep",
+        "would like to": "would the man like to sleep",
+        "had to": "did the man have to sleep",
+    }

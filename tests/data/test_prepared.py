@@ -1,0 +1,256 @@
+"""The prepared directory: what is in it, what is refused, and that no kill leaves half of one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fasttfm.data.demo import demo_pairs
+from fasttfm.data.prepare import PrepareOptions, prepare
+from fasttfm.data.prepared import ParallelTokens, PreparedData, building
+from fasttfm.errors import UserError
+
+SMALL = PrepareOptions(vocab_size=500)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> dict[str, Path]:
+    """Small aligned files: train.en, train.de, valid.en, valid.de."""
+    pairs = demo_pairs()
+    files = {}
+    for split, size in (("train", 300), ("valid", 20)):
+        chosen = [next(pairs) for _ in range(size)]
+        for language, side in (("en", 0), ("de", 1)):
+            path = files[f"{split}.{language}"] = tmp_path / f"{split}.{language}"
+            path.write_text("".join(f"{pair[side]}\n" for pair in chosen), encoding="utf-8")
+    return files
+
+
+def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **more) -> list[str]:
+    said: list[str] = []
+    prepare(
+        [text["train.en"]],
+        [text["train.de"]],
+        text["valid.en"],
+        text["valid.de"],
+        out,
+        options,
+        say=said.append,
+        **more,
+    )
+    return said
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_ids_are_the_text_and_validation_text_is_raw(text, tmp_path: Path, separate: bool):
+    raw = ["Ein  Haus\u2028am See … „gut“ ", "\tÜber\x85 Ｆｕｌｌ"]
+    text["valid.de"].write_text("".join(f"{line}\n" for line in raw), encoding="utf-8", newline="")
+    text["valid.en"].write_text("A house\nFull\n")
+    run(text, tmp_path / "DATA", PrepareOptions(vocab_size=450, separate_vocab=separate))
+    data = PreparedData.open(tmp_path / "DATA")
+    assert data.joint is not separate
+    assert [path.name for path in data.model_files] == (
+        ["spm.src.model", "spm.tgt.model"] if separate else ["spm.model"]
+    )
+    assert data.valid_target_text == raw
+    assert data.valid_source_text == ["A house", "Full"]
+    lines = text["train.en"].read_text().split("\n")[:-1]
+    assert len(data.train) == len(lines) == data.description["train"]["pairs"]
+    assert [data.source_tokenizer.decode(data.train.source(i)) for i in range(len(lines))] == lines
+    assert data.train.source(0).dtype == np.uint16
+    assert int(data.train.target_lengths.sum()) == data.description["train"]["target_tokens"]
+    assert isinstance(data.train._source, np.memmap)
+
+
+def test_unusable_pairs_are_left_out_of_both_sides_with_a_counted_warning(text, tmp_path: Path):
+    source = text["train.en"].read_text().split("\n")[:-1]
+    source[6] = ""
+    source[8] = " \u2028 "
+    source[10] = "word " * 10_000
+    text["train.en"].write_text("".join(f"{line}\n" for line in source))
+    valid = text["valid.de"].read_text().split("\n")[:-1]
+    valid[3] = ""
+    text["valid.de"].write_text("".join(f"{line}\n" for line in valid))
+    said = run(text, tmp_path / "DATA")
+    place = text["train.en"]
+    assert f"warning: train: 2 pairs have a side that is empty, left out; the first is {place}:7" in said
+    long = f"is too long (more than 256 subwords, see --max-length), left out; the first is {place}:11"
+    assert f"warning: train: 1 pair has a side that {long}" in said
+    assert any(line.startswith("warning: valid: 1 pair has a side that is empty") for line in said)
+    data = PreparedData.open(tmp_path / "DATA")
+    assert len(data.train) == 297
+    assert len(data.valid) == len(data.valid_source_text) == len(data.valid_target_text) == 19
+    assert data.target_tokenizer.decode(data.valid.target(3)) == data.valid_target_text[3] == valid[4]
+
+
+def test_pairs_that_are_also_in_training_are_pointed_out(text, tmp_path: Path):
+    for language in ("en", "de"):
+        text[f"valid.{language}"].write_text("".join(text[f"train.{language}"].read_text().splitlines(True)[:4]))
+    said = run(text, tmp_path / "DATA")
+    assert "warning: valid: 4 of 4 different pairs are in train too; its scores flatter" in said
+
+
+def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_options(text, tmp_path: Path):
+    run(text, tmp_path / "A")
+    before = content(tmp_path / "A")
+    stamp = (tmp_path / "A" / "data.yaml").stat().st_mtime_ns
+    assert "nothing to do" in run(text, tmp_path / "A")[-1]
+    assert (tmp_path / "A" / "data.yaml").stat().st_mtime_ns == stamp
+    run(text, tmp_path / "B", threads=3)
+    assert content(tmp_path / "B") == before
+    run(text, tmp_path / "A", PrepareOptions(vocab_size=450))
+    assert len(PreparedData.open(tmp_path / "A").source_tokenizer) == 450
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_several_files_are_one_corpus(text, tmp_path: Path):
+    out = tmp_path / "DATA"
+    sides = [[text[f"{split}.{language}"] for split in ("train", "valid")] for language in ("en", "de")]
+    prepare(*sides, text["valid.en"], text["valid.de"], out, SMALL, say=lambda line: None)
+    assert len(PreparedData.open(out).train) == 320
+
+
+def test_a_directory_with_other_files_is_never_overwritten(text, tmp_path: Path):
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter1.txt").write_text("years of work")
+    with pytest.raises(UserError, match="holds other files and is not prepared data: choose another --out"):
+        run(text, out)
+    assert content(out) == {"chapter1.txt": b"years of work"}
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="exists and is not a directory"):
+        run(text, tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    run(text, tmp_path / "empty")
+    PreparedData.open(tmp_path / "empty")
+
+
+def interrupted(out: Path) -> None:
+    with building(out) as fresh:
+        (fresh / "train.src.npy").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+
+def test_a_failure_leaves_the_old_data_as_it_was(text, tmp_path: Path):
+    run(text, tmp_path / "DATA")
+    before = content(tmp_path / "DATA")
+    with pytest.raises(UserError, match="at most"):
+        run(text, tmp_path / "DATA", PrepareOptions(vocab_size=60_000))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "DATA")
+    assert content(tmp_path / "DATA") == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from fasttfm.data import prepared
+
+    def full(path: Path, array: np.ndarray) -> None:
+        raise OSError(28, "No space left on device")
+
+    run(text, tmp_path / "DATA")
+    before = content(tmp_path / "DATA")
+    monkeypatch.setattr(prepared, "_save", full)
+    with pytest.raises(UserError, match=r"DATA: No space left on device: .* is as it was before"):
+        run(text, tmp_path / "DATA", PrepareOptions(vocab_size=450))
+    assert content(tmp_path / "DATA") == before
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from fasttfm.data import prepared
+with prepared.building(Path(sys.argv[1])) as fresh:
+    (fresh / "data.yaml").write_text("half")
+    if sys.argv[2] == "between":
+        rename = Path.rename
+        def once(path, target):
+            rename(path, target)
+            os.kill(os.getpid(), 9)
+        Path.rename = once
+    else:
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+@pytest.mark.parametrize("moment", ["building", "between"])
+def test_a_kill_leaves_no_half_directory_and_the_next_run_cleans_up(text, tmp_path: Path, moment: str):
+    out = tmp_path / "DATA"
+    run(text, out)
+    before = content(out)
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(out), moment], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert any(".DATA." in path.name for path in tmp_path.iterdir())
+    if moment == "building":
+        assert content(out) == before
+    with pytest.raises(RuntimeError), building(out):
+        raise RuntimeError("the next run stops too, after cleaning up")
+    assert content(out) == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_another_run_at_work_is_left_alone(tmp_path: Path):
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        other = tmp_path / f".DATA.preparing-{sleeper.pid}"
+        other.mkdir()
+        with building(tmp_path / "DATA"):
+            time.sleep(0)
+        assert other.is_dir()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "data.yaml").unlink(), "not a prepared data directory"),
+        (lambda d: (d / "data.yaml").write_text("a: [1"), "not a prepared data directory"),
+        (lambda d: (d / "spm.model").write_bytes(b"x"), "spm.model: not a SentencePiece model"),
+        (lambda d: (d / "train.src.npy").write_bytes((d / "train.src.npy").read_bytes()[:500]), "cut off or damaged"),
+        (lambda d: (d / "valid.tgt.offsets.npy").unlink(), "missing from the prepared data"),
+        (lambda d: (d / "train.tgt.npy").write_bytes((d / "train.src.npy").read_bytes()), "does not match its offsets"),
+    ],
+)
+def test_a_damaged_directory_is_refused_by_the_file_that_is_damaged(text, tmp_path: Path, damage, message: str):
+    run(text, tmp_path / "DATA")
+    damage(tmp_path / "DATA")
+    with pytest.raises(UserError, match=message):
+        PreparedData.open(tmp_path / "DATA")
+
+
+def test_a_missing_directory_says_what_makes_one(tmp_path: Path):
+    with pytest.raises(UserError, match=r"nowhere: not a prepared data directory .*: run fasttfm prepare"):
+        PreparedData.open(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"vocab_size": 3},
+        {"max_length": 0},
+        {"character_coverage": 0.2},
+        {"model_type": "words"},
+        {"normalization": "x"},
+    ],
+)
+def test_wrong_options_name_their_flag(wrong):
+    flag = "--" + next(iter(wrong)).replace("_", "-")
+    with pytest.raises(UserError, match=flag):
+        PrepareOptions(**wrong)
+
+
+def test_pairs_in_memory_must_align():
+    with pytest.raises(ValueError, match="1 source but 2 target"):
+        ParallelTokens.from_lists([[1]], [[1], [2]])

@@ -1,0 +1,97 @@
+"""Ids, round trips, determinism and the limits of the vocabulary."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fasttfm.data.demo import demo_pairs
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, coverage_for, train_tokenizer
+from fasttfm.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    pairs = demo_pairs()
+    return [line for _ in range(1000) for line in next(pairs)]
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def tokenizer(request, lines: list[str]) -> Tokenizer:
+    return train_tokenizer(lines, vocab_size=800, model_type=request.param)
+
+
+def test_the_special_ids_are_0_to_3_and_never_come_out_of_text(tokenizer: Tokenizer, lines: list[str]):
+    assert tokenizer.pieces([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
+    assert len(tokenizer) == 800
+    ids = {i for sentence in tokenizer.encode_lines([*lines, "<s> </s> <pad>"]) for i in sentence}
+    assert min(ids) > EOS
+
+
+def test_any_text_comes_back_as_it_was(tokenizer: Tokenizer, lines: list[str]):
+    strange = ["Ｆｕｌｌ width？", "𝔊 … „Zitat“ ﬁ ½", "日本語の文。", "a\u2028b\tc", "e\u0301 und é", "🙂🙂"]
+    for line in [*lines[:200], *strange]:
+        assert tokenizer.decode(tokenizer.encode(line)) == line
+
+
+def test_a_translation_is_one_line_whatever_the_model_writes(tokenizer: Tokenizer):
+    ids = [i for text in ("a\nb", "c\rd") for i in tokenizer.encode(text)]
+    assert tokenizer.decode(ids).splitlines() == [tokenizer.decode(ids)]
+    assert tokenizer.decode([BOS, *tokenizer.encode("gut"), EOS, PAD, PAD]) == "gut"
+    assert tokenizer.decode([]) == ""
+    assert tokenizer.encode("") == []
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_training_again_gives_the_same_bytes(lines: list[str], model_type):
+    first, second = (train_tokenizer(lines, vocab_size=700, model_type=model_type).model for _ in range(2))
+    assert first == second
+
+
+def test_threads_change_nothing(tokenizer: Tokenizer, lines: list[str]):
+    assert tokenizer.encode_lines(lines, threads=3) == [tokenizer.encode(line) for line in lines]
+
+
+def test_sampled_segmentations_follow_the_seed_and_keep_the_text(tokenizer: Tokenizer, lines: list[str]):
+    best = tokenizer.encode_lines(lines[:50])
+    sampled = tokenizer.encode_sampled(lines[:50], seed=3, alpha=0.2)
+    assert sampled != best
+    assert sampled == tokenizer.encode_sampled(lines[:50], seed=3, alpha=0.2)
+    assert sampled != tokenizer.encode_sampled(lines[:50], seed=4, alpha=0.2)
+    assert [tokenizer.decode(ids) for ids in sampled] == lines[:50]
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_a_vocabulary_that_is_too_large_names_the_largest_and_that_one_works(lines: list[str], model_type):
+    with pytest.raises(UserError, match=r"--vocab-size 50,000: .* at most [\d,]+ are possible") as error:
+        train_tokenizer(lines[:300], vocab_size=50_000, model_type=model_type)
+    largest = int(re.search(r"at most ([\d,]+)", str(error.value)).group(1).replace(",", ""))
+    assert len(train_tokenizer(lines[:300], vocab_size=largest, model_type=model_type)) == largest
+
+
+def test_a_vocabulary_that_is_too_small_names_the_smallest_and_that_one_works(lines: list[str]):
+    with pytest.raises(UserError, match=r"--vocab-size 100: .* alone need [\d,]+") as error:
+        train_tokenizer(lines, vocab_size=100)
+    smallest = int(re.search(r"alone need ([\d,]+)", str(error.value)).group(1).replace(",", ""))
+    assert len(train_tokenizer(lines, vocab_size=smallest)) == smallest
+
+
+def test_without_byte_fallback_unseen_characters_are_unknown(lines: list[str]):
+    tokenizer = train_tokenizer(lines, vocab_size=400, byte_fallback=False)
+    assert UNK in tokenizer.encode("日本")
+
+
+def test_large_scripts_give_up_rare_characters():
+    assert coverage_for(100, 8000) == 1.0
+    assert coverage_for(3000, 8000) == 0.9995
+
+
+def test_a_damaged_model_is_refused(tmp_path: Path, tokenizer: Tokenizer):
+    path = tmp_path / "spm.model"
+    tokenizer.save(path)
+    assert Tokenizer.load(path).model == tokenizer.model
+    path.write_bytes(tokenizer.model[: len(tokenizer.model) // 2])
+    with pytest.raises(UserError, match=r"spm\.model: "):
+        Tokenizer.load(path)
+    with pytest.raises(UserError, match="no such SentencePiece model"):
+        Tokenizer.load(tmp_path / "absent.model")
