@@ -1,0 +1,76 @@
+"""A model trained with dropout on loses the same through the kernels, the PyTorch route and the specification."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fasttfm import functional, reference
+from fasttfm.models import Transformer, TransformerConfig, layers, transformer
+
+SPECIFICATION = SimpleNamespace(
+    attention=lambda *args, **options: reference.attention(*args, **options)[0],
+    layer_norm=reference.layer_norm,
+    residual_layer_norm=reference.residual_layer_norm,
+    residual_add=reference.residual_add,
+    feed_forward=reference.feed_forward,
+    embed=reference.embed,
+    linear_cross_entropy=reference.linear_cross_entropy,
+    draw_seed=functional.draw_seed,
+)
+
+
+def losses(norm_first: bool, steps: int) -> list[float]:
+    """The loss of every step."""
+    torch.manual_seed(7)
+    model = Transformer(
+        TransformerConfig(
+            vocab_size=23,
+            d_model=16,
+            heads=2,
+            d_ff=32,
+            encoder_layers=1,
+            decoder_layers=1,
+            norm_first=norm_first,
+            final_norm=norm_first,
+            dropout=0.1,
+            attention_dropout=0.2,
+            relu_dropout=0.3,
+            max_length=16,
+        )
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
+    source = torch.randint(4, 23, (3, 7))
+    target = torch.randint(4, 23, (3, 6))
+    source_lengths, target_lengths = torch.tensor([7, 5, 2]), torch.tensor([5, 3, 4])
+    for row in range(3):
+        source[row, source_lengths[row] :] = 0
+        target[row, target_lengths[row] + 1 :] = 0
+    seen = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss, _, tokens = model.loss(source, target[:, :-1], target[:, 1:], source_lengths, target_lengths)
+        loss = loss / tokens
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return seen
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_twenty_steps_lose_the_same_through_kernels_and_specification(norm_first, monkeypatch):
+    steps = 20
+    with functional.backend("torch"):
+        plain = losses(norm_first, steps)
+    with functional.backend("triton"):
+        kernels = losses(norm_first, steps)
+    monkeypatch.setattr(layers, "F", SPECIFICATION)
+    monkeypatch.setattr(transformer, "F", SPECIFICATION)
+    wanted = losses(norm_first, steps)
+    assert wanted[-1] < wanted[0]
+    for found in (plain, kernels):
+        # One mask drawn differently would move the first loss by about 0.1. Weights are not compared: Adam turns the
+        # rounding noise of gradients that are zero (those of the key bias) into steps of the learning rate.
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=2e-5, atol=2e-5)
