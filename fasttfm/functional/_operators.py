@@ -64,7 +64,7 @@ class Operator:
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = operator = getattr(torch.ops.fasttfm, name).default
         self._tensors = tuple(i for i, a in enumerate(operator._schema.arguments) if "Tensor" in str(a.type))
-        self._compute = compute
+        self._compute = compute = _on_its_device(compute)
         self._cast = autocast
 
         def run(*args: Any) -> Any:
@@ -143,6 +143,19 @@ class Operator:
             return run(*args)
         finally:
             _set_autocast(device, True)
+
+
+def _on_its_device(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """compute with the first argument's GPU as the current one, where Triton launches."""
+
+    def run(*args: Any) -> Any:
+        device = args[0].device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return compute(*args)
+        with torch.cuda.device(device):
+            return compute(*args)
+
+    return run
 
 
 def _differentiated(name: str, run: Callable[..., Any], save: Any, backward: Any) -> Any:
