@@ -69,11 +69,11 @@ def _forward_compute(
             continue
         # Half precision within a chunk, float32 between chunks.
         if grad_weight is None:
-            grad_weight = (logits.t() @ part).to(precise if rows > step else dtype)
+            grad_weight = torch.mm(logits.t(), part).to(precise if rows > step else dtype)
         elif dtype == precise:
             grad_weight.addmm_(logits.t(), part)
         else:
-            grad_weight += logits.t() @ part
+            grad_weight += torch.mm(logits.t(), part)
     if grad_weight is None:
         grad_weight = weight.new_zeros(weight.shape if need_weight else (0,))
     if need_hidden and rows < hidden.shape[0]:

@@ -1,0 +1,160 @@
+"""cross_entropy in plain PyTorch and as a torch operator; what inplace=True does and refuses."""
+
+import importlib
+
+import pytest
+import torch
+
+from fasttfm.functional import cross_entropy
+
+ROWS = importlib.import_module("fasttfm.functional._loss_rows")
+PAD = 0
+torch_loss = torch.nn.functional.cross_entropy
+
+
+def draw(rows=13, classes=50, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(rows + classes)
+    logits = (torch.randn(rows, classes, generator=generator) * 3).to(dtype)
+    target = torch.randint(0, classes, (rows,), generator=generator)
+    target[::3] = PAD
+    return logits.requires_grad_(), target
+
+
+def solve(logits, target, **options):
+    loss, nll = cross_entropy(logits * 1, target, **options)
+    return loss.detach(), nll.detach(), torch.autograd.grad(loss * 0.7, logits)[0]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ignore_index", [-100, PAD])
+def test_equals_torchs_in_float64(inplace, reduction, label_smoothing, ignore_index):
+    logits, target = draw(dtype=torch.float64)
+    options = {"ignore_index": ignore_index, "reduction": reduction}
+    expected = torch_loss(logits, target, label_smoothing=label_smoothing, **options)
+    loss, nll, gradient = solve(logits, target, label_smoothing=label_smoothing, inplace=inplace, **options)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(nll, torch_loss(logits, target, **options))
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected * 0.7, logits)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_half_precision_keeps_float32_statistics_over_many_blocks(dtype, inplace, monkeypatch):
+    monkeypatch.setattr(ROWS, "_BLOCK", 150)  # three rows
+    logits, target = draw(dtype=dtype)
+    loss, nll, gradient = solve(logits, target, label_smoothing=0.1, ignore_index=PAD, inplace=inplace)
+    wide = logits.detach().double().requires_grad_()
+    expected = torch_loss(wide, target, label_smoothing=0.1, ignore_index=PAD)
+    assert loss.dtype == nll.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=2e-6)
+    exact = torch.autograd.grad(expected * 0.7, wide)[0]
+    assert gradient.dtype == dtype
+    rounding = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    assert (gradient.double() - exact).abs().max() <= rounding * exact.abs().max()
+
+
+def test_the_mean_over_no_row_is_not_a_number_as_in_torch():
+    logits, _ = draw()
+    nothing = torch.zeros(13, dtype=torch.int64)
+    assert cross_entropy(logits, nothing, ignore_index=0)[0].isnan()
+    assert cross_entropy(logits, nothing, ignore_index=0, reduction="sum")[0] == 0
+
+
+def test_logits_are_left_alone_unless_given_up():
+    logits, target = draw()
+    own = logits * 1
+    before = own.detach().clone()
+    cross_entropy(own, target)
+    assert torch.equal(own, before)
+    with torch.no_grad():
+        cross_entropy(own, target, inplace=True)
+    assert torch.equal(own, before)
+
+
+def test_given_up_logits_hold_their_gradient():
+    logits, target = draw()
+    own = logits * 1
+    loss, _ = cross_entropy(own, target, inplace=True)
+    (gradient,) = torch.autograd.grad(loss, own)
+    assert gradient.data_ptr() == own.data_ptr()
+    torch.testing.assert_close(gradient, torch.autograd.grad(torch_loss(logits, target), logits)[0])
+
+
+@pytest.mark.parametrize(("inplace", "tensors"), [(False, 3), (True, 1)])
+def test_nothing_of_logits_size_waits_for_backward_but_the_logits(inplace, tensors):
+    logits, target = draw(rows=100)
+    saved = []
+    own = logits * 1
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        cross_entropy(own, target, inplace=inplace)
+    assert own.data_ptr() in saved
+    assert len(saved) == tensors  # otherwise target and lse
+
+
+def test_another_reader_of_given_up_logits_is_told():
+    logits, target = draw()
+    own = logits * 1
+    square = own * own  # needs the logits in its backward pass
+    loss, _ = cross_entropy(own, target, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (loss + square.sum()).backward()
+
+
+def test_given_up_logits_can_be_differentiated_once():
+    logits, target = draw()
+    loss, _ = cross_entropy(logits * 1, target, inplace=True)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        loss.backward()
+    loss, _ = cross_entropy(logits * 1, target)
+    first = torch.autograd.grad(loss, logits, retain_graph=True)[0]
+    assert torch.equal(torch.autograd.grad(loss, logits)[0], first)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_whole_graph_compiles_and_gives_the_same(inplace):
+    logits, target = draw()
+    compiled = torch.compile(
+        lambda x: cross_entropy(x * 1, target, label_smoothing=0.1, inplace=inplace),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    loss, nll = compiled(logits)
+    gradient = torch.autograd.grad(loss * 0.7, logits)[0]
+    torch.testing.assert_close((loss.detach(), nll, gradient), solve(logits, target, label_smoothing=0.1))
+
+
+def test_the_operators_pass_opcheck():
+    logits, target = draw(rows=4, classes=9)
+    operators = torch.ops.fasttfm
+    torch.library.opcheck(operators.cross_entropy.default, (logits, target, 0.1, PAD, True))
+    torch.library.opcheck(operators.cross_entropy_consume.default, (logits.detach(), target, 0.1, PAD, True))
+    torch.library.opcheck(operators.scale_gradient_.default, (logits.detach(), torch.tensor(2.0)))
+
+
+def test_autocast_leaves_the_loss_in_float32():
+    logits, target = draw()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(cross_entropy(logits, target)[0], cross_entropy(logits.detach(), target)[0])
+        loss, _ = cross_entropy(logits.bfloat16(), target)
+    assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": torch.zeros(13)}, r"must be \(M, V\) and \(M,\)"),
+        ({"target": torch.zeros(12, dtype=torch.int64)}, "must be"),
+        ({"target": torch.zeros(13, dtype=torch.int32)}, "int64"),
+        ({"reduction": "none"}, "choose mean or sum"),
+        ({"label_smoothing": -0.1}, "label_smoothing -0.1"),
+        ({"logits": torch.zeros(50, 13).t().requires_grad_(), "inplace": True}, r"call .contiguous\(\)"),
+        ({"logits": torch.zeros(1, 50).expand(13, 50).requires_grad_(), "inplace": True}, "rows of their own"),
+    ],
+)
+def test_wrong_arguments_say_what_is_allowed(change, message):
+    logits, target = draw()
+    with pytest.raises(ValueError, match=message):
+        cross_entropy(**({"logits": logits, "target": target} | change))

@@ -1,0 +1,209 @@
+"""linear_cross_entropy in plain PyTorch, as a torch operator, and what it keeps in memory."""
+
+import importlib
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fasttfm import reference
+from fasttfm.functional import linear_cross_entropy
+
+LINEAR = importlib.import_module("fasttfm.functional.linear_cross_entropy")
+ROWS = importlib.import_module("fasttfm.functional._loss_rows")
+PAD = 0
+OPTIONS = {"label_smoothing": 0.1, "ignore_index": PAD}
+
+
+def draw(rows=37, width=16, classes=90, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(rows + classes)
+    hidden = torch.randn(rows, width, generator=generator).to(dtype)
+    weight = (torch.randn(classes, width, generator=generator) * 0.3).to(dtype)
+    target = torch.randint(0, classes, (rows,), generator=generator)
+    target[::3] = PAD
+    return hidden.requires_grad_(), weight.requires_grad_(), target
+
+
+def gradients(function, hidden, weight, target, **options):
+    loss, nll = function(hidden, weight, target, **options)
+    return loss.detach(), nll.detach(), *torch.autograd.grad(loss * 0.7, (hidden, weight))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ignore_index", [-100, PAD])
+def test_equals_the_reference_in_float64(label_smoothing, ignore_index):
+    inputs = draw(dtype=torch.float64)
+    options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+    found = gradients(linear_cross_entropy, *inputs, **options)
+    torch.testing.assert_close(found, gradients(reference.linear_cross_entropy, *inputs, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_gradients_are_as_exact_as_torchs_own_in_this_precision(dtype, monkeypatch):
+    monkeypatch.setattr(LINEAR, "_CHUNK", 1000)  # several chunks, the last one short
+    monkeypatch.setattr(ROWS, "_BLOCK", 400)
+    inputs = draw(dtype=dtype)
+    exact = gradients(
+        reference.linear_cross_entropy,
+        *(x.detach().double().requires_grad_() for x in inputs[:2]),
+        inputs[2],
+        **OPTIONS,
+    )
+    plain = gradients(reference.linear_cross_entropy, *inputs, **OPTIONS)
+    found = gradients(linear_cross_entropy, *inputs, **OPTIONS)
+    floor = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    for ours, torchs, truth in zip(found, plain, exact):
+        assert ours.dtype == torchs.dtype
+        allowed = 2 * (torchs.double() - truth).abs().max() + floor * truth.abs().max()
+        assert (ours.double() - truth).abs().max() <= allowed
+
+
+def test_hidden_may_have_a_batch_and_a_length():
+    hidden, weight, target = draw(rows=12)
+    flat = gradients(linear_cross_entropy, hidden, weight, target, **OPTIONS)
+    batched = gradients(
+        linear_cross_entropy, hidden.detach().view(3, 4, 16).requires_grad_(), weight, target.view(3, 4), **OPTIONS
+    )
+    torch.testing.assert_close(batched[0], flat[0])
+    torch.testing.assert_close(batched[2].view(12, 16), flat[2])
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_no_row_that_counts(rows):
+    hidden, weight, _ = draw(rows=max(rows, 1))
+    hidden = hidden.detach()[:rows].requires_grad_()
+    found = gradients(linear_cross_entropy, hidden, weight, torch.zeros(rows, dtype=torch.int64), **OPTIONS)
+    assert found[0] == found[1] == 0
+    assert found[2].shape == hidden.shape
+    assert (found[2] == 0).all()
+    assert (found[3] == 0).all()
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_a_gradient_that_nobody_asked_for_is_not_computed(frozen):
+    hidden, weight, target = draw()
+    (hidden if frozen == "hidden" else weight).requires_grad_(False)
+    with Recorded() as seen:
+        loss, _ = linear_cross_entropy(hidden, weight, target, **OPTIONS)
+    assert seen["mm"] == 2
+    loss.backward()
+    other = weight if frozen == "hidden" else hidden
+    expected_loss, _ = reference.linear_cross_entropy(hidden, weight, target, **OPTIONS)
+    torch.testing.assert_close(other.grad, torch.autograd.grad(expected_loss, other)[0])
+
+
+def test_without_gradients_the_loss_alone_is_computed():
+    hidden, weight, target = draw()
+    with torch.no_grad(), Recorded() as seen:
+        loss, nll = linear_cross_entropy(hidden, weight, target, **OPTIONS)
+    assert seen["mm"] == 1
+    assert not loss.requires_grad
+    torch.testing.assert_close(
+        (loss, nll), reference.linear_cross_entropy(hidden.detach(), weight.detach(), target, **OPTIONS)
+    )
+
+
+class Recorded(TorchDispatchMode):
+    """Counts ATen operators inside fasttfm's, and notes the largest tensor that one of them made."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.largest = {}, 0
+
+    def __getitem__(self, name):
+        return self.counts.get(name, 0)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.counts[name] = self.counts.get(name, 0) + 1
+        if func.namespace == "fasttfm":
+            with self:
+                return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args)
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+        return out
+
+
+def test_the_logits_of_all_rows_never_exist_together(monkeypatch):
+    monkeypatch.setattr(LINEAR, "_CHUNK", 16 * 96)
+    monkeypatch.setattr(ROWS, "_BLOCK", 4 * 96)
+    hidden, weight, target = draw(rows=400, classes=96)
+    with Recorded() as seen:
+        linear_cross_entropy(hidden, weight, target, **OPTIONS)
+    # Hidden is 400 x 16, weight's gradient 96 x 16, a chunk of logits 16 x 96 floats; all logits would be 400 x 96.
+    assert seen.largest <= 4 * 400 * 16
+
+
+def test_what_waits_for_backward_are_the_two_gradients():
+    hidden, weight, target = draw(rows=300, classes=200)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        linear_cross_entropy(hidden, weight, target, **OPTIONS)
+    assert sorted(saved) == sorted([hidden.numel(), weight.numel()])
+
+
+def test_under_autocast_products_are_bfloat16_and_gradients_keep_their_dtype():
+    hidden, weight, target = draw(rows=64, width=32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients(linear_cross_entropy, hidden, weight, target, **OPTIONS)
+    halves = (x.detach().bfloat16().requires_grad_() for x in (hidden, weight))
+    expected = gradients(linear_cross_entropy, *halves, target, **OPTIONS)
+    assert [x.dtype for x in found] == [torch.float32] * 4
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[2].bfloat16(), expected[2])
+    torch.testing.assert_close(found[3], expected[3].float(), rtol=1e-2, atol=1e-2)
+
+
+def test_backward_can_be_called_again_and_the_loss_without_smoothing_has_no_gradient():
+    hidden, weight, target = draw()
+    loss, nll = linear_cross_entropy(hidden, weight, target, **OPTIONS)
+    assert not nll.requires_grad
+    first = torch.autograd.grad(loss, hidden, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(loss * 2, hidden)[0], 2 * first)
+
+
+def test_the_same_bits_twice():
+    inputs = draw(rows=300, classes=500)
+    first, second = (gradients(linear_cross_entropy, *inputs, **OPTIONS) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+def test_a_whole_graph_compiles_and_gives_the_same():
+    hidden, weight, target = draw()
+    compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(
+        gradients(compiled, hidden, weight, target, **OPTIONS),
+        gradients(linear_cross_entropy, hidden, weight, target, **OPTIONS),
+    )
+
+
+def test_the_operator_passes_opcheck():
+    hidden, weight, target = draw(rows=5, width=8, classes=12)
+    torch.library.opcheck(
+        torch.ops.fasttfm.linear_cross_entropy.default, (hidden, weight, target, 0.1, PAD, True, True, False, None)
+    )
+
+
+def test_second_derivatives_are_refused():
+    hidden, weight, target = draw()
+    loss, _ = linear_cross_entropy(hidden, weight, target)
+    scale = torch.ones((), requires_grad=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        torch.autograd.grad(loss * scale, hidden, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.zeros(9, 5)}, r"must be \(\.\.\., N\), \(V, N\) and \(\.\.\.\)"),
+        ({"target": torch.zeros(3, dtype=torch.int64)}, "must be"),
+        ({"target": torch.zeros(37)}, "int64"),
+        ({"label_smoothing": 1.5}, "label_smoothing 1.5"),
+    ],
+)
+def test_wrong_arguments_say_what_is_allowed(change, message):
+    hidden, weight, target = draw()
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(**({"hidden": hidden, "weight": weight, "target": target} | change))

@@ -1,0 +1,259 @@
+"""The cross entropy kernel through the interpreter against the reference."""
+
+import math
+
+import pytest
+import torch
+from accuracy import assert_as_accurate, compare, solve
+from fasttfm.kernels import cross_entropy as kernel
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.launch import INTERPRETER
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttfm import functional, reference
+from fasttfm.functional._backend import backend
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+PAD = 0
+
+
+def draw(rows, classes, dtype, spread=3.0):
+    """Logits (rows, classes), and targets of which every third is ignored."""
+    generator = torch.Generator().manual_seed(rows * 7919 + classes)
+    logits = (torch.randn(rows, classes, generator=generator) * spread).to(dtype)
+    target = torch.randint(min(1, classes - 1), classes, (rows,), generator=generator)
+    target[1::3] = PAD
+    return logits, target
+
+
+def specification(target, reduction, **options):
+    def way(logits):
+        loss, nll = reference.cross_entropy(logits, target, **options)
+        count = (target != options["ignore_index"]).sum() if reduction == "mean" else 1
+        return loss / count, nll / count
+
+    return way
+
+
+def check(logits, target, label_smoothing=0.1, reduction="sum", inplace=False, ignore_index=PAD):
+    options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+    exact = specification(target, reduction, **options)
+
+    def way(logits):
+        logits = logits * 1 if inplace else logits
+        return functional.cross_entropy(logits, target, reduction=reduction, inplace=inplace, **options)
+
+    def weigh(outputs):
+        return outputs[0] * 0.7
+
+    with backend("triton"):
+        found = solve(way, {"logits": logits}, weigh=weigh)
+    compare(
+        found,
+        solve(exact, {"logits": logits}, weigh=weigh),
+        solve(exact, {"logits": logits}, torch.float64, weigh=weigh),
+    )
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@given(
+    rows=st.sampled_from([1, 2, 5]),
+    classes=st.sampled_from([1, 2, 17, 300, 513, 1500]),
+    dtype=st.sampled_from(DTYPES),
+    label_smoothing=st.sampled_from([0.0, 0.1, 1.0]),
+    reduction=st.sampled_from(["sum", "mean"]),
+    inplace=st.booleans(),
+)
+def test_loss_and_gradient_equal_the_reference_for_any_shape(rows, classes, dtype, label_smoothing, reduction, inplace):
+    ignore_index = PAD if classes > 1 else -100
+    check(*draw(rows, classes, dtype), label_smoothing, reduction, inplace, ignore_index)
+
+
+@pytest.mark.parametrize("classes", [4095, 4096, 4097, 8193])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_rows_longer_than_a_tile_are_summed_over_tiles(classes, inplace):
+    check(*draw(3, classes, torch.bfloat16), inplace=inplace)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_maximum_may_come_in_any_tile(dtype):
+    logits, target = draw(3, 9000, dtype)
+    logits[0, 8999] = logits[1, 0] = logits[2, 4096] = 40.0
+    check(logits, target, ignore_index=-100)
+
+
+def test_a_class_switched_off_by_minus_infinity_has_no_probability_and_no_gradient():
+    logits, _ = draw(4, 9000, torch.float32)
+    logits[:, 4096:8192] = -math.inf  # a whole tile
+    logits[:, 0:4] = -math.inf
+    target = torch.tensor([5, 6, 8999, 4095])
+    logits.requires_grad_()
+    with backend("triton"):
+        loss, _ = functional.cross_entropy(logits, target, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, logits)
+    exact = torch.nn.functional.cross_entropy(logits.double(), target, reduction="sum")
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-6)
+    assert (gradient[:, 4096:8192] == 0).all()
+    assert torch.allclose(gradient.sum(dim=1), torch.zeros(4), atol=1e-5)
+
+
+def test_statistics_are_float32_also_for_half_precision():
+    logits, target = draw(5, 3000, torch.bfloat16)
+    with backend("triton"):
+        loss, _ = functional.cross_entropy(logits + 100, target, ignore_index=PAD)
+    exact = torch.nn.functional.cross_entropy((logits + 100).double(), target, ignore_index=PAD)
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("view", ["columns of a wider tensor", "transposed", "expanded"])
+def test_logits_need_not_be_contiguous(view):
+    wide, target = draw(6, 40, torch.float32)
+    logits = {
+        "columns of a wider tensor": wide[:, 3:29],
+        "transposed": wide[:, :6].t(),
+        "expanded": wide[:1].expand(6, 40),
+    }[view]
+    target = target % logits.shape[1]
+    exact, _ = reference.cross_entropy(logits.double(), target, label_smoothing=0.1, ignore_index=PAD)
+    with backend("triton"):
+        leaf = logits.detach().requires_grad_()
+        loss, _ = functional.cross_entropy(leaf, target, label_smoothing=0.1, ignore_index=PAD, reduction="sum")
+        loss.backward()
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-5)
+    double = logits.double().detach().requires_grad_()
+    reference.cross_entropy(double, target, label_smoothing=0.1, ignore_index=PAD)[0].backward()
+    assert torch.allclose(leaf.grad.double(), double.grad, atol=1e-6)
+
+
+def test_overwriting_keeps_to_the_columns_of_its_own_rows():
+    memory = torch.randn(4, 32)
+    before = memory.clone()
+    target = torch.tensor([1, PAD, 7, 19])
+    logits = memory[:, 4:24]
+    kernel.forward(logits, target, label_smoothing=0.1, ignore_index=PAD, overwrite=True)
+    expected = before[:, 4:24].requires_grad_()
+    reference.cross_entropy(expected, target, label_smoothing=0.1, ignore_index=PAD)[0].backward()
+    assert torch.allclose(memory[:, 4:24], expected.grad, atol=1e-6)
+    assert torch.equal(memory[:, :4], before[:, :4])
+    assert torch.equal(memory[:, 24:], before[:, 24:])
+
+
+def test_ignored_rows_count_nothing_and_get_zero_gradient_whatever_they_hold():
+    logits, _ = draw(3, 600, torch.float32)
+    logits[1] = math.nan
+    target = torch.tensor([4, -100, 9])
+    losses, _ = kernel.forward(logits, target, label_smoothing=0.1, ignore_index=-100, overwrite=True)
+    assert (losses[:, 1] == 0).all()
+    assert (logits[1] == 0).all()
+    assert torch.isfinite(losses).all()
+
+
+def test_a_class_that_does_not_exist_gives_a_loss_that_is_not_a_number_and_reads_nothing():
+    logits, _ = draw(3, 50, torch.float32)
+    losses, _ = kernel.forward(logits, torch.tensor([50, -7, 49]), label_smoothing=0.0, ignore_index=-100)
+    assert losses.isnan().tolist() == [[True, True, False]] * 2
+
+
+def test_rows_beyond_the_reach_of_32_bit_offsets():
+    far = 2**31 + 64
+    memory = torch.empty(far + 64, dtype=torch.float16)  # pages that nobody touches cost nothing
+    logits = memory.as_strided((2, 40), (far, 1))
+    logits.copy_(torch.randn(2, 40))
+    target = torch.tensor([3, 11])
+    expected, _ = reference.cross_entropy(logits.clone(), target)
+    losses, _ = kernel.forward(logits, target, label_smoothing=0.0, ignore_index=-100)
+    assert losses[0].sum().item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_gradient_is_scaled_in_place_within_its_own_columns():
+    gradient = torch.randn(3, 700)
+    before = gradient.clone()
+    kernel.scale(gradient, torch.tensor(1.0))
+    assert torch.equal(gradient, before)
+    kernel.scale(gradient, torch.tensor(-2.5))
+    assert torch.allclose(gradient, before * -2.5)
+    strided = torch.ones(3, 10)
+    kernel.scale(strided[:, 2:8], torch.tensor(3.0))
+    assert strided.sum().item() == 3 * (4 + 6 * 3)
+
+
+def test_no_rows_and_the_same_bits_twice():
+    losses, lses = kernel.forward(
+        torch.empty(0, 9), torch.empty(0, dtype=torch.int64), label_smoothing=0.1, ignore_index=0, keep_lse=True
+    )
+    assert losses.shape == (2, 0)
+    assert lses.shape == (0,)
+    logits, target = draw(4, 5000, torch.bfloat16)
+    runs = []
+    for _ in range(2):
+        copy = logits.clone()
+        runs.append((kernel.forward(copy, target, label_smoothing=0.1, ignore_index=PAD, overwrite=True)[0], copy))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][1], runs[1][1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_linear_cross_entropy_equals_the_reference(dtype, low_memory):
+    generator = torch.Generator().manual_seed(3)
+    inputs = {
+        "hidden": torch.randn(21, 24, generator=generator).to(dtype),
+        "weight": (torch.randn(333, 24, generator=generator) * 0.3).to(dtype),
+    }
+    target = torch.randint(0, 333, (21,), generator=generator)
+    target[::4] = PAD
+    options = {"label_smoothing": 0.1, "ignore_index": PAD}
+
+    def way(function, **more):
+        return lambda hidden, weight: function(hidden, weight, target, **options, **more)
+
+    def weigh(outputs):
+        return outputs[0] * 0.7
+
+    with backend("triton"):
+        found = solve(way(functional.linear_cross_entropy, low_memory=low_memory), inputs, weigh=weigh)
+    compare(
+        found,
+        solve(way(reference.linear_cross_entropy), inputs, weigh=weigh),
+        solve(way(reference.linear_cross_entropy), inputs, torch.float64, weigh=weigh),
+    )
+
+
+@pytest.mark.parametrize("chip", [*CHIPS.values(), INTERPRETER], ids=lambda chip: chip.name)
+def test_a_tile_never_exceeds_its_row_and_reads_at_least_sixteen_bytes_a_thread(chip):
+    for size in kernel._SIZES:
+        for to in (kernel.tile.shipped(chip, size), *kernel.tile.alternatives(chip, size)):
+            lanes = 64 if chip.name.startswith("gfx") else 32
+            assert to.columns <= size
+            assert to.columns >= 8 * lanes * to.warps
+            assert lanes * to.warps <= 1024
+
+
+def test_every_number_of_classes_has_a_size_class_whose_tile_covers_it_or_loops():
+    for classes in (1, 511, 512, 513, 4096, 4097, 37000, 250000):
+        to = kernel.tile(INTERPRETER, kernel.size_class(classes))
+        assert to.columns >= classes or to.columns == 4096
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("classes", [300, 8000, 37000])
+def test_on_the_device(dtype, classes):
+    logits, target = draw(64, classes, dtype)
+    check(logits.cuda(), target.cuda(), inplace=True)
+    check(logits.cuda(), target.cuda(), inplace=False)
+
+
+@pytest.mark.gpu
+def test_in_place_loss_takes_no_second_tensor_of_logits_size_on_the_device():
+    logits = torch.randn(2048, 8000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(0, 8000, (2048,), device="cuda")
+    own = logits * 1
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss, _ = functional.cross_entropy(own, target, inplace=True)
+    (gradient,) = torch.autograd.grad(loss, own)
+    assert gradient.data_ptr() == own.data_ptr()
+    assert torch.cuda.max_memory_allocated() - before < own.numel() * own.element_size() // 10
+    assert_as_accurate(loss, loss, torch.nn.functional.cross_entropy(logits.double(), target))

@@ -1,0 +1,128 @@
+"""The embedding kernels through the interpreter against the reference."""
+
+import pytest
+import torch
+from accuracy import compare, solve
+from fasttfm.kernels import embedding as kernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttfm import functional, reference
+from fasttfm.functional._backend import backend
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SEED = torch.tensor([0x1234567890ABCDEF])
+
+
+def draw(batch, length, width, dtype, vocabulary=40, table=None, positions_dtype=None):
+    generator = torch.Generator().manual_seed(batch * 100 + length * 10 + width)
+    tokens = torch.randint(0, vocabulary, (batch, length), generator=generator)
+    tokens[:, length // 2 :: 3] = 0
+    inputs = {"weight": torch.randn(vocabulary, width, generator=generator).to(dtype)}
+    if table:
+        inputs["positions"] = torch.randn(table, width, generator=generator).to(positions_dtype or dtype)
+    return tokens, inputs
+
+
+def check(tokens, inputs, **options):
+    options = {"scale": 5.5, "pad_id": 0, "seed": SEED, "stream": 3, **options}
+
+    def way(function):
+        return lambda weight, positions=None: function(tokens, weight, positions, **options)
+
+    with backend("triton"):
+        found = solve(way(functional.embed), inputs)
+    compare(
+        found,
+        solve(way(reference.embed), inputs),
+        solve(way(reference.embed), inputs, torch.float64),
+    )
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(
+    batch=st.sampled_from([1, 3, 5]),
+    length=st.sampled_from([1, 4, 17]),
+    width=st.sampled_from([1, 8, 17, 72, 130, 300]),
+    dtype=st.sampled_from(DTYPES),
+    dropout_p=st.sampled_from([0.0, 0.1, 0.5]),
+    pad_id=st.sampled_from([None, 0, 7]),
+    first_position=st.sampled_from([None, 0, 2]),
+)
+def test_output_and_gradients_equal_the_reference_for_any_shape(
+    batch, length, width, dtype, dropout_p, pad_id, first_position
+):
+    table = None if first_position is None else length + 3
+    tokens, inputs = draw(batch, length, width, dtype, table=table)
+    check(tokens, inputs, dropout_p=dropout_p, pad_id=pad_id, first_position=first_position or 0)
+
+
+def test_a_float32_table_of_positions_beside_bfloat16_weights():
+    tokens, inputs = draw(3, 6, 72, torch.bfloat16, table=6, positions_dtype=torch.float32)
+    check(tokens, inputs, dropout_p=0.2)
+
+
+def test_rows_of_padding_are_zero_and_take_no_gradient_also_when_all_is_dropped_or_nothing():
+    tokens, inputs = draw(2, 9, 24, torch.float32, table=9)
+    for dropout_p in (0.0, 0.3, 1.0):
+        weight, positions = inputs["weight"].clone().requires_grad_(), inputs["positions"]
+        with backend("triton"):
+            y = functional.embed(tokens, weight, positions, pad_id=0, dropout_p=dropout_p, seed=SEED)
+            y.sum().backward()
+        assert (y[tokens == 0] == 0).all()
+        assert (weight.grad[0] == 0).all()
+        assert (dropout_p == 1.0) == bool((weight.grad == 0).all())
+
+
+@pytest.mark.parametrize("repeated", [1, 31, 32, 33, 200])
+def test_a_token_that_comes_often_gets_the_sum_of_all_its_rows(repeated):
+    tokens = torch.full((1, repeated + 2), 3)
+    tokens[0, 0], tokens[0, -1] = 5, 1
+    dy = torch.randn(1, repeated + 2, 70)
+    options = {"scale": 2.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "stream": 0}
+    found = kernel.weight_gradient(dy, tokens, 7, **options)
+    expected = torch.zeros(7, 70, dtype=torch.float64).index_add_(0, tokens[0], dy[0].double()) * 2
+    assert torch.allclose(found.double(), expected, atol=1e-4)
+    assert (found[[0, 2, 4, 6]] == 0).all()
+
+
+def test_the_gradient_has_the_same_bits_twice_although_tokens_repeat():
+    tokens, _ = draw(4, 50, 72, torch.float32, vocabulary=3)
+    dy = torch.randn(4, 50, 72)
+    options = {"scale": 2.0, "pad_id": 0, "dropout_p": 0.1, "seed": SEED, "stream": 1}
+    first, second = (kernel.weight_gradient(dy, tokens, 3, **options) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_a_token_that_does_not_exist_gives_what_is_not_a_number_and_touches_nothing():
+    tokens = torch.tensor([[1, 40, -3]])
+    weight = torch.randn(40, 16)
+    options = {"scale": 1.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "stream": 0}
+    y = kernel.forward(tokens, weight, None, first_position=0, **options)
+    assert y.isnan().any(dim=2).tolist() == [[False, True, True]]
+    gradient = kernel.weight_gradient(torch.ones(1, 3, 16), tokens, 40, **options)
+    assert gradient.sum().item() == 16
+
+
+def test_inputs_need_not_be_contiguous():
+    tokens, inputs = draw(6, 5, 24, torch.float32)
+    weight = inputs["weight"].t().contiguous().t()
+    with backend("triton"):
+        found = functional.embed(tokens.t(), weight, None, scale=2.0)
+    assert torch.equal(found, reference.embed(tokens.t(), weight, None, scale=2.0))
+
+
+def test_the_dropout_mask_is_that_of_the_reference():
+    tokens = torch.ones(3, 20, dtype=torch.int64)
+    with backend("triton"):
+        y = functional.embed(tokens, torch.ones(2, 100), dropout_p=0.25, seed=SEED, stream=9)
+    keep = reference.keep_mask((1, 60, 100), 0.25, SEED, 9).view(3, 20, 100)
+    assert torch.equal(y, keep * torch.tensor(reference.dropout_scale(0.25)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_on_the_device(dtype):
+    tokens, inputs = draw(16, 100, 512, dtype, vocabulary=1000, table=128)
+    tokens = tokens.cuda()
+    check(tokens, {name: value.cuda() for name, value in inputs.items()}, dropout_p=0.1, seed=SEED.cuda())
