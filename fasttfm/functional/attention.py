@@ -16,6 +16,12 @@ from fasttfm.functional.random import draw_seed
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
+def casts(x: Tensor) -> bool:
+    """Whether autocast is on for x's device, and will bring all operands to one dtype."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def check(
     query: Tensor,
     key: Tensor,
@@ -34,7 +40,7 @@ def check(
             f"query {tuple(query.shape)} and key {tuple(key.shape)} must agree in batch, heads and head size "
             "(expand the keys where heads are shared)"
         )
-    if not torch.is_autocast_enabled(query.device.type) and query.dtype != key.dtype:
+    if query.dtype != key.dtype and not casts(query):
         raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
     if query.dtype not in _DTYPES:
         raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
@@ -62,7 +68,7 @@ def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"value {tuple(value.shape)} and key {tuple(key.shape)} must agree in batch, heads and length: "
             "(B, H, S, Dv) and (B, H, S, D)"
         )
-    if not torch.is_autocast_enabled(query.device.type) and query.dtype != value.dtype:
+    if query.dtype != value.dtype and not casts(query):
         raise ValueError(f"query {query.dtype} and value {value.dtype} must have one dtype")
 
 

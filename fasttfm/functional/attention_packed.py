@@ -11,7 +11,7 @@ from fasttfm.functional import _attention_kernels as kernels
 from fasttfm.functional import _attention_torch as plain
 from fasttfm.functional._backend import chosen
 from fasttfm.functional._operators import Operator
-from fasttfm.functional.attention import autocast_products, kernel_options, nothing
+from fasttfm.functional.attention import autocast_products, casts, kernel_options, nothing
 from fasttfm.functional.random import draw_seed
 
 
@@ -72,7 +72,7 @@ def _check(
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must agree in heads, "
             "query and key in head size, key and value in length"
         )
-    if not torch.is_autocast_enabled(query.device.type) and not query.dtype == key.dtype == value.dtype:
+    if not (query.dtype == key.dtype == value.dtype or casts(query)):
         raise ValueError(f"query {query.dtype}, key {key.dtype} and value {value.dtype} must have one dtype")
     for name, starts in (("query_starts", query_starts), ("key_starts", key_starts)):
         if starts.dim() != 1 or starts.dtype not in (torch.int32, torch.int64) or starts.device != query.device:

@@ -1,0 +1,303 @@
+"""The attention operators: the PyTorch route against reference.py, and how they behave inside PyTorch."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from fasttfm import functional as F
+from fasttfm import reference
+
+BACKENDS = ["torch", "triton"]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(4)
+
+
+def heads(*shape, dtype=torch.float32, **options):
+    return torch.randn(*shape, dtype=dtype, **options)
+
+
+def close(dtype):
+    return {
+        torch.float64: {"atol": 1e-12, "rtol": 1e-10},
+        torch.float32: {"atol": 2e-5, "rtol": 1e-4},
+        torch.bfloat16: {"atol": 0.06, "rtol": 0.05},
+        torch.float16: {"atol": 0.01, "rtol": 0.01},
+    }[dtype]
+
+
+MASKS = {
+    "none": dict,
+    "lengths": lambda: {"key_lengths": torch.tensor([20, 0])},
+    "causal": lambda: {"causal": True},
+    "causal, no key at first": lambda: {"causal": True, "causal_offset": -3},
+    "causal over everything": lambda: {"causal": True, "causal_offset": 40},
+    "bool": lambda: {"mask": torch.rand(2, 1, 18, 20) > 0.4},
+    "one number": lambda: {"mask": torch.tensor(0.5)},
+    "all": lambda: {
+        "key_lengths": torch.tensor([7, 20]),
+        "causal": True,
+        "causal_offset": 2,
+        "mask": torch.rand(18, 20) > 0.2,
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_pytorch_route_equals_reference(dtype, mask, p):
+    leaves = [heads(2, 2, n, d, dtype=dtype, requires_grad=True) for n, d in ((18, 16), (20, 16), (20, 8))]
+    options = MASKS[mask]()
+    dropout = {"dropout_p": p, "seed": torch.tensor([6]), "stream": 2} if p else {}
+    expected, _ = reference.attention(*leaves, **options, **dropout)
+    output = F.attention(*leaves, **options, **dropout)
+    weights = F.attention_weights(*leaves[:2], **options, **dropout)
+    grad = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, leaves, grad)
+    for found in (output, weights @ leaves[2]):
+        torch.testing.assert_close(found, expected, **close(dtype))
+        torch.testing.assert_close(torch.autograd.grad(found, leaves, grad), wanted, **close(dtype))
+
+
+@pytest.mark.parametrize("keys", [5, 15, 16, 33])
+def test_rows_shorter_than_a_register_are_padded_without_a_trace(keys):
+    q, k, v = (heads(40, 8, n, 16, requires_grad=True) for n in (keys, keys, keys))
+    expected, _ = reference.attention(q, k, v, causal=True)
+    output = F.attention(q, k, v, causal=True)
+    grad = torch.randn_like(output)
+    torch.testing.assert_close(output, expected, **close(torch.float32))
+    wanted = torch.autograd.grad(expected, (q, k, v), grad)
+    torch.testing.assert_close(torch.autograd.grad(output, (q, k, v), grad), wanted, **close(torch.float32))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(2, 2, 18, 20), (1, 2, 1, 20), (18, 1), ()])
+def test_an_additive_mask_takes_a_gradient_in_its_own_shape_and_dtype(backend, shape):
+    q, k, v = heads(2, 2, 18, 16), heads(2, 2, 20, 16), heads(2, 2, 20, 16)
+    mask = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    (wanted,) = torch.autograd.grad(reference.attention(q, k, v, mask=mask.float())[0].square().sum(), mask)
+    with F.backend(backend):
+        for output in (F.attention(q, k, v, mask=mask), F.attention_weights(q, k, mask=mask) @ v):
+            (found,) = torch.autograd.grad(output.square().sum(), mask)
+            assert found.dtype == torch.float64
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_joining_the_heads_copies_nothing(backend):
+    with F.backend(backend):
+        output = F.attention(heads(2, 3, 5, 8), heads(2, 3, 6, 8), heads(2, 3, 6, 16))
+    assert output.transpose(1, 2).is_contiguous()
+
+
+def test_routes_drop_the_same_weights():
+    q, k = heads(2, 2, 9, 8), heads(2, 2, 30, 8)
+    v = torch.eye(30).expand(2, 2, 30, 30)
+    outputs = []
+    for backend in BACKENDS:
+        with F.backend(backend):
+            outputs.append(F.attention(q, k, v, dropout_p=0.3, seed=torch.tensor([8]), stream=1))
+    assert torch.equal(outputs[0] != 0, outputs[1] != 0)
+
+
+def test_without_a_seed_torch_decides():
+    q = heads(1, 1, 30, 8)
+    v = torch.eye(30).expand(1, 1, 30, 30)
+
+    def kept():
+        return F.attention(q, q, v, dropout_p=0.5) != 0
+
+    torch.manual_seed(1)
+    first, second = kept(), kept()
+    torch.manual_seed(1)
+    assert torch.equal(kept(), first)
+    assert not torch.equal(second, first)
+
+
+def test_the_gradient_uses_the_route_of_its_forward_pass():
+    q = heads(1, 1, 5, 8, requires_grad=True)
+    with F.backend("triton"):
+        output = F.attention(q, q, q)
+    found = torch.autograd.grad(output.sum(), q)
+    torch.testing.assert_close(found, torch.autograd.grad(reference.attention(q, q, q)[0].sum(), q))
+
+
+# ------------------------------------------------------------------------------------------------- inside PyTorch
+
+
+def operator_calls():
+    q, k, v = (heads(2, 2, n, 8, requires_grad=True) for n in (5, 6, 6))
+    lengths, seed = torch.tensor([6, 3]), torch.tensor([2])
+    added = heads(2, 1, 6, requires_grad=True)
+    packed = [heads(n, 2, 8, requires_grad=True) for n in (7, 9, 9)]
+    starts = torch.tensor([0, 4, 7]), torch.tensor([0, 3, 9])
+    scores = heads(2, 2, 5, 6, requires_grad=True)
+    for backend in BACKENDS:
+        yield "attention", (q, k, v, lengths, None, True, 0, 0.0, 0.3, None, 0, backend)
+        yield "attention", (q, k, v, None, added, False, 0, 0.2, 0.3, seed, 1, backend)
+        yield "attention_packed", (*packed, *starts, 4, 6, True, 0.2, 0.3, seed, 0, backend)
+        yield "attention_softmax", (scores, lengths, added, True, 1, 0.2, 0.3, seed, 0, backend)
+
+
+@pytest.mark.parametrize(("name", "args"), list(operator_calls()), ids=lambda a: a if isinstance(a, str) else a[-1])
+def test_opcheck(name, args):
+    operator = getattr(torch.ops.fasttfm, name).default
+    torch.library.opcheck(operator, args)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiles_without_a_graph_break(backend):
+    lengths, starts, seed = torch.tensor([6, 3]), torch.tensor([0, 4, 9]), torch.tensor([2])
+
+    def model(q, k, v):
+        x = F.attention(q, k, v, key_lengths=lengths, causal=True, dropout_p=0.1, seed=seed)
+        x = x + F.attention_weights(q, k, key_lengths=lengths) @ v
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        rows = x.transpose(1, 2).flatten(0, 1)[:9]
+        return F.varlen_attention(rows, rows, rows, starts, starts, 5, 5)
+
+    leaves = [heads(2, 2, 6, 8, requires_grad=True) for _ in range(3)]
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with F.backend(backend):
+        expected, found = model(*leaves), compiled(*leaves)
+        torch.testing.assert_close(found, expected)
+        wanted = torch.autograd.grad(expected.square().sum(), leaves)
+        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), leaves), wanted)
+
+
+def test_a_compiled_call_follows_a_change_of_backend():
+    q = heads(1, 1, 5, 8, requires_grad=True)
+    compiled = torch.compile(lambda x: F.attention(x, x, x), fullgraph=True, backend="aot_eager")
+    wanted = torch.autograd.grad(reference.attention(q, q, q)[0].sum(), q)
+    for backend in ("torch", "triton", "torch"):
+        with F.backend(backend):
+            torch.testing.assert_close(torch.autograd.grad(compiled(q).sum(), q), wanted)
+
+
+def test_autocast_casts_products_and_leaves_the_mask_alone():
+    q, k, v = (heads(2, 2, 5, 8, requires_grad=True) for _ in range(3))
+    mask = heads(5, 5, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = F.attention(q, k, v.half(), mask=mask)
+        weights = F.attention_weights(q, k, mask=mask)
+        packed = F.varlen_attention(q[0], k[0], v[0], torch.tensor([0, 2]), torch.tensor([0, 2]), 2, 2)
+    assert output.dtype == weights.dtype == packed.dtype == torch.bfloat16
+    low = [x.bfloat16() for x in (q, k, v)]
+    torch.testing.assert_close(output, F.attention(*low, mask=mask), **close(torch.bfloat16))
+    gradients = torch.autograd.grad(output.float().sum(), (q, k, mask))
+    assert [g.dtype for g in gradients] == [torch.float32] * 3
+
+
+def test_meta_tensors_give_shapes():
+    q, k, v = heads(2, 3, 5, 8, device="meta"), heads(2, 3, 6, 8, device="meta"), heads(2, 3, 6, 4, device="meta")
+    assert F.attention(q, k, v).shape == (2, 3, 5, 4)
+    assert F.attention_weights(q, k).shape == (2, 3, 5, 6)
+    starts = torch.empty(4, dtype=torch.int32, device="meta")
+    assert F.varlen_attention(q[0], k[0], v[0], starts, starts, 3, 3).shape == (3, 5, 4)
+
+
+def test_second_derivatives_are_refused():
+    q = heads(1, 1, 3, 8, requires_grad=True)
+    for output in (F.attention(q, q, q), F.attention_weights(q, q)):
+        with pytest.raises(RuntimeError, match="cannot be differentiated: second derivatives"):
+            torch.autograd.grad(output.sum(), q, create_graph=True)
+
+
+def test_vmap_is_refused():
+    q = heads(4, 1, 1, 3, 8)
+    with pytest.raises(RuntimeError, match=r"has no torch\.vmap rule"):
+        torch.vmap(lambda x: F.attention(x, x, x))(q)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_query_at_a_time_equals_all_at_once(backend):
+    q, k, v = (heads(2, 2, 6, 8) for _ in range(3))
+    with F.backend(backend):
+        whole = F.attention(q, k, v, causal=True)
+        steps = [F.attention(q[:, :, i : i + 1], k, v, causal=True, causal_offset=i) for i in range(6)]
+    torch.testing.assert_close(torch.cat(steps, dim=2), whole)
+
+
+# ------------------------------------------------------------------------------ torch's scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("leading", [(2, 3), (4,), (), (2, 2, 3), (0, 2)])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}])
+def test_scaled_dot_product_attention_equals_torch(leading, options):
+    q, k, v = (heads(*leading, n, 8) for n in (5, 7, 7))
+    torch.testing.assert_close(
+        F.scaled_dot_product_attention(q, k, v, **options), scaled_dot_product_attention(q, k, v, **options)
+    )
+
+
+def test_scaled_dot_product_attention_takes_torchs_masks():
+    q, k, v = (heads(2, 2, 3, n, 8) for n in (5, 7, 7))
+    for mask in (torch.rand(5, 7) > 0.3, torch.randn(2, 3, 1, 7), torch.rand(2, 1, 1, 5, 7) > 0.3):
+        torch.testing.assert_close(
+            F.scaled_dot_product_attention(q, k, v, mask), scaled_dot_product_attention(q, k, v, mask)
+        )
+    with pytest.raises(RuntimeError, match="both given"):
+        F.scaled_dot_product_attention(q, k, v, torch.ones(5, 7, dtype=torch.bool), is_causal=True)
+
+
+def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
+    q, k = heads(2, 6, 5, 8, requires_grad=True), heads(2, 3, 7, 8, requires_grad=True)
+    expected = scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    found = F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    torch.testing.assert_close(found, expected)
+    wanted = torch.autograd.grad(expected.square().sum(), (q, k))
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), (q, k)), wanted)
+    one = heads(1, 6, 7, 8)
+    torch.testing.assert_close(F.scaled_dot_product_attention(q, one, one), scaled_dot_product_attention(q, one, one))
+    with pytest.raises(ValueError, match="multiple of the heads"):
+        F.scaled_dot_product_attention(q, heads(2, 4, 7, 8), heads(2, 4, 7, 8), enable_gqa=True)
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+Q = torch.zeros(2, 3, 4, 8)
+K = torch.zeros(2, 3, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ((Q[0], K, K), {}, "four dimensions"),
+        ((Q, K[:1], K[:1]), {}, "agree in batch, heads and head size"),
+        ((Q, K, K[:, :, :4]), {}, "agree in batch, heads and length"),
+        ((Q, K.half(), K), {}, "one dtype"),
+        ((Q, K, K.half()), {}, "one dtype"),
+        ((Q.int(), K.int(), K.int()), {}, "float32, float16 or bfloat16 is needed"),
+        ((Q, K, K), {"key_lengths": torch.tensor([5])}, "one length a batch row"),
+        ((Q, K, K), {"key_lengths": torch.tensor([5.0, 5.0])}, "int32 or int64 is needed"),
+        ((Q, K, K), {"mask": torch.ones(4, 4, dtype=torch.bool)}, "does not broadcast"),
+        ((Q, K, K), {"mask": torch.ones(4, 5, dtype=torch.int32)}, "bool .True attends. or floats"),
+        ((Q, K, K), {"mask": torch.ones(4, 5, device="meta")}, "both must be on one device"),
+        ((Q, K, K), {"dropout_p": 1.5}, "must lie in"),
+    ],
+)
+def test_wrong_arguments_are_named(args, options, message):
+    with pytest.raises(ValueError, match=message):
+        F.attention(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": torch.zeros(1, 2, 3, 4)}, "three dimensions"),
+        ({"key": torch.zeros(7, 2, 8)}, "agree in heads"),
+        ({"value": torch.zeros(7, 3, 8, dtype=torch.float16)}, "one dtype"),
+        ({"key_starts": torch.zeros(3)}, "int32 or int64"),
+        ({"key_starts": torch.zeros(2, dtype=torch.int32)}, r"must both be \(B \+ 1,\)"),
+        ({"dropout_p": -0.1}, "must lie in"),
+    ],
+)
+def test_wrong_packed_arguments_are_named(change, message):
+    x, starts = torch.zeros(7, 3, 8), torch.tensor([0, 3, 7])
+    arguments = {"query": x, "key": x, "value": x, "query_starts": starts, "key_starts": starts}
+    with pytest.raises(ValueError, match=message):
+        F.varlen_attention(**(arguments | {"max_query": 4, "max_key": 4} | change))
