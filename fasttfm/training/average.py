@@ -48,9 +48,11 @@ def average_last(model_dir: str | Path, last: int) -> tuple[Path, list[int]]:
     steps = saved_steps(model_dir)
     if last < 1:
         raise UserError(f"--last {last}: give how many checkpoints to average, at least 1")
+    if not steps:
+        raise UserError(f"{model_dir}: has no checkpoints; give a model directory that fasttfm train --out made")
     if len(steps) < last:
         raise UserError(
-            f"{model_dir}: has {len(steps)} checkpoints, {last} were to be averaged: give --last {max(len(steps), 1)}, "
+            f"{model_dir}: has {len(steps)} checkpoints, {last} were to be averaged: give --last {len(steps)}, "
             "or train with a smaller --save-interval-updates or a larger --keep-interval-updates"
         )
     chosen = steps[-last:]

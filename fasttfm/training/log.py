@@ -2,6 +2,7 @@
 
     {"kind": "train", "step": 50, "epoch": 1, "loss": 8.1, "nll": 7.9, "lr": 6.25e-05, "tokens_per_second": 9100, …}
     {"kind": "valid", "step": 1000, "loss": 4.2, "nll": 2.6, "bleu": 12.3, "best": true, …}
+    {"kind": "average", "step": 8000, "average_of": [7750, 8000], "loss": 3.1, "nll": 1.5, "bleu": 38.1}
 
 A resumed run first drops what lies behind its checkpoint, so that no update is ever recorded twice.
 """
@@ -33,9 +34,9 @@ class RunLog:
     """Appends records to train.log.jsonl and, if asked, to TensorBoard event files below MODEL/tensorboard."""
 
     def __init__(self, model_dir: Path, tensorboard: bool, resume_step: int) -> None:
-        """resume_step: update that the run goes on from; records of later ones are removed."""
+        """resume_step: update that the run goes on from; records of later ones and of an average are removed."""
         self.path = model_dir / LOG_FILE
-        kept = [record for record in read_log(model_dir) if record["step"] <= resume_step]
+        kept = [r for r in read_log(model_dir) if r["step"] <= resume_step and r["kind"] != "average"]
         temporary = self.path.with_name(f".{self.path.name}")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         os.replace(temporary, self.path)

@@ -46,11 +46,15 @@ class Optimization:
             group["lr"] = lr
         self.scaler.step(self.adam)
         self.scaler.update()
-        self.adam.zero_grad(set_to_none=True)
+        self.forget()
         if self.average:
             with torch.no_grad():
                 torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - self.ema_decay)
         return norm
+
+    def forget(self) -> None:
+        """Drop the gradients that backward has added up."""
+        self.adam.zero_grad(set_to_none=True)
 
     def swap_average(self) -> None:
         """Exchange the weights with their moving average, if there is one; calling it again undoes it."""

@@ -14,7 +14,7 @@ from fasttfm.data import PreparedData, TokenBatches
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.training.average import average_last
-from fasttfm.training.checkpoint import load_weights, read_weights, resolve_checkpoint, saved_steps
+from fasttfm.training.checkpoint import load_weights, read_weights, saved_steps
 from fasttfm.training.model_dir import locked, prepare_model_dir, refuse_strangers
 from fasttfm.training.trainer import AUTOCAST, Trainer
 from fasttfm.training.validate import Validation, Validator
@@ -50,7 +50,14 @@ def train(values: Values, data_dir: Path, model_dir: Path, device: torch.device 
         model = Transformer(config.model).to(device)
         trainer = _trainer(model, config, data, model_dir, device)
         _say(_summary(model, trainer.batches, model_dir, device))
-        reason = trainer.run()
+        try:
+            reason = trainer.run()
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"{device} is out of memory with batches of {config.data.max_tokens:,} tokens: give --max-tokens "
+                f"{config.data.max_tokens // 2} --update-freq {config.training.update_freq * 2} and a new --out, which "
+                "sums two halves into the same update"
+            ) from error
         average = _average(model, config, trainer, model_dir)
     return Outcome(reason=reason, score=trainer.last_score, average=average)
 
@@ -103,9 +110,10 @@ def _average(model: Transformer, config: Config, trainer: Trainer, model_dir: Pa
     _say(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in steps)}")
     if trainer.validator is None:
         return None
-    checkpoint = resolve_checkpoint(model_dir, "average")
-    load_weights(model, read_weights(checkpoint), checkpoint)
-    return trainer.validator(model)
+    load_weights(model, read_weights(path), path)
+    score = trainer.validator(model)
+    trainer.record_average(score, steps)
+    return score
 
 
 def _summary(model: Transformer, batches: TokenBatches, model_dir: Path, device: torch.device) -> str:

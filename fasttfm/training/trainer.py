@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from fasttfm.data import Batch, TokenBatches
 from fasttfm.errors import UserError
@@ -116,6 +117,8 @@ class Trainer:
         self._log = RunLog(self.model_dir, self.config.tensorboard, self.position.step)
         self._progress = Progress()
         self.model.train()
+        if self.device.type == "cuda":
+            self._rehearse()
         self._started = time.monotonic()
         try:
             with Interruption() as interruption:
@@ -194,15 +197,7 @@ class Trainer:
         batches = [self._next_batch() for _ in range(config.update_freq)]
         target_tokens = sum(batch.target_tokens for batch in batches)
         for batch in batches:
-            with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                loss, nll, _ = self.model.loss(
-                    batch.source,
-                    batch.target_in,
-                    batch.target_out,
-                    batch.source_lengths,
-                    batch.target_lengths,
-                    label_smoothing=config.label_smoothing,
-                )
+            loss, nll = self._loss(batch)
             # the mean over all target tokens of the update, whichever batch they are in
             self.optimization.backward(loss / target_tokens)
             self._totals[0] += loss.detach()
@@ -215,6 +210,27 @@ class Trainer:
             self._totals[2] += norm
         self.sums.updates += 1
         self.sums.target_tokens += target_tokens
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Label-smoothed and plain loss of a batch, summed over its target tokens, 0-d each."""
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            loss, nll, _ = self.model.loss(
+                batch.source,
+                batch.target_in,
+                batch.target_out,
+                batch.source_lengths,
+                batch.target_lengths,
+                label_smoothing=self.config.label_smoothing,
+            )
+        return loss, nll
+
+    def _rehearse(self) -> None:
+        """Run the largest batch without effect: if memory does not suffice, better now than hours later."""
+        generators = generator_states(self.device)
+        loss, _ = self._loss(self.batches.batch(self.batches.largest()).to(self.device))
+        loss.backward()
+        self.optimization.forget()
+        restore_generators(generators, self.device)
 
     def _next_batch(self) -> Batch:
         position = self.position
@@ -282,25 +298,28 @@ class Trainer:
         position.worse = 0 if best else position.worse + 1
         ranked = sorted([*position.best, (score.rank, position.step)], key=lambda entry: entry[0], reverse=True)
         position.best = ranked[: config.keep_best]
-        record = {
-            "kind": "valid",
-            "step": position.step,
-            "epoch": position.epoch + 1,
-            "loss": score.loss,
-            "nll": score.nll,
-            "perplexity": score.perplexity,
-            "best": best,
-            "seconds": round(self._elapsed(), 2),
-        }
+        record = {"epoch": position.epoch + 1, "best": best, "seconds": round(self._elapsed(), 2)}
+        self._record_score("valid", score, f"valid.step-{position.step:09d}.txt", record)
+        self._progress.say(f"update {position.step:,}: {score}{' (best so far)' if best else ''}")
+        return (score.rank, position.step) in position.best
+
+    def _record_score(self, kind: str, score: Validation, file: str, more: dict[str, Any]) -> None:
+        """A record with a validation's numbers, and its translations as hypotheses/`file`."""
+        record = {"kind": kind, "step": self.position.step, "loss": score.loss, "nll": score.nll}
+        record["perplexity"] = score.perplexity
         if score.bleu is not None:
             record["bleu"] = score.bleu
             folder = self.model_dir / "hypotheses"
             folder.mkdir(exist_ok=True)
             text = "".join(f"{line}\n" for line in score.translations)
-            (folder / f"valid.step-{position.step:09d}.txt").write_text(text, encoding="utf-8")
-        self._log.write(record)
-        self._progress.say(f"update {position.step:,}: {score}{' (best so far)' if best else ''}")
-        return (score.rank, position.step) in position.best
+            (folder / file).write_text(text, encoding="utf-8")
+        self._log.write({**record, **more})
+
+    def record_average(self, score: Validation, steps: list[int]) -> None:
+        """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
+        self._log = RunLog(self.model_dir, self.config.tensorboard, self.position.step)
+        self._record_score("average", score, "valid.average.txt", {"average_of": steps})
+        self._log.close()
 
     # Checkpoints
 

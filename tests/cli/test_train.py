@@ -73,7 +73,14 @@ def test_train_says_where_the_model_is_and_how_it_scored(data, tmp_path, capsys)
     assert re.search(r"^averaged checkpoint: validation loss \d.*BLEU \d", output.out, re.M)
     assert output.out.splitlines()[-1] == f"model: {tmp_path / 'MODEL'}"
     assert re.search(r"update 6, epoch \d+, loss \d+\.\d+, lr 5\.00e-03, [\d,]+ tokens/s, \d+% padding", output.err)
-    for name in ("config.yaml", "data.yaml", "spm.model", "train.log.jsonl", "checkpoints/average/model.safetensors"):
+    for name in (
+        "config.yaml",
+        "data.yaml",
+        "spm.model",
+        "train.log.jsonl",
+        "curve.png",
+        "checkpoints/average/model.safetensors",
+    ):
         assert (tmp_path / "MODEL" / name).exists()
 
 

@@ -51,6 +51,9 @@ def test_a_run_learns_logs_validates_saves_and_averages(tiny_data, tiny_values, 
     assert outcome.score.bleu == scores[-1]["bleu"]
     assert outcome.average is not None
     assert outcome.reason == "max_update 120 is reached"
+    assert records[-1]["kind"] == "average"
+    assert records[-1]["average_of"] == [80, 100, 120]
+    assert records[-1]["bleu"] == outcome.average.bleu
     averaged = weights_of(tmp_path / "M", "average")
     for name, tensor in averaged.items():
         parts = [read_weights(step_folder(tmp_path / "M", step))[name] for step in (80, 100, 120)]
@@ -89,11 +92,7 @@ def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_va
     assert trained[0] == trained[1]
 
 
-def state_of(trainer):
-    return [p.detach().clone() for p in trainer.model.parameters()]
-
-
-def make_trainer(config, data, tmp_path, **changes):
+def make_trainer(config, data, tmp_path):
     torch.manual_seed(3)
     batches = TokenBatches(data.train, config.data.max_tokens, config.training.seed)
     model = Transformer(config.model)
@@ -123,6 +122,28 @@ def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, ti
     (total / sum(batch.target_tokens for batch in chosen)).backward()
     for gradient, parameter in zip(seen["gradients"], trainer.model.parameters()):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_rehearsing_the_largest_batch_changes_nothing(tiny_data, tiny_config, tmp_path):
+    trainer = make_trainer(tiny_config(), PreparedData.open(tiny_data), tmp_path)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    state = torch.get_rng_state()
+    trainer._rehearse()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert (trainer.position.step, trainer.position.batch) == (0, 0)
+
+
+def test_memory_that_does_not_suffice_ends_in_a_remedy(tiny_data, tiny_values, tmp_path, monkeypatch):
+    def exhausted(*args, **settings):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Transformer, "loss", exhausted)
+    with pytest.raises(
+        UserError, match="out of memory with batches of 256 tokens: give --max-tokens 128 --update-freq 2"
+    ):
+        train(tiny_values(), tiny_data, tmp_path / "M", CPU)
 
 
 def test_every_pair_is_seen_once_an_epoch(tiny_data, tiny_config, tmp_path):
@@ -278,10 +299,10 @@ def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_con
 
 
 def test_a_finished_run_started_again_does_nothing_and_says_so(tiny_data, tiny_values, tmp_path):
-    train(tiny_values(), tiny_data, tmp_path / "M", CPU)
+    train(tiny_values(average_last=2), tiny_data, tmp_path / "M", CPU)
     before = json.dumps(read_log(tmp_path / "M"))
     weights = weights_of(tmp_path / "M")
-    outcome = train(tiny_values(), tiny_data, tmp_path / "M", CPU)
+    outcome = train(tiny_values(average_last=2), tiny_data, tmp_path / "M", CPU)
     assert outcome.reason == "max_update 12 is reached"
     assert json.dumps(read_log(tmp_path / "M")) == before
     assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(tmp_path / "M").items())

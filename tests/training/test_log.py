@@ -1,0 +1,107 @@
+"""The record of a run, the picture made of it and what a person sees meanwhile."""
+
+import io
+import json
+
+import pytest
+
+from fasttfm.errors import UserError
+from fasttfm.training.log import RunLog, read_log
+from fasttfm.training.plots import plot_curve
+from fasttfm.training.progress import Progress, duration
+
+TRAIN = {"kind": "train", "epoch": 1, "loss": 4.0, "nll": 3.5, "lr": 1e-3, "tokens_per_second": 9000.0, "padding": 0.04}
+VALID = {"kind": "valid", "epoch": 1, "loss": 4.0, "nll": 3.0, "bleu": 20.0}
+
+
+def write(folder, steps, resume_step=0, tensorboard=False, bleu=20.0):
+    log = RunLog(folder, tensorboard, resume_step)
+    for step in steps:
+        log.write({**TRAIN, "step": step})
+        log.write({**VALID, "step": step, "bleu": bleu})
+    log.flush()
+    log.close()
+
+
+def test_resuming_drops_the_records_behind_the_checkpoint(tmp_path):
+    write(tmp_path, [1, 2, 3])
+    write(tmp_path, [3, 4], resume_step=2)
+    assert [record["step"] for record in read_log(tmp_path) if record["kind"] == "train"] == [1, 2, 3, 4]
+
+
+def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
+    write(tmp_path, [1, 2])
+    with (tmp_path / "train.log.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    assert len(read_log(tmp_path)) == 4
+    write(tmp_path, [3], resume_step=2)
+    assert [json.loads(line)["step"] for line in (tmp_path / "train.log.jsonl").read_text().splitlines()] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    write(tmp_path, [1, 2], tensorboard=True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("valid/bleu")] == [(1, 20.0), (2, 20.0)]
+    assert [event.value for event in events.Scalars("train/loss")] == [4.0, 4.0]
+
+
+def test_the_curve_is_a_picture_of_training_and_validation(tmp_path):
+    write(tmp_path, [100, 200, 300])
+    with_bleu = plot_curve(tmp_path).read_bytes()
+    assert with_bleu.startswith(b"\x89PNG")
+    write(tmp_path / "..", [100, 200, 300], bleu=None)
+    without = plot_curve(tmp_path / "..", tmp_path / "other.png").read_bytes()
+    assert without.startswith(b"\x89PNG")
+    assert without != with_bleu
+
+
+def test_there_is_no_curve_without_records(tmp_path):
+    with pytest.raises(UserError, match=r"train\.log\.jsonl: holds no record"):
+        plot_curve(tmp_path)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.update(99, 0.4, 10)
+    progress.train({**TRAIN, "step": 100}, 0.5, 75)
+    progress.say("validation loss 3.0")
+    progress.close()
+    first, second = stream.getvalue().splitlines()
+    assert first == " 50%, update 100, epoch 1, loss 4.000, lr 1.00e-03, 9,000 tokens/s, 4% padding, 1:15 left"
+    assert second == "validation loss 3.0"
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("fasttfm.training.progress._SECONDS_BETWEEN_DRAWINGS", 0.0)
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.train({**TRAIN, "step": 100}, 0.5, 75)
+    progress.update(100, 0.5, 75)
+    progress.say("validation loss 3.0")
+    progress.close()
+    shown = stream.getvalue()
+    assert "\r" in shown
+    assert " 50%|" in shown
+    assert "update 100, loss 4.000, lr 1.00e-03, 9,000 tokens/s, 4% padding, 1:15 left" in shown
+    assert "validation loss 3.0\n" in shown
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.4, "1:15"), (3725, "1:02:05"), (-3, "0:00")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,71 @@
+"""Validation says what translating and scoring would say, and disturbs nothing."""
+
+import math
+
+import pytest
+import torch
+
+from fasttfm.data import PreparedData, bleu
+from fasttfm.decoding import DecodingConfig
+from fasttfm.decoding.translator import Translator
+from fasttfm.models import Transformer
+from fasttfm.training.run import train
+from fasttfm.training.validate import Validation, Validator
+
+CPU = torch.device("cpu")
+
+
+def make(data, config, **changes):
+    settings = {"max_tokens": 64, "label_smoothing": 0.1, "decoding": None, "device": CPU, **changes}
+    return Validator(data, **settings), Transformer(config.model)
+
+
+def test_bleu_while_training_equals_translating_and_scoring(tiny_data, tiny_values, tmp_path):
+    values = tiny_values(max_update=150, lr=1e-2, valid_beam=2, valid_interval_updates=150, dropout=0.0)
+    values["decoding"] = {"length_penalty": "avg"}
+    outcome = train(values, tiny_data, tmp_path / "M", CPU)
+    data = PreparedData.open(tiny_data)
+    translations = Translator.from_directory(tmp_path / "M", beam=2).translate(data.valid_source_text)
+    assert translations == outcome.score.translations
+    assert bleu(translations, data.valid_target_text).value == outcome.score.bleu > 0
+
+
+def test_loss_is_the_mean_over_all_target_tokens(tiny_data, tiny_config):
+    """An untrained model whose output layer is zero gives every token the same probability."""
+    data = PreparedData.open(tiny_data)
+    validator, model = make(data, tiny_config())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    score = validator(model)
+    assert score.nll == pytest.approx(math.log(model.config.vocab_size), rel=1e-5)
+    assert score.perplexity == pytest.approx(model.config.vocab_size, rel=1e-4)
+    assert score.bleu is None
+
+
+def test_the_loss_does_not_depend_on_the_batches(tiny_data, tiny_config):
+    data = PreparedData.open(tiny_data)
+    validator, model = make(data, tiny_config())
+    other, _ = make(data, tiny_config(), max_tokens=1000)
+    assert len(validator._batches) > len(other._batches)
+    assert validator(model).nll == pytest.approx(other(model).nll, rel=1e-5)
+
+
+def test_validation_draws_no_random_number_and_leaves_the_mode(tiny_data, tiny_config):
+    data = PreparedData.open(tiny_data)
+    validator, model = make(data, tiny_config(), decoding=DecodingConfig(beam=1, max_len_b=3))
+    model.train()
+    before = torch.get_rng_state()
+    first, second = validator(model), validator(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first == second
+
+
+def test_better_is_higher_bleu_then_lower_loss():
+    def rank(bleu, nll):
+        return Validation(loss=1.0, nll=nll, bleu=bleu, translations=[]).rank
+
+    assert rank(20.0, 3.0) > rank(19.0, 2.0)
+    assert rank(0.0, 2.0) > rank(0.0, 3.0)
+    assert rank(None, 2.0) > rank(None, 3.0)
