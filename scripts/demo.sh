@@ -16,7 +16,7 @@ began=$SECONDS
 mkdir -p "$out"
 run demo-data --out "$out/text"
 run prepare --src "$out/text/train.en" --tgt "$out/text/train.de" \
-    --valid-src "$out/text/valid.en" --valid-tgt "$out/text/valid.de" --vocab-size 1200 --out "$out/data"
+    --valid-src "$out/text/valid.en" --valid-tgt "$out/text/valid.de" --vocab-size 2000 --out "$out/data"
 run train --preset demo --data "$out/data" --out "$out/model"
 printf '\n$ fasttfm translate %q < %q > %q\n' "$out/model" "$out/text/test.en" "$out/test.de"
 "$fasttfm" translate "$out/model" < "$out/text/test.en" > "$out/test.de"
