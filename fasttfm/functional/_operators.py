@@ -149,10 +149,10 @@ def _on_its_device(compute: Callable[..., Any]) -> Callable[..., Any]:
     """compute with the first argument's GPU as the current one, where Triton launches."""
 
     def run(*args: Any) -> Any:
-        device = args[0].device
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
+        first = args[0]
+        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
             return compute(*args)
-        with torch.cuda.device(device):
+        with torch.cuda.device(first.device):
             return compute(*args)
 
     return run
