@@ -130,15 +130,13 @@ class _Layer(nn.Module):
         self, output: Tensor, stream: Tensor, norm: nn.LayerNorm | None, dropout: Dropout, place: int
     ) -> tuple[Tensor, Tensor]:
         """Joins a sub-layer's output to the stream and normalises: (y, stream) for what comes next."""
-        noise = {
-            "dropout_p": dropout.p(self.dropout_p),
-            "seed": dropout.seed,
-            "stream": self.first_stream + 2 + place,
-        }
+        p, seed, number = dropout.p(self.dropout_p), dropout.seed, self.first_stream + 2 + place
         if norm is None:  # the end of a pre-norm stack without a final norm
-            stream = F.residual_add(output, stream, **noise)
+            stream = F.residual_add(output, stream, dropout_p=p, seed=seed, stream=number)
             return stream, stream
-        y, stream = F.residual_layer_norm(output, stream, norm.weight, norm.bias, norm.eps, **noise)
+        y, stream = F.residual_layer_norm(
+            output, stream, norm.weight, norm.bias, norm.eps, dropout_p=p, seed=seed, stream=number
+        )
         return (y, stream) if self.norm_first else (y, y)
 
 

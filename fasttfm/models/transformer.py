@@ -24,7 +24,7 @@ class _Stack(nn.Module):
 
     def __init__(self, layers: list[Any], config: TransformerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers: Any = nn.ModuleList(layers)  # of EncoderLayer or DecoderLayer
         self.norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.final_norm else None
         self.norm_first = config.norm_first
 
