@@ -8,11 +8,9 @@ import torch
 from fasttfm.decoding.largest import largest
 
 
-@pytest.mark.parametrize("width", [5, 64, 1023, 1024, 1087, 8000])
+@pytest.mark.parametrize("width", [8, 64, 1023, 1024, 1087, 8000])
 @pytest.mark.parametrize("k", [1, 5, 8])
 def test_values_and_places_are_those_of_topk(width, k):
-    if k > width:
-        pytest.skip("nothing to find")
     values = torch.randn(7, width, generator=torch.Generator().manual_seed(width * k))
     for case in (values, values.t().contiguous().t()):
         for ours, theirs in zip(largest(case, k), case.topk(k)):
