@@ -141,10 +141,13 @@ class Phrases:
         return self.pronoun() if self.chance(_PRONOUN_SHARE) else self.person(role)
 
     def pronoun(self, other_than: NounPhrase | None = None) -> NounPhrase:
-        """A personal pronoun, of another person than other_than."""
+        """A personal pronoun that does not overlap with other_than: neither "I ask me" nor "we ask me"."""
         while True:
             en, en_object, _, nom, acc, dat, _, person = self.pick(lexicon.PRONOUNS)
-            if other_than is None or person != other_than.person:
+            overlaps = other_than is not None and (
+                person == other_than.person or {person, other_than.person} == {"1s", "1p"}
+            )
+            if not overlaps:
                 cases = {"nom": nom, "acc": acc, "dat": dat}
                 return NounPhrase(en, cases, person, en_object=en_object, pronoun=True, early=True)
 
