@@ -30,9 +30,9 @@ def test_all_64_bits_of_the_seed_and_every_stream_mean_the_same_in_both(seed, st
     assert torch.equal(kernel_mask((2, 3, 40), 0.5, seed, stream), reference.keep_mask((2, 3, 40), 0.5, seed, stream))
 
 
-@pytest.mark.parametrize(("block_r", "block_c"), [(1, 8), (4, 32), (64, 128)])
+@pytest.mark.parametrize(("block_r", "block_c"), [(2, 8), (4, 32), (64, 128)])
 def test_the_mask_does_not_depend_on_the_tile(block_r, block_c):
-    shape = (2, 21, 150)
+    shape = (2, 11, 70)
     mask = kernel_mask(shape, 0.3, SEED, block_r=block_r, block_c=block_c)
     assert torch.equal(mask, reference.keep_mask(shape, 0.3, SEED))
 
