@@ -51,7 +51,7 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
         return F.attention(**x, dropout_p=p, seed=seed, stream=3, **options)
 
     def theirs(seed: Tensor, **x: Tensor) -> Tensor:
-        return reference.attention(**x, dropout_p=p, seed=seed, stream=3, **options)
+        return reference.attention(**x, dropout_p=p, seed=seed, stream=3, **options)[0]
 
     words = [f"attention {L}x{S} D{D}/{Dv}", *options, *(["lengths"] if lengths else []), *(["dropout"] if p else [])]
     return Problem(" ".join(words), inputs, ours, theirs, p > 0)
