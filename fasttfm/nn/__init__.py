@@ -1,0 +1,32 @@
+"""torch.nn's Transformer modules on fasttfm's operators: change the import, keep the code, the weights, the optimizer.
+
+docs/replace-torch-nn.md tells what each argument does here, and what is different on purpose.
+"""
+
+from fasttfm.nn.attention import MultiheadAttention
+from fasttfm.nn.cache import AttentionCache, DecoderCache
+from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
+from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
+from fasttfm.nn.errors import ArgumentError, ArgumentTypeError
+from fasttfm.nn.feed_forward import FeedForward
+from fasttfm.nn.layer_norm import LayerNorm
+from fasttfm.nn.packing import Packing
+from fasttfm.nn.positional_encoding import PositionalEncoding
+from fasttfm.nn.transformer import Transformer
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "AttentionCache",
+    "DecoderCache",
+    "FeedForward",
+    "LayerNorm",
+    "MultiheadAttention",
+    "Packing",
+    "PositionalEncoding",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+]

@@ -1,0 +1,181 @@
+"""The decoder with torch.nn's interface, and with a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.nn import masks
+from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, seed_for
+from fasttfm.nn.cache import AttentionCache, DecoderCache
+from fasttfm.nn.errors import ArgumentError, ArgumentTypeError, check_layer
+from fasttfm.nn.feed_forward import activation_function, feed_forward
+from fasttfm.nn.packing import Packing
+
+
+class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
+    """torch.nn.TransformerDecoderLayer (Vaswani et al. 2017, section 3.1) on fasttfm's fused operators.
+
+    Arguments, initial values and state dict are torch.nn's; what is fused, and when, as in TransformerEncoderLayer.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_layer(d_model, nhead, dropout)
+        super().__init__(
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation_function(activation),
+            layer_norm_eps,
+            batch_first,
+            norm_first,
+            bias,
+            device,
+            dtype,
+        )
+        adopt(self)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        cache: tuple[AttentionCache, AttentionCache] | None = None,
+        packing: Packing | None = None,
+        memory_packing: Packing | None = None,
+    ) -> Tensor:
+        """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; the masks are MultiheadAttention's.
+
+        cache: DecoderCache.layer(i). tgt then holds the new positions alone; they see all positions of the cache, and
+        one another causally unless there is a tgt_mask (new, all); tgt_key_padding_mask (N, all) counts all too.
+        packing, memory_packing: tgt and memory are packed, (T, E), and the only possible mask is tgt_is_causal.
+        """
+        if _overrides(type(self)) and cache is None and packing is None:
+            return super().forward(
+                tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal,
+                memory_is_causal,
+            )  # fmt: skip
+        own, cross = cache if cache is not None else (None, None)
+        _check_packings(packing, memory_packing)
+        if own is not None and tgt_mask is None:
+            tgt_is_causal = True
+        if own is not None and own.length and memory_is_causal:  # the new queries are not the first ones
+            queries, keys = masks.length_of(tgt, [self]), masks.length_of(memory, [self])
+            memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, own.length), False
+        seed = seed_for(tgt.device, self.dropout, self.dropout1, self.dropout2, self.dropout3)
+        following = (self.norm2, self.norm3) if self.norm_first else (self.norm1, self.norm2)
+
+        y = self.norm1(tgt) if self.norm_first else tgt
+        output = attend(self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, cache=own, packing=packing)
+        y, stream = add_and_normalise(output, tgt, following[0], self.dropout1, seed=seed, stream=0)
+
+        output = attend(
+            self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal,
+            cache=cross, packing=packing, key_packing=memory_packing,
+        )  # fmt: skip
+        residual = stream if self.norm_first else y
+        y, stream = add_and_normalise(output, residual, following[1], self.dropout2, seed=seed, stream=1)
+
+        output = feed_forward(y, self.linear1, self.activation, self.dropout, self.linear2, seed=seed, stream=2)
+        if self.norm_first:
+            return add(output, stream, self.dropout3, seed=seed, stream=3)
+        return add_and_normalise(output, y, self.norm3, self.dropout3, seed=seed, stream=3)[0]
+
+
+def _overrides(layer: type) -> bool:
+    own = torch.nn.TransformerDecoderLayer
+    return (
+        layer._sa_block is not own._sa_block
+        or layer._mha_block is not own._mha_block
+        or layer._ff_block is not own._ff_block
+    )
+
+
+class TransformerDecoder(torch.nn.TransformerDecoder):
+    """torch.nn.TransformerDecoder, with the same arguments, and a cache for generating position by position."""
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+        *,
+        cache: DecoderCache | None = None,
+        packing: Packing | None = None,
+        memory_packing: Packing | None = None,
+    ) -> Tensor:
+        """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; the masks are MultiheadAttention's.
+
+        tgt_is_causal: None looks whether tgt_mask is the causal mask; True is believed, and needs no mask.
+        cache: tgt holds the new positions alone, attention is causal, and what the cache holds is not computed again;
+        the outputs are those of a causal pass over all positions. Raises ArgumentTypeError for layers without a cache.
+        packing, memory_packing: what is padding in tgt and in memory, in place of their padding masks; it is not
+        computed and comes back as zeros. Both may also be packed already, (T, E), and the output is then.
+        """
+        if cache is None:
+            tgt_is_causal = masks.detect_causal(tgt_mask, tgt_is_causal, masks.length_of(tgt, self.layers))
+        elif not all(isinstance(layer, TransformerDecoderLayer) for layer in self.layers):
+            names = sorted({type(layer).__name__ for layer in self.layers})
+            raise ArgumentTypeError(
+                f"cache needs layers of fasttfm.nn.TransformerDecoderLayer: these are {', '.join(names)}"
+            )
+        _check_packings(packing, memory_packing)
+        batch_first = masks.batch_first(self.layers)
+        output, padded = tgt, tgt.dim() == 3
+        if packing is not None and memory_packing is not None:
+            output = packing.pack(tgt, batch_first) if padded else tgt
+            memory = memory_packing.pack(memory, batch_first) if memory.dim() == 3 else memory
+        for number, layer in enumerate(self.layers):
+            ours = {
+                "cache": None if cache is None else cache.layer(number),
+                "packing": packing,
+                "memory_packing": memory_packing,
+            }
+            output = layer(
+                output,
+                memory,
+                tgt_mask=tgt_mask,
+                memory_mask=memory_mask,
+                tgt_key_padding_mask=tgt_key_padding_mask,
+                memory_key_padding_mask=memory_key_padding_mask,
+                tgt_is_causal=bool(tgt_is_causal),
+                memory_is_causal=memory_is_causal,
+                **{name: value for name, value in ours.items() if value is not None},
+            )
+        output = output if self.norm is None else self.norm(output)
+        return packing.unpack(output, batch_first) if packing is not None and padded else output
+
+
+def _check_packings(packing: Packing | None, memory_packing: Packing | None) -> None:
+    """Raises ArgumentError unless both or neither is given."""
+    if (packing is None) != (memory_packing is None):
+        raise ArgumentError(
+            "packing and memory_packing go together: give Packing.from_padding_mask of both, or neither"
+        )

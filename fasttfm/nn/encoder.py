@@ -1,0 +1,173 @@
+"""The encoder with torch.nn's interface."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.nn import masks
+from fasttfm.nn._inspect import ordinary
+from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, seed_for
+from fasttfm.nn.attention import MultiheadAttention
+from fasttfm.nn.errors import check_layer
+from fasttfm.nn.feed_forward import activation_function, feed_forward
+from fasttfm.nn.packing import Packing
+
+
+class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
+    """torch.nn.TransformerEncoderLayer (Vaswani et al. 2017, section 3.1) on fasttfm's fused operators.
+
+    Arguments, initial values and state dict are torch.nn's. Each residual connection, its dropout and its LayerNorm are
+    one pass, and so are bias, ReLU and dropout of the feed-forward network; a sub-module that has been exchanged,
+    wrapped or hooked is called instead. A subclass that overrides _sa_block or _ff_block runs torch.nn's forward.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_layer(d_model, nhead, dropout)
+        super().__init__(
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation_function(activation),
+            layer_norm_eps,
+            batch_first,
+            norm_first,
+            bias,
+            device,
+            dtype,
+        )
+        adopt(self)
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """src (S, N, E), (N, S, E) with batch_first, or unbatched (S, E); the masks are MultiheadAttention's.
+
+        packing: src is packed, (T, E), and the only possible mask is is_causal.
+        """
+        if src.is_nested or (_overrides(type(self)) and packing is None):
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        seed = seed_for(src.device, self.dropout, self.dropout1, self.dropout2)
+        y = self.norm1(src) if self.norm_first else src
+        output = attend(self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, packing=packing)
+        norm = self.norm2 if self.norm_first else self.norm1
+        y, stream = add_and_normalise(output, src, norm, self.dropout1, seed=seed, stream=0)
+        output = feed_forward(y, self.linear1, self.activation, self.dropout, self.linear2, seed=seed, stream=1)
+        if self.norm_first:
+            return add(output, stream, self.dropout2, seed=seed, stream=2)
+        return add_and_normalise(output, y, self.norm2, self.dropout2, seed=seed, stream=2)[0]
+
+
+def _overrides(layer: type) -> bool:
+    own = torch.nn.TransformerEncoderLayer
+    return layer._sa_block is not own._sa_block or layer._ff_block is not own._ff_block
+
+
+class TransformerEncoder(torch.nn.TransformerEncoder):
+    """torch.nn.TransformerEncoder, with the same arguments; encoder_layer may be any layer with torch.nn's interface.
+
+    enable_nested_tensor: at inference, where torch.nn would use nested tensors, and for every kind of layer, padding is
+    left out of the computation and comes back as zeros. mask_check: only where it lies at the end of the sequences.
+    """
+
+    def __init__(
+        self,
+        encoder_layer: nn.Module,
+        num_layers: int,
+        norm: nn.Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:
+        with warnings.catch_warnings():  # of layers that torch.nn cannot nest: packing takes them all
+            warnings.filterwarnings("ignore", "enable_nested_tensor is True")
+            super().__init__(encoder_layer, num_layers, norm, enable_nested_tensor, mask_check)
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+        *,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """src (S, N, E), (N, S, E) with batch_first, or unbatched (S, E); the masks are MultiheadAttention's.
+
+        is_causal: None looks whether mask is the causal mask; True is believed, and needs no mask.
+        packing: what is padding, in place of src_key_padding_mask, and is not computed, in training too; the output is
+        zero there. src may also be packed already, (T, E), and the output is then.
+        """
+        if src.is_nested:
+            return super().forward(src, mask, src_key_padding_mask, is_causal)
+        batch_first = masks.batch_first(self.layers)
+        is_causal = masks.detect_causal(mask, is_causal, masks.length_of(src, self.layers))
+        if packing is None and src_key_padding_mask is not None and (mask is None or is_causal):
+            packing = self._packing(src, src_key_padding_mask)
+            src_key_padding_mask = None if packing is not None else src_key_padding_mask
+        if packing is None:
+            output = src
+            for layer in self.layers:
+                output = layer(output, src_mask=mask, is_causal=is_causal, src_key_padding_mask=src_key_padding_mask)
+            return output if self.norm is None else self.norm(output)
+        output = packing.pack(src, batch_first) if src.dim() == 3 else src
+        for layer in self.layers:
+            output = layer(output, mask, src_key_padding_mask, is_causal, packing=packing)
+        output = output if self.norm is None else self.norm(output)
+        return packing.unpack(output, batch_first) if src.dim() == 3 else output
+
+    def _packing(self, src: Tensor, key_padding_mask: Tensor) -> Packing | None:
+        """A packing for inference, where every layer takes one and the mask allows it."""
+        if (
+            not self.enable_nested_tensor
+            or self.training
+            or src.dim() != 3
+            or key_padding_mask.dtype != torch.bool
+            or key_padding_mask.is_meta
+            or torch.compiler.is_compiling()
+            or (torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in self.parameters())))
+            or not all(_packs(layer) for layer in self.layers)
+        ):
+            return None
+        batch_first = masks.batch_first(self.layers)
+        shape = tuple(src.shape[:2] if batch_first else src.shape[1::-1])
+        masks.check_mask("src_key_padding_mask", key_padding_mask, (shape,))
+        if getattr(self, "mask_check", True) and bool((key_padding_mask[:, :-1] & ~key_padding_mask[:, 1:]).any()):
+            return None
+        return Packing.from_padding_mask(key_padding_mask)
+
+
+def _packs(layer: nn.Module) -> bool:
+    """Whether layer takes packed input: its class may be derived from ours, but not its forward."""
+    attention = getattr(layer, "self_attn", None)
+    return (
+        isinstance(layer, TransformerEncoderLayer)
+        and type(layer).forward is TransformerEncoderLayer.forward
+        and not _overrides(type(layer))
+        and isinstance(attention, MultiheadAttention)
+        and ordinary(attention.in_proj_weight, attention.out_proj.weight)
+        and attention.bias_k is None
+        and not attention.add_zero_attn
+    )

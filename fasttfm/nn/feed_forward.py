@@ -1,0 +1,82 @@
+"""The position-wise feed-forward network, alone and as the layers use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm import functional as F
+from fasttfm.nn._inspect import DROPOUT, LINEAR, is_relu, ordinary, untouched
+from fasttfm.nn.errors import ArgumentError, check_dropout
+
+
+def feed_forward(
+    x: Tensor,
+    linear1: nn.Module,
+    activation: Callable[[Tensor], Tensor],
+    dropout: nn.Module,
+    linear2: nn.Module,
+    *,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """linear2(dropout(activation(linear1(x)))), fused where these are what they seem and the activation is ReLU.
+
+    x (..., N). seed (1,) int64 and stream decide the fused dropout's mask, as in fasttfm.functional.feed_forward.
+    """
+    if (
+        is_relu(activation)
+        and untouched(linear1, LINEAR)
+        and untouched(linear2, LINEAR)
+        and untouched(dropout, DROPOUT)
+        and ordinary(x, linear1.weight, linear1.bias, linear2.weight, linear2.bias)
+    ):
+        p = dropout.p if dropout.training else 0.0
+        return F.feed_forward(
+            x, linear1.weight, linear1.bias, linear2.weight, linear2.bias, dropout_p=p, seed=seed, stream=stream
+        )
+    return linear2(dropout(activation(linear1(x))))
+
+
+def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function that a layer's activation argument names. Raises ArgumentError for another name."""
+    if callable(activation):
+        return activation
+    if activation == "relu":
+        return nn.functional.relu
+    if activation == "gelu":
+        return nn.functional.gelu
+    raise ArgumentError(f"activation is {activation!r}: 'relu', 'gelu' or a callable is needed")
+
+
+class FeedForward(nn.Module):
+    """linear2(dropout(activation(linear1(x)))): Vaswani et al. 2017, equation 2, with ReLU.
+
+    d_model: width of input and output; d_ff: width inside; dropout: on the hidden activation; activation: 'relu' (the
+    fused kernel), 'gelu' or a callable; bias, device, dtype as in torch.nn.Linear, whose initial values it has. Its
+    parameters are called as in torch.nn.TransformerEncoderLayer: linear1.weight, linear1.bias, linear2.weight, ...
+    Raises ArgumentError for a dropout outside [0, 1] or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int = 2048,
+        dropout: float = 0.0,
+        activation: str | Callable[[Tensor], Tensor] = "relu",
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_dropout(dropout)
+        super().__init__()
+        self.linear1 = nn.Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype)
+        self.dropout = nn.Dropout(dropout)
+        self.linear2 = nn.Linear(d_ff, d_model, bias=bias, device=device, dtype=dtype)
+        self.activation = activation_function(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., d_model) to the same shape."""
+        return feed_forward(x, self.linear1, self.activation, self.dropout, self.linear2)

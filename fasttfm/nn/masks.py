@@ -1,0 +1,86 @@
+"""torch.nn's masks (True, or -inf, hides) turned into the one mask that fasttfm.functional takes (True attends)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fasttfm.nn.errors import ArgumentError, ArgumentTypeError
+
+
+def check_mask(name: str, mask: Tensor | None, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Raises unless mask is None, or bool or floating and of one of the shapes."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ArgumentTypeError(f"{name} has dtype {mask.dtype}: only bool (True hides) and floating types are allowed")
+    if tuple(mask.shape) not in shapes:
+        allowed = " or ".join(str(shape) for shape in shapes)
+        raise ArgumentError(f"{name} {tuple(mask.shape)} must be {allowed}")
+
+
+def merged(attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
+    """Both masks as one that broadcasts to (B, H, L, S), bool where both are, else floats to add.
+
+    attn_mask (L, S) or (B * H, L, S); key_padding_mask (B, S).
+    """
+    if attn_mask is not None:
+        batch = attn_mask.shape[0] // heads
+        attn_mask = attn_mask.unflatten(0, (batch, heads)) if attn_mask.dim() == 3 else attn_mask[None, None]
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask[:, None, None, :]
+    if attn_mask is None:
+        return _attends(key_padding_mask)
+    if key_padding_mask is None:
+        return _attends(attn_mask)
+    if attn_mask.dtype == torch.bool and key_padding_mask.dtype == torch.bool:
+        return ~(attn_mask | key_padding_mask)
+    if attn_mask.dtype == torch.bool:
+        return key_padding_mask.masked_fill(attn_mask, -math.inf)
+    if key_padding_mask.dtype == torch.bool:
+        return attn_mask.masked_fill(key_padding_mask, -math.inf)
+    return attn_mask + key_padding_mask
+
+
+def _attends(mask: Tensor | None) -> Tensor | None:
+    return ~mask if mask is not None and mask.dtype == torch.bool else mask
+
+
+def with_extra_keys(mask: Tensor | None, extra: int) -> Tensor | None:
+    """mask (…, S) of torch.nn's meaning, lengthened by keys that every query sees."""
+    return None if mask is None else torch.nn.functional.pad(mask, (0, extra))
+
+
+def causal_mask(queries: int, keys: int, device: torch.device, offset: int = 0) -> Tensor:
+    """(L, S) bool, True (hidden) where a key lies after its query, whose position is its row + offset."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1 + offset)
+
+
+def detect_causal(mask: Tensor | None, is_causal: bool | None, length: int) -> bool:
+    """is_causal where it is given; else whether mask is the square causal mask of this length.
+
+    Looking at the mask waits for the device, as in torch.nn; say is_causal to avoid it. Nothing is looked at while a
+    graph is traced: the mask is then used as it is, which gives the same result.
+    """
+    if is_causal is not None:
+        return is_causal
+    if mask is None or mask.is_meta or tuple(mask.shape) != (length, length) or torch.compiler.is_compiling():
+        return False
+    causal = causal_mask(length, length, mask.device)
+    if mask.dtype == torch.bool:
+        return torch.equal(mask, causal)
+    return torch.equal(mask, torch.zeros_like(mask).masked_fill_(causal, -math.inf))
+
+
+def batch_first(layers: Iterable[torch.nn.Module]) -> bool:
+    """Whether the first of the layers has the batch in the first dimension."""
+    first = next(iter(layers), None)
+    return getattr(getattr(first, "self_attn", None), "batch_first", False)
+
+
+def length_of(x: Tensor, layers: Iterable[torch.nn.Module]) -> int:
+    """Positions in x (B, L, E), (L, B, E) or unbatched (L, E), whose layout the layers know."""
+    return x.shape[1 if x.dim() == 3 and batch_first(layers) else 0]

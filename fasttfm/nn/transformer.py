@@ -1,0 +1,94 @@
+"""Encoder and decoder in one, with torch.nn's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
+from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
+from fasttfm.nn.errors import ArgumentError
+from fasttfm.nn.layer_norm import LayerNorm
+
+
+class Transformer(torch.nn.Transformer):
+    """torch.nn.Transformer (Vaswani et al. 2017) made of fasttfm.nn's encoder and decoder.
+
+    Arguments, initial values and state dict are torch.nn's.
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu,
+        custom_encoder: nn.Module | None = None,
+        custom_decoder: nn.Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # torch.nn's own constructor would build, and draw, torch.nn's layers
+        layer = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
+        factory = {"device": device, "dtype": dtype}
+        if custom_encoder is None:
+            encoder_layer = TransformerEncoderLayer(*layer, **factory)
+            norm = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
+            custom_encoder = TransformerEncoder(encoder_layer, num_encoder_layers, norm)
+        self.encoder = custom_encoder
+        if custom_decoder is None:
+            decoder_layer = TransformerDecoderLayer(*layer, **factory)
+            norm = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
+            custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm)
+        self.decoder = custom_decoder
+        self._reset_parameters()
+        self.d_model = d_model
+        self.nhead = nhead
+        self.batch_first = batch_first
+
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """src (S, N, E), tgt (L, N, E), or batch first, or unbatched; comes back as tgt. Masks: as in the layers."""
+        batch_dim = 0 if self.batch_first else 1
+        for name, tensor in (("src", src), ("tgt", tgt)):
+            if tensor.shape[-1] != self.d_model:
+                raise ArgumentError(f"{name} {tuple(tensor.shape)} must be {self.d_model} wide (d_model)")
+        if src.dim() == 3 and src.shape[batch_dim] != tgt.shape[batch_dim]:
+            raise ArgumentError(
+                f"src {tuple(src.shape)} and tgt {tuple(tgt.shape)} must have one batch size in dimension {batch_dim} "
+                f"(batch_first is {self.batch_first})"
+            )
+        return super().forward(
+            src,
+            tgt,
+            src_mask,
+            tgt_mask,
+            memory_mask,
+            src_key_padding_mask,
+            tgt_key_padding_mask,
+            memory_key_padding_mask,
+            src_is_causal,
+            tgt_is_causal,
+            memory_is_causal,
+        )

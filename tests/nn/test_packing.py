@@ -1,0 +1,137 @@
+"""Packed input: what is no padding comes out as from the padded batch, padding costs nothing and comes out as zeros."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fasttfm.nn
+from fasttfm.nn import Packing
+
+from .twins import hides_some, padding
+
+N, H, S, L, E = 4, 2, 6, 5, 8
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def encoder(**options: Any) -> fasttfm.nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = fasttfm.nn.TransformerEncoderLayer(E, H, 12, 0.0, **options)
+    return fasttfm.nn.TransformerEncoder(layer, 2, fasttfm.nn.LayerNorm(E)).double()
+
+
+def gradients(model: nn.Module, output: Tensor, *inputs: Tensor) -> list[Tensor]:
+    torch.manual_seed(1)
+    wanted = [*inputs, *model.parameters()]
+    return torch.autograd.grad((output * torch.randn(output.shape, dtype=output.dtype)).sum(), wanted)
+
+
+def agree(model: nn.Module, packed: Tensor, padded: Tensor, keep: Tensor, *inputs: Tensor) -> None:
+    """packed equals padded where keep is True, in value and in what it gives the gradients; zero elsewhere."""
+    torch.testing.assert_close(packed[keep], padded[keep])
+    assert not packed[~keep].any()
+    for a, b in zip(gradients(model, packed[keep], *inputs), gradients(model, padded[keep], *inputs)):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("where", ["at the end", "anywhere", "nowhere", "a whole sequence"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_encoder_in_training(batch_first: bool, norm_first: bool, causal: bool, where: str) -> None:
+    model = encoder(batch_first=batch_first, norm_first=norm_first)
+    mask = {
+        "at the end": padding(S, 2, 1, 4),
+        "anywhere": hides_some(N, S),
+        "nowhere": torch.zeros(N, S, dtype=torch.bool),
+        "a whole sequence": padding(S, 0, 3, 1),
+    }[where]
+    x = (rand(N, S, E) if batch_first else rand(S, N, E)).requires_grad_()
+    packed = model(x, is_causal=causal, packing=Packing.from_padding_mask(mask))
+    padded = model(x, is_causal=causal, src_key_padding_mask=mask)
+    agree(model, packed, padded, ~mask if batch_first else ~mask.t(), x)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_decoder_in_training(causal: bool) -> None:
+    torch.manual_seed(0)
+    layer = fasttfm.nn.TransformerDecoderLayer(E, H, 12, 0.0, batch_first=True)
+    model = fasttfm.nn.TransformerDecoder(layer, 2).double()
+    mask, memory_mask = padding(L, 1, 3, 2), padding(2, S, 4, 1)
+    tgt, memory = rand(N, L, E).requires_grad_(), rand(N, S, E).requires_grad_()
+    packed = model(
+        tgt,
+        memory,
+        tgt_is_causal=causal,
+        packing=Packing.from_padding_mask(mask),
+        memory_packing=Packing.from_padding_mask(memory_mask),
+    )
+    padded = model(tgt, memory, tgt_is_causal=causal, tgt_key_padding_mask=mask, memory_key_padding_mask=memory_mask)
+    agree(model, packed, padded, ~mask, tgt, memory)
+
+
+def test_a_sequence_shorter_than_the_batch_may_be_packed_already() -> None:
+    model = encoder(batch_first=True)
+    mask, x = padding(S, 2, 1, 4), rand(N, S, E)
+    packing = Packing.from_padding_mask(mask)
+    packed = model(packing.pack(x), packing=packing)
+    assert packed.shape == (13, E)
+    torch.testing.assert_close(packing.unpack(packed), model(x, packing=packing))
+
+
+def test_the_dropout_of_attention_is_that_of_the_padded_batch() -> None:
+    mha = fasttfm.nn.MultiheadAttention(E, H, dropout=0.5, batch_first=True).double()
+    mask, x = padding(S, 2, 1, 4), rand(N, S, E)
+    packing = Packing.from_padding_mask(mask)
+    torch.manual_seed(2)
+    padded = mha(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+    torch.manual_seed(2)
+    y = packing.pack(x)
+    packed = packing.unpack(mha(y, y, y, need_weights=False, packing=packing)[0])
+    torch.testing.assert_close(packed[~mask], padded[~mask])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"attn_mask": torch.zeros(13, 13)}, "mask other than is_causal"),
+        ({"key_padding_mask": torch.zeros(13).bool()}, "mask other than is_causal"),
+        ({"need_weights": True}, "need_weights"),
+        ({"cache": fasttfm.nn.AttentionCache(grows=True)}, "cache"),
+    ],
+)
+def test_what_does_not_go_with_packing_is_refused(option: dict[str, Any], message: str) -> None:
+    mha = fasttfm.nn.MultiheadAttention(E, H, batch_first=True)
+    packing = Packing.from_padding_mask(padding(S, 2, 1, 4))
+    x = torch.randn(13, E)
+    with pytest.raises(ValueError, match=message):
+        mha(x, x, x, **{"need_weights": False, "packing": packing} | option)
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_extra_keys_do_not_go_with_packing(option: str) -> None:
+    mha = fasttfm.nn.MultiheadAttention(E, H, batch_first=True, **{option: True})
+    packing = Packing.from_padding_mask(padding(2, 1))
+    x = torch.randn(3, E)
+    with pytest.raises(ValueError, match=option):
+        mha(x, x, x, need_weights=False, packing=packing)
+
+
+def test_one_packing_without_the_other_is_refused() -> None:
+    layer = fasttfm.nn.TransformerDecoderLayer(E, H, batch_first=True)
+    packing = Packing.from_padding_mask(padding(2, 1))
+    with pytest.raises(ValueError, match="memory_packing"):
+        fasttfm.nn.TransformerDecoder(layer, 1)(torch.randn(2, 2, E), torch.randn(2, 2, E), packing=packing)
+
+
+def test_masks_and_shapes_that_cannot_be_packed_are_refused() -> None:
+    with pytest.raises(TypeError, match="int64"):
+        Packing.from_padding_mask(torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"\(6,\)"):
+        Packing.from_padding_mask(torch.zeros(6, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"\(2, 4, 8\)"):
+        Packing.from_padding_mask(padding(3, 2)).pack(torch.zeros(2, 4, 8))

@@ -1,0 +1,111 @@
+"""Constructors, state dicts, initial values, representations: what code around a model relies on."""
+
+import copy
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import fasttfm.nn
+
+NAMES = {
+    "LayerNorm": (8,),
+    "MultiheadAttention": (8, 2),
+    "TransformerEncoderLayer": (8, 2, 12),
+    "TransformerDecoderLayer": (8, 2, 12),
+    "Transformer": (8, 2, 2, 1, 12),
+}
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "LayerNorm": [{}, {"bias": False}, {"elementwise_affine": False}, {"eps": 1e-3}],
+    "MultiheadAttention": [
+        {},
+        {"bias": False},
+        {"add_bias_kv": True, "batch_first": True},
+        {"add_zero_attn": True},
+        {"kdim": 4, "vdim": 6, "dropout": 0.2},
+    ],
+    "TransformerEncoderLayer": [{}, {"bias": False}, {"norm_first": True, "activation": "gelu"}, {"batch_first": True}],
+    "TransformerDecoderLayer": [{}, {"bias": False}, {"norm_first": True, "activation": "gelu"}, {"batch_first": True}],
+    "Transformer": [{}, {"bias": False, "norm_first": True, "batch_first": True}, {"layer_norm_eps": 1e-3}],
+}
+CASES = [(name, options) for name, choices in OPTIONS.items() for options in choices]
+
+
+def pair(name: str, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+    made = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for room in (torch.nn, fasttfm.nn):
+            torch.manual_seed(7)
+            made.append(getattr(room, name)(*NAMES[name], **options))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_initial_values_and_keys_are_those_of_torch(name: str, options: dict[str, Any]) -> None:
+    theirs, ours = pair(name, **options)
+    expected, got = theirs.state_dict(), ours.state_dict()
+    assert list(got) == list(expected)
+    assert all(torch.equal(got[key], expected[key]) for key in expected)
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_state_dicts_load_both_ways(name: str, options: dict[str, Any]) -> None:
+    theirs, ours = pair(name, **options)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    other = copy.deepcopy(theirs)
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    other.load_state_dict(ours.state_dict(), strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_representation_and_class(name: str, options: dict[str, Any]) -> None:
+    theirs, ours = pair(name, **options)
+    assert repr(ours) == repr(theirs)
+    assert isinstance(ours, type(theirs))
+    assert all(
+        type(m).__module__.startswith("fasttfm.")
+        for m in ours.modules()
+        if type(m).__name__ in fasttfm.nn.__all__
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NAMES, "TransformerEncoder", "TransformerDecoder"])
+def test_constructor_and_forward_take_the_arguments_of_torch_in_their_order(name: str) -> None:
+    theirs, ours = getattr(torch.nn, name), getattr(fasttfm.nn, name)
+    for method in ("__init__", "forward"):
+        expected = inspect.signature(getattr(theirs, method)).parameters
+        got = inspect.signature(getattr(ours, method)).parameters
+        positional = {n: p for n, p in got.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY}
+        assert list(positional) == list(expected)
+        assert [p.default for p in positional.values()] == [p.default for p in expected.values()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_device_and_dtype(name: str) -> None:
+    _, ours = pair(name, device="meta", dtype=torch.bfloat16)
+    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in ours.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_default_dtype_is_followed(name: str) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        _, ours = pair(name)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(p.dtype == torch.float64 for p in ours.parameters())
+
+
+def test_reset_parameters_draws_again() -> None:
+    _, ours = pair("MultiheadAttention")
+    before = ours.in_proj_weight.clone()
+    ours._reset_parameters()
+    assert not torch.equal(ours.in_proj_weight, before)
