@@ -106,15 +106,22 @@ class Phrases:
         return self.pick(compounds if compounds and self.chance(_COMPOUND_SHARE) else self.nouns[kind])
 
     def noun_phrase(
-        self, kind: str, role: str = "object", *, plural: bool | None = None, noun: Noun | None = None
+        self,
+        kind: str,
+        role: str = "object",
+        *,
+        plural: bool | None = None,
+        noun: Noun | None = None,
+        possessive: bool = True,
     ) -> NounPhrase:
         """Determiner, perhaps adjectives, noun.
 
         role: "subject", "object", "definite" (an object that "nicht" can negate) or "denied" (no book, kein Buch).
+        possessive: whether it may be "my book"; not where "of the baker" follows.
         """
         noun = noun or self.noun(kind)
         plural = self.chance(_PLURAL_SHARE) if plural is None else plural
-        en, de = self._determiner(plural, role)
+        en, de = self._determiner(plural, role, possessive and role != "denied")
         count = self.weighted(((0, 6), (1, 4), (2, 0.3)))
         adjectives: list[Adjective] = []
         while len(adjectives) < count:
@@ -133,7 +140,8 @@ class Phrases:
         if kind == "title":
             return self._titled()
         if kind == "of":
-            return of(self.noun_phrase("persons", role, noun=self.pick(self._relations)), self.the("persons"))
+            relation = self.noun_phrase("persons", role, noun=self.pick(self._relations), possessive=False)
+            return of(relation, self.the("persons"))
         return self.noun_phrase("persons", role)
 
     def subject(self, role: str = "subject") -> NounPhrase:
@@ -274,8 +282,8 @@ class Phrases:
             return NounPhrase(f"Mr {name}", {"nom": f"Herr {name}", "acc": others, "dat": others}, early=True)
         return NounPhrase(f"Mrs {name}", dict.fromkeys(("nom", "acc", "dat"), f"Frau {name}"), gender="f", early=True)
 
-    def _determiner(self, plural: bool, role: str) -> tuple[str, str]:
-        if role != "denied" and self.chance(_POSSESSIVE_SHARE):
+    def _determiner(self, plural: bool, role: str, possessive: bool) -> tuple[str, str]:
+        if possessive and self.chance(_POSSESSIVE_SHARE):
             pronoun = self.pick(lexicon.PRONOUNS)
             return pronoun[2], pronoun[6]
         return self.weighted(_DETERMINERS[role][int(plural)])

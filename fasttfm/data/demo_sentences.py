@@ -277,16 +277,18 @@ class Sentences:
         elif clause.tense != "modal" and not clause.negative and draw.chance(0.07):
             accusative = draw.noun_phrase(kind, "denied")
         else:
-            accusative = draw.noun_phrase(kind, _object_role(clause))
-        if kind == "openings" and draw.chance(0.5):
-            accusative = say.of(accusative, draw.the("places"))
+            owned = kind == "openings" and draw.chance(0.5)
+            accusative = draw.noun_phrase(kind, _object_role(clause), possessive=not owned)
+            accusative = say.of(accusative, draw.the("places")) if owned else accusative
         clause = replace(clause, verb=verb, accusative=accusative)
         if clause.negative or not draw.chance(0.35):
             return clause
         way = draw.weighted((("place", 3), ("manner", 2), ("company", 1), ("for", 1)))
         goods = kind in ("things", "clothes", "foods")
         if way == "manner" and (goods or kind == "openings"):
-            return replace(clause, manner=Phrase(*draw.pick(lexicon.MANNER)))
+            several = clause.subject.person.endswith("p")
+            manners = [entry for entry in lexicon.MANNER if several or entry[0] != "together"]
+            return replace(clause, manner=Phrase(*draw.pick(manners)))
         if way == "for" and goods:
             return replace(clause, place=draw.beneficiary())
         if way == "company" or kind == "places":
