@@ -9,15 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fasttfm.functional._backend import use_triton
 from fasttfm.functional._dropped import wide
+from fasttfm.functional._layers import by_kernel
 
 _BLOCK = 1 << 19
 """Logits that are worked on in float32 at a time on the CPU: 2 MiB, the second-level caches of two cores."""
-
-
-def by_kernel(logits: Tensor) -> bool:
-    return logits.dtype != torch.float64 and use_triton(logits)
 
 
 def check(target: Tensor, label_smoothing: float) -> None:
@@ -85,12 +81,12 @@ def mean_factor(logits: Tensor, target: Tensor, ignore_index: int, mean: bool) -
 
 
 def sums(
-    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, overwrite: bool
+    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, overwrite: bool, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss and loss without smoothing, 0-d, and lse (M,), which is empty with overwrite."""
     factor = mean_factor(logits, target, ignore_index, mean)
     lses = logits.new_empty(0 if overwrite else logits.shape[0], dtype=wide(logits.dtype))
-    if by_kernel(logits):
+    if by_kernel(backend, logits):
         from fasttfm.kernels import cross_entropy as kernel
 
         losses, kept = kernel.forward(

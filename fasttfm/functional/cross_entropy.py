@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.functional._backend import chosen
 from fasttfm.functional._dropped import wide
-from fasttfm.functional._loss_rows import by_kernel, check, mean_factor, plain, sums
+from fasttfm.functional._layers import by_kernel
+from fasttfm.functional._loss_rows import check, mean_factor, plain, sums
 from fasttfm.functional._operators import Operator
 
 
@@ -21,9 +23,9 @@ def _unit_stride(logits: Tensor) -> Tensor:
 
 
 def _forward_compute(
-    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool
+    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return sums(_unit_stride(logits), target, label_smoothing, ignore_index, mean, overwrite=False)
+    return sums(_unit_stride(logits), target, label_smoothing, ignore_index, mean, overwrite=False, backend=backend)
 
 
 def _backward_compute(
@@ -34,11 +36,12 @@ def _backward_compute(
     label_smoothing: float,
     ignore_index: int,
     mean: bool,
+    backend: str,
 ) -> Tensor:
     logits = _unit_stride(logits)
     factor = mean_factor(logits, target, ignore_index, mean)
     factor = grad if factor is None else grad * factor
-    if by_kernel(logits):
+    if by_kernel(backend, logits):
         from fasttfm.kernels import cross_entropy as kernel
 
         return kernel.backward(
@@ -50,14 +53,14 @@ def _backward_compute(
 
 
 def _consume_compute(
-    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool
+    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
-    loss, nll, _ = sums(logits, target, label_smoothing, ignore_index, mean, overwrite=True)
+    loss, nll, _ = sums(logits, target, label_smoothing, ignore_index, mean, overwrite=True, backend=backend)
     return loss, nll
 
 
-def _scale_compute(gradient: Tensor, factor: Tensor) -> None:
-    if by_kernel(gradient):
+def _scale_compute(gradient: Tensor, factor: Tensor, backend: str) -> None:
+    if by_kernel(backend, gradient):
         from fasttfm.kernels import cross_entropy as kernel
 
         kernel.scale(gradient, factor)
@@ -84,8 +87,8 @@ def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor, Tensor]) -> None
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     if grad is None:
-        return None, None, None, None, None
-    return _cross_entropy_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None
+        return (None,) * 6
+    return _cross_entropy_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
 
 
 def _consume_save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor]) -> None:
@@ -94,11 +97,12 @@ def _consume_save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor]) -> None
     torch.autograd.graph.increment_version(args[0])  # whoever else saved the logits must hear that they are gone
     ctx.save_for_backward(args[0])
     ctx.consumed = False
+    ctx.backend = args[-1]
 
 
 def _consume_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     if grad is None:
-        return None, None, None, None, None
+        return (None,) * 6
     if ctx.consumed:
         raise RuntimeError(
             "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "
@@ -106,24 +110,24 @@ def _consume_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
         )
     ctx.consumed = True
     gradient = ctx.saved_tensors[0].detach()
-    _scale_gradient_(gradient, grad)
-    return gradient, None, None, None, None
+    _scale_gradient_(gradient, grad, ctx.backend)
+    return gradient, *(None,) * 5
 
 
 _cross_entropy_backward = Operator(
     "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor lses, float label_smoothing, "
-    "int ignore_index, bool mean) -> Tensor",
+    "int ignore_index, bool mean, str backend) -> Tensor",
     _backward_compute,
     lambda grad, logits, *_: logits.new_empty(logits.shape),
 )
 
 _scale_gradient_ = Operator(
-    "scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()", _scale_compute, lambda gradient, factor: None
+    "scale_gradient_(Tensor(a!) gradient, Tensor factor, str backend) -> ()", _scale_compute, lambda *_: None
 )
 
 _cross_entropy = Operator(
-    "cross_entropy(Tensor logits, Tensor target, float label_smoothing, int ignore_index, bool mean) "
-    "-> (Tensor, Tensor, Tensor)",
+    "cross_entropy(Tensor logits, Tensor target, float label_smoothing, int ignore_index, bool mean, "
+    "str backend) -> (Tensor, Tensor, Tensor)",
     _forward_compute,
     _forward_fake,
     save=_save,
@@ -131,8 +135,8 @@ _cross_entropy = Operator(
 )
 
 _cross_entropy_consume = Operator(
-    "cross_entropy_consume(Tensor(a!) logits, Tensor target, float label_smoothing, int ignore_index, bool mean) "
-    "-> (Tensor, Tensor)",
+    "cross_entropy_consume(Tensor(a!) logits, Tensor target, float label_smoothing, int ignore_index, bool mean, "
+    "str backend) -> (Tensor, Tensor)",
     _consume_compute,
     _sums_fake,
     save=_consume_save,
@@ -163,7 +167,7 @@ def cross_entropy(
         raise ValueError(f"logits {tuple(logits.shape)} and target {tuple(target.shape)} must be (M, V) and (M,)")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}: choose mean or sum")
-    options = (float(label_smoothing), ignore_index, reduction == "mean")
+    options = (float(label_smoothing), ignore_index, reduction == "mean", chosen())
     if inplace and torch.is_grad_enabled() and logits.requires_grad:
         if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
             raise ValueError(

@@ -8,14 +8,10 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.functional._backend import use_triton
-from fasttfm.functional._dropped import active, as_factor, wide
+from fasttfm.functional._backend import chosen
+from fasttfm.functional._dropped import as_factor, kept, seed_for, wide
+from fasttfm.functional._layers import by_kernel, fake_keep
 from fasttfm.functional._operators import Operator
-from fasttfm.functional.random import draw_seed
-
-
-def _by_kernel(x: Tensor) -> bool:
-    return x.dtype != torch.float64 and use_triton(x)
 
 
 def _forward_compute(
@@ -28,11 +24,13 @@ def _forward_compute(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
-) -> Tensor:
-    if _by_kernel(weight):
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """The output, and the keep-mask (B * L, N), which is empty where nothing is dropped or a kernel did it."""
+    if by_kernel(backend, weight):
         from fasttfm.kernels import embedding as kernel
 
-        return kernel.forward(
+        y = kernel.forward(
             tokens.contiguous(),
             weight.contiguous(),
             None if positions is None else positions.contiguous(),
@@ -43,20 +41,21 @@ def _forward_compute(
             seed=seed,
             stream=stream,
         )
+        return y, y.new_empty(0, dtype=torch.bool)
     x = torch.nn.functional.embedding(tokens, weight).to(wide(weight.dtype))  # (B, L, N), a fresh tensor
     if positions is None:
         x *= scale
     else:
         torch.add(positions[first_position : first_position + tokens.shape[1]].to(x.dtype), x, alpha=scale, out=x)
-    return _mask_(x, tokens, pad_id, dropout_p, seed, stream).to(weight.dtype)
+    keep = kept(x.view(-1, x.shape[-1]), dropout_p, seed, stream)
+    return _mask_(x, tokens, pad_id, keep, dropout_p).to(weight.dtype), keep
 
 
-def _mask_(x: Tensor, tokens: Tensor, pad_id: int | None, p: float, seed: Tensor | None, stream: int) -> Tensor:
+def _mask_(x: Tensor, tokens: Tensor, pad_id: int | None, keep: Tensor, dropout_p: float) -> Tensor:
     """Dropout, and zero rows at pad_id, on x (B, L, N) in place."""
-    if seed is not None and active(p, seed):
-        keep = reference.keep_mask((1, tokens.numel(), x.shape[-1]), p, seed, stream)
+    if keep.numel():
         x *= as_factor(keep, x.dtype).view(x.shape)
-        x *= reference.dropout_scale(p)
+        x *= reference.dropout_scale(dropout_p)
     if pad_id is not None:
         x.masked_fill_((tokens == pad_id)[..., None], 0.0)
     return x
@@ -65,6 +64,7 @@ def _mask_(x: Tensor, tokens: Tensor, pad_id: int | None, p: float, seed: Tensor
 def _backward_compute(
     grad: Tensor,
     tokens: Tensor,
+    keep: Tensor,
     vocabulary: int,
     table: int,
     scale: float,
@@ -73,20 +73,26 @@ def _backward_compute(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor]:
+    """Gradients of weight in grad's dtype and of positions in float32, each without rows where it is not asked for."""
     length, width = tokens.shape[1], grad.shape[-1]
-    if _by_kernel(grad):
+    if not keep.numel() and by_kernel(backend, grad):
         from fasttfm.kernels import embedding as kernel
 
         grad, tokens = grad.contiguous(), tokens.contiguous()
         mask = {"pad_id": pad_id, "dropout_p": dropout_p, "seed": seed, "stream": stream}
         grad_positions = grad.new_empty(table, width, dtype=torch.float32)
         if table:
-            grad_positions.zero_()[first_position : first_position + length] = kernel.position_gradient(grad, tokens, **mask)
+            grad_positions.zero_()[first_position : first_position + length] = kernel.position_gradient(
+                grad, tokens, **mask
+            )
         if not vocabulary:
             return grad.new_empty(0, width), grad_positions
         return kernel.weight_gradient(grad, tokens, vocabulary, scale=scale, **mask), grad_positions
-    x = _mask_(grad.to(wide(grad.dtype), copy=True), tokens, pad_id, dropout_p, seed, stream)
+    if not keep.numel():
+        keep = kept(grad.reshape(-1, width), dropout_p, seed, stream)
+    x = _mask_(grad.to(wide(grad.dtype), copy=True), tokens, pad_id, keep, dropout_p)
     grad_positions = x.new_zeros(table, width)
     if table:
         torch.sum(x, dim=0, out=grad_positions[first_position : first_position + length])
@@ -102,54 +108,57 @@ def _backward_compute(
 # -------------------------------------------------------------------------------------------------------- operators
 
 
-def _forward_fake(tokens: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return weight.new_empty((*tokens.shape, weight.shape[1]))
+def _forward_fake(tokens: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    y = weight.new_empty((*tokens.shape, weight.shape[1]))
+    return y, fake_keep(y, y, rest[-3], rest[-1])
 
 
-def _backward_fake(grad: Tensor, tokens: Tensor, vocabulary: int, table: int, *_: Any) -> tuple[Tensor, Tensor]:
+def _backward_fake(
+    grad: Tensor, tokens: Tensor, keep: Tensor, vocabulary: int, table: int, *_: Any
+) -> tuple[Tensor, Tensor]:
     width = grad.shape[-1]
     return grad.new_empty(vocabulary, width), grad.new_empty(table, width, dtype=wide(grad.dtype))
 
 
-def _save(ctx: Any, args: tuple, output: Tensor) -> None:
-    tokens, weight, positions, scale, pad_id, first_position, dropout_p, seed, stream = args
-    ctx.save_for_backward(tokens, seed)
+def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor]) -> None:
+    tokens, weight, positions, *options, seed, stream, backend = args
+    _, keep = outputs
+    ctx.mark_non_differentiable(keep)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(tokens, keep, seed)
     ctx.vocabulary = weight.shape[0]
     ctx.table = None if positions is None else (positions.shape[0], positions.dtype)
-    ctx.rest = (scale, pad_id, first_position, dropout_p)
-    ctx.stream = stream
+    ctx.options = options, stream, backend
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple:
-    tokens, seed = ctx.saved_tensors
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
+    if grad is None:
+        return (None,) * 10
+    tokens, keep, seed = ctx.saved_tensors
+    options, stream, backend = ctx.options
     _, need_weight, need_positions, *_ = ctx.needs_input_grad
+    vocabulary, table = ctx.vocabulary if need_weight else 0, ctx.table[0] if need_positions else 0
     grad_weight, grad_positions = _embed_backward(
-        grad,
-        tokens,
-        ctx.vocabulary if need_weight else 0,
-        ctx.table[0] if need_positions else 0,
-        *ctx.rest,
-        seed,
-        ctx.stream,
+        grad, tokens, keep, vocabulary, table, *options, seed, stream, backend
     )
     return (
         None,
         grad_weight if need_weight else None,
         grad_positions.to(ctx.table[1]) if need_positions else None,
-        *(None,) * 6,
+        *(None,) * 7,
     )
 
 
 _embed_backward = Operator(
-    "embed_backward(Tensor grad, Tensor tokens, SymInt vocabulary, SymInt table, float scale, int? pad_id, "
-    "SymInt first_position, float dropout_p, Tensor? seed, int stream) -> (Tensor, Tensor)",
+    "embed_backward(Tensor grad, Tensor tokens, Tensor keep, SymInt vocabulary, SymInt table, float scale, "
+    "int? pad_id, SymInt first_position, float dropout_p, Tensor? seed, int stream, str backend) -> (Tensor, Tensor)",
     _backward_compute,
     _backward_fake,
 )
 
 _embed = Operator(
     "embed(Tensor tokens, Tensor weight, Tensor? positions, float scale, int? pad_id, SymInt first_position, "
-    "float dropout_p, Tensor? seed, int stream) -> Tensor",
+    "float dropout_p, Tensor? seed, int stream, str backend) -> (Tensor, Tensor)",
     _forward_compute,
     _forward_fake,
     save=_save,
@@ -175,7 +184,7 @@ def embed(
     dtype; row first_position belongs to the first token. Tokens equal to pad_id take no gradient either. seed (1,)
     int64 and stream as in reference.keep_mask; a seed is drawn when dropout_p > 0 and none is given.
     Returns (B, L, N) in weight's dtype, also under autocast. The backward pass is deterministic.
-    Raises ValueError for shapes that do not agree.
+    Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     if tokens.dim() != 2 or weight.dim() != 2:
         raise ValueError(f"tokens {tuple(tokens.shape)} and weight {tuple(weight.shape)} must be (B, L) and (V, N)")
@@ -190,6 +199,6 @@ def embed(
                 f"positions {tuple(positions.shape)} must be (at least {last}, {weight.shape[1]}): tokens "
                 f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
             )
-    if dropout_p > 0.0 and seed is None:
-        seed = draw_seed(weight.device)
-    return _embed(tokens, weight, positions, float(scale), pad_id, first_position, float(dropout_p), seed, stream)
+    seed = seed_for(weight, dropout_p, seed)
+    options = (float(scale), pad_id, first_position, float(dropout_p))
+    return _embed(tokens, weight, positions, *options, seed, stream, chosen())[0]

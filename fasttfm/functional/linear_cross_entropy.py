@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.functional._backend import chosen
 from fasttfm.functional._dropped import wide
 from fasttfm.functional._loss_rows import check, sums
 from fasttfm.functional._operators import Operator
@@ -40,6 +41,7 @@ def _forward_compute(
     need_hidden: bool,
     need_weight: bool,
     low_memory: bool,
+    backend: str,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = dtype or hidden.dtype
@@ -61,8 +63,16 @@ def _forward_compute(
     for r in range(0, rows, step):
         part = x[r : r + step]
         logits = torch.mm(part, w.t(), out=memory[: part.shape[0]])
-        part_target, overwrite = t[r : r + step], need_hidden or need_weight
-        losses.append(sums(logits, part_target, label_smoothing, ignore_index, mean=False, overwrite=overwrite)[:2])
+        loss, nll, _ = sums(
+            logits,
+            t[r : r + step],
+            label_smoothing,
+            ignore_index,
+            mean=False,
+            overwrite=need_hidden or need_weight,
+            backend=backend,
+        )
+        losses.append((loss, nll))
         if need_hidden:
             torch.mm(logits, w, out=grad_x[r : r + step])
         if not need_weight:
@@ -92,7 +102,7 @@ def _added(losses: list[tuple[Tensor, Tensor]], x: Tensor) -> tuple[Tensor, Tens
 
 
 def _forward_fake(hidden: Tensor, weight: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, _, need_hidden, need_weight, _, dtype = rest
+    _, _, need_hidden, need_weight, _, _, dtype = rest
     precise = wide(dtype or hidden.dtype)
     return (
         hidden.new_empty((), dtype=precise),
@@ -131,7 +141,8 @@ _scaled = Operator(
 
 _linear_cross_entropy = Operator(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, float label_smoothing, int ignore_index, "
-    "bool need_hidden, bool need_weight, bool low_memory, ScalarType? dtype) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool need_hidden, bool need_weight, bool low_memory, str backend, ScalarType? dtype) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _forward_compute,
     _forward_fake,
     save=_save,
@@ -177,6 +188,7 @@ def linear_cross_entropy(
         gradients and hidden.requires_grad,
         gradients and weight.requires_grad,
         low_memory,
+        chosen(),
         None,
     )
     return loss, nll

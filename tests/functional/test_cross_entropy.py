@@ -129,9 +129,9 @@ def test_a_whole_graph_compiles_and_gives_the_same(inplace):
 def test_the_operators_pass_opcheck():
     logits, target = draw(rows=4, classes=9)
     operators = torch.ops.fasttfm
-    torch.library.opcheck(operators.cross_entropy.default, (logits, target, 0.1, PAD, True))
-    torch.library.opcheck(operators.cross_entropy_consume.default, (logits.detach(), target, 0.1, PAD, True))
-    torch.library.opcheck(operators.scale_gradient_.default, (logits.detach(), torch.tensor(2.0)))
+    torch.library.opcheck(operators.cross_entropy.default, (logits, target, 0.1, PAD, True, "auto"))
+    torch.library.opcheck(operators.cross_entropy_consume.default, (logits.detach(), target, 0.1, PAD, True, "auto"))
+    torch.library.opcheck(operators.scale_gradient_.default, (logits.detach(), torch.tensor(2.0), "auto"))
 
 
 def test_autocast_leaves_the_loss_in_float32():

@@ -107,9 +107,12 @@ def test_a_whole_graph_compiles_and_gives_the_same():
 
 def test_the_operators_pass_opcheck():
     tokens, weight, positions = draw()
-    rest = (3.5, 0, 2, 0.3, SEED, 4)
+    rest = (3.5, 0, 2, 0.3, SEED, 4, "auto")
     torch.library.opcheck(torch.ops.fasttfm.embed.default, (tokens, weight, positions, *rest))
-    torch.library.opcheck(torch.ops.fasttfm.embed_backward.default, (torch.randn(3, 5, 12), tokens, 30, 9, *rest))
+    torch.library.opcheck(
+        torch.ops.fasttfm.embed_backward.default,
+        (torch.randn(3, 5, 12), tokens, torch.ones(15, 12, dtype=torch.bool), 30, 9, *rest),
+    )
 
 
 def test_meta_tensors_give_shapes():

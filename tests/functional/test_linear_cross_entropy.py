@@ -182,7 +182,8 @@ def test_a_whole_graph_compiles_and_gives_the_same():
 def test_the_operator_passes_opcheck():
     hidden, weight, target = draw(rows=5, width=8, classes=12)
     torch.library.opcheck(
-        torch.ops.fasttfm.linear_cross_entropy.default, (hidden, weight, target, 0.1, PAD, True, True, False, None)
+        torch.ops.fasttfm.linear_cross_entropy.default,
+        (hidden, weight, target, 0.1, PAD, True, True, False, "auto", None),
     )
 
 
