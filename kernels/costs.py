@@ -91,13 +91,12 @@ def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, 
 
 
 def attention_backward_long(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
-    """delta = sum(output * doutput), then dK and dV, then dQ; the scores and their gradient are computed twice."""
+    """dQ and delta = sum(output * doutput), then dK and dV; the scores and their gradient are computed twice."""
     scores = _scores(L, S, causal)
-    delta = Cost(0, B * H * (2 * size * D * L + _SINGLE * L), 1)
+    queries = Cost(6 * B * H * scores * D, B * H * (size * D * (4 * L + 2 * S) + 2 * _SINGLE * L), 1)
     keys = Cost(8 * B * H * scores * D, B * H * (size * D * (2 * L + 4 * S) + 2 * _SINGLE * L), 1)
-    queries = Cost(6 * B * H * scores * D, B * H * (size * D * (3 * L + 2 * S) + 2 * _SINGLE * L), 1)
     drawn = Cost(philox=2 * B * H * _blocks(L, S)) if dropout else Cost()
-    return delta + keys + queries + drawn
+    return queries + keys + drawn
 
 
 def _scores(L: int, S: int, causal: bool) -> int:

@@ -1,0 +1,180 @@
+"""The cost table against what the kernels do, element by element, in the interpreter."""
+
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+from fasttfm.kernels import costs
+from fasttfm.kernels.launch_log import LaunchLog
+
+from fasttfm import functional as F
+from fasttfm.functional import backend
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
+
+
+@dataclass
+class Traffic:
+    """What the kernels of a block did."""
+
+    loaded: int = 0
+    """Bytes, without masked elements; again for every time an element is read."""
+    stored: int = 0
+    flops: int = 0
+    """Of tl.dot, tile by tile."""
+    mixed: int = 0
+    """Elements that Philox multiplied: at most 14 a block, whose first rounds share theirs."""
+
+    @property
+    def bytes(self) -> int:
+        return self.loaded + self.stored
+
+    def drew(self, blocks: int) -> bool:
+        """Whether so many Philox blocks agree with what was mixed."""
+        return self.mixed / 14 <= blocks <= self.mixed / 8
+
+
+@contextlib.contextmanager
+def traffic():
+    from triton.runtime.interpreter import InterpreterBuilder as Builder
+
+    seen = Traffic()
+    load, store, dot, high = (
+        Builder.create_masked_load,
+        Builder.create_masked_store,
+        Builder.create_dot,
+        Builder.create_umulhi,
+    )
+
+    def width(pointers):
+        return pointers.get_element_ty().primitive_bitwidth // 8
+
+    def counted_load(self, pointers, mask, *rest):
+        seen.loaded += int(mask.data.sum()) * width(pointers)
+        return load(self, pointers, mask, *rest)
+
+    def counted_store(self, pointers, value, mask, *rest):
+        seen.stored += int(mask.data.sum()) * width(pointers)
+        return store(self, pointers, value, mask, *rest)
+
+    def counted_dot(self, a, b, *rest):
+        seen.flops += 2 * a.data.shape[-2] * a.data.shape[-1] * b.data.shape[-1]
+        return dot(self, a, b, *rest)
+
+    def counted_high(self, a, b):
+        result = high(self, a, b)
+        seen.mixed += result.data.size
+        return result
+
+    Builder.create_masked_load, Builder.create_masked_store = counted_load, counted_store
+    Builder.create_dot, Builder.create_umulhi = counted_dot, counted_high
+    try:
+        with backend("triton"):
+            yield seen
+    finally:
+        Builder.create_masked_load, Builder.create_masked_store = load, store
+        Builder.create_dot, Builder.create_umulhi = dot, high
+
+
+def tensor(*shape):
+    return torch.randn(shape, requires_grad=True)
+
+
+def backward(function, *inputs):
+    """Traffic and launches of the gradient alone, summed as a weighted output would be."""
+    with backend("triton"):
+        output = function(*inputs)
+        output = output if isinstance(output, torch.Tensor) else output[0]
+    with traffic() as seen, LaunchLog() as log:
+        torch.autograd.grad(output, inputs, torch.ones_like(output))
+    return seen, log
+
+
+SEED = torch.tensor([3])
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_residual_layer_norm(dropout):
+    rows, width = 256, 512
+    inputs = (tensor(rows, width), tensor(rows, width), tensor(width), tensor(width))
+
+    def run(*t):
+        return F.residual_layer_norm(*t, dropout_p=0.1 if dropout else 0.0, seed=SEED)
+
+    cost = costs.residual_layer_norm(rows, width, 4, dropout=dropout)
+    with traffic() as seen:
+        run(*inputs)
+    # beyond the table: weight and bias once a program
+    assert cost.bytes <= seen.bytes <= 1.3 * cost.bytes
+    assert seen.drew(cost.philox)
+
+    cost = costs.residual_layer_norm_backward(rows, width, 4, stream=False, dropout=dropout)
+    seen, log = backward(run, *inputs)
+    # beyond the table: weight, and the partial sums of its gradient, of which so few rows have as many as many rows
+    assert cost.bytes <= seen.bytes <= 2 * cost.bytes
+    assert seen.drew(cost.philox)
+    assert log.triton.total() == cost.launches
+
+
+def test_layer_norm():
+    rows, width = 256, 512
+    cost = costs.layer_norm(rows, width, 4)
+    with traffic() as seen:
+        F.layer_norm(tensor(rows, width), tensor(width), tensor(width))
+    assert cost.bytes <= seen.bytes <= 1.6 * cost.bytes
+    assert seen.mixed == 0
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_attention_over_short_rows(dropout):
+    sizes = (2, 2, 64, 64, 32)
+    q, k, v = (tensor(2, 2, 64, 32) for _ in range(3))
+
+    def run(q, k, v):
+        return F.attention(q, k, v, dropout_p=0.1 if dropout else 0.0, seed=SEED)
+
+    cost = costs.attention(*sizes, 4, causal=False, dropout=dropout)
+    with traffic() as seen, LaunchLog() as log:
+        run(q, k, v)
+    assert cost.bytes <= seen.bytes <= 1.5 * cost.bytes  # keys and values once for every tile of queries
+    assert seen.flops == cost.flops
+    assert seen.drew(cost.philox)
+    assert log.triton.total() == cost.launches
+
+    cost = costs.attention_backward_short(*sizes, 4, causal=False, dropout=dropout)
+    seen, log = backward(run, q, k, v)
+    assert cost.bytes <= seen.bytes <= 1.1 * cost.bytes
+    assert seen.flops == cost.flops
+    assert seen.drew(cost.philox)
+    assert log.triton.total() == cost.launches
+
+
+def test_attention_over_long_rows():
+    sizes = (1, 1, 256, 256, 32)
+    q, k, v = (tensor(1, 1, 256, 32) for _ in range(3))
+    cost = costs.attention_backward_long(*sizes, 4, causal=False, dropout=False)
+    seen, log = backward(F.attention, q, k, v)
+    assert seen.flops == cost.flops
+    assert seen.bytes >= cost.bytes  # each tile of queries reads all keys again, out of the cache on a chip
+    assert log.triton.total() == cost.launches
+
+
+def test_cross_entropy_in_place():
+    rows, vocabulary = 8, 1024
+    cost = costs.cross_entropy(rows, vocabulary, 4)
+    logits, target = torch.randn(rows, vocabulary), torch.arange(rows)
+    with traffic() as seen, LaunchLog() as log:
+        F.cross_entropy(logits.requires_grad_().clone(), target, inplace=True)
+    assert cost.bytes <= seen.bytes <= 1.02 * cost.bytes
+    assert log.triton.total() == cost.launches
+
+
+def test_embedding():
+    batch, length, width = 2, 16, 256
+    cost = costs.embedding(batch * length, width, 4, dropout=True)
+    tokens, weight = torch.randint(50, (batch, length)), tensor(50, width)
+    with traffic() as seen:
+        F.embed(tokens, weight, dropout_p=0.1, seed=SEED)
+    assert cost.bytes <= seen.bytes <= 1.1 * cost.bytes
+    assert seen.drew(cost.philox)
