@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -31,12 +32,19 @@ class DecoderCache:
 
         The number of rows may change (expanding to the beam, dropping rows) as long as each sentence has equally many.
         """
-        filled = self.length
+        count = self.self_keys[0].shape[0]
+        moved = None
+        if rows.shape[0] == count:  # between two tokens most rows go on where they are: only the others are copied
+            moved = (rows != torch.arange(count, device=rows.device)).nonzero()[:, 0]
+            rows = rows[moved]
         for kept in (self.self_keys, self.self_values):
             for layer, old in enumerate(kept):
-                new = old.new_empty(rows.shape[0], *old.shape[1:])
-                new[:, :, :filled] = old[:, :, :filled].index_select(0, rows)
-                kept[layer] = new
+                history = old[:, :, : self.length].index_select(0, rows)
+                if moved is not None:
+                    old[:, :, : self.length].index_copy_(0, moved, history)
+                else:
+                    kept[layer] = old.new_empty(rows.shape[0], *old.shape[1:])
+                    kept[layer][:, :, : self.length] = history
 
     def keep(self, sentences: Tensor) -> None:
         """Drops every sentence but these; sentences (B',) int64, rising."""
