@@ -93,7 +93,9 @@ def _trainer(model: Transformer, config: Config, data: PreparedData, model_dir: 
             data,
             max_tokens=batching.max_tokens,
             label_smoothing=recipe.label_smoothing,
-            decoding=dataclasses.replace(config.decoding, beam=recipe.valid_beam) if recipe.valid_bleu else None,
+            decoding=dataclasses.replace(config.decoding, beam=recipe.valid_beam, nbest=1)
+            if recipe.valid_bleu
+            else None,
             device=device,
             bleu_tokenizer=recipe.valid_bleu_tokenizer,
             autocast=AUTOCAST[recipe.precision],
