@@ -1,7 +1,5 @@
 """The specification of LayerNorm, residual connection and feed-forward network against torch.nn, in float64."""
 
-import functools
-
 import pytest
 import torch
 from torch import nn
