@@ -1,7 +1,8 @@
 """fasttfm: the encoder-decoder Transformer of "Attention Is All You Need" on fused Triton kernels.
 
 Importing it queries no device and needs neither a GPU nor Triton. The rooms: fasttfm.functional (operators),
-fasttfm.models, fasttfm.data, fasttfm.training, fasttfm.decoding, fasttfm.reference (the specification).
+fasttfm.nn (torch.nn's modules), fasttfm.models, fasttfm.data, fasttfm.training, fasttfm.decoding, fasttfm.interop,
+fasttfm.reference (the specification).
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fasttfm.functional import backend
+    from fasttfm.interop import replace_modules, restore_modules
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "backend"]
+__all__ = ["__version__", "backend", "replace_modules", "restore_modules"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from fasttfm.functional import backend
 
         return backend
+    if name in ("replace_modules", "restore_modules"):
+        from fasttfm import interop
+
+        return getattr(interop, name)
     raise AttributeError(f"module 'fasttfm' has no attribute {name!r}")

@@ -215,6 +215,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             )
         for name, tensor, argument in (("query", query, "embed_dim"), ("key", key, "kdim"), ("value", value, "vdim")):
             width = getattr(self, argument)
+            if tensor.device != self.out_proj.weight.device:
+                raise ArgumentError(
+                    f"{name} is on {tensor.device} but the module is on {self.out_proj.weight.device}: move one of them"
+                )
             if tensor.shape[-1] != width:
                 raise ArgumentError(
                     f"{name} {tuple(tensor.shape)} must be {width} wide in the last dimension ({argument})"

@@ -70,7 +70,7 @@ def detect_causal(mask: Tensor | None, is_causal: bool | None, length: int) -> b
     if mask is None or mask.is_meta or tuple(mask.shape) != (length, length) or torch.compiler.is_compiling():
         return False
     causal = causal_mask(length, length, mask.device)
-    if mask.dtype == torch.bool:
+    if not mask.is_floating_point():
         return torch.equal(mask, causal)
     return torch.equal(mask, torch.zeros_like(mask).masked_fill_(causal, -math.inf))
 

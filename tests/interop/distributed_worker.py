@@ -1,0 +1,46 @@
+"""One of two processes that train a replaced model on half a batch each; run by test_distributed.py.
+
+python distributed_worker.py ddp|fsdp RANK FOLDER: writes the gradients of the whole model to FOLDER/gradients-RANK.pt.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import fasttfm
+
+E, H, N, S = 16, 2, 4, 5
+
+
+def model_and_batch() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(E, H, 24, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(E)), torch.randn(N, S, E)
+
+
+def main(kind: str, rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+    model, batch = model_and_batch()
+    fasttfm.replace_modules(model)
+    half = batch.chunk(2)[rank]
+    if kind == "ddp":
+        nn.parallel.DistributedDataParallel(model)(half).square().mean().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = dist.init_device_mesh("cpu", (2,))
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model(half).square().mean().backward()
+        gradients = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    torch.save(gradients, folder / f"gradients-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

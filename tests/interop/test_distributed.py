@@ -1,0 +1,29 @@
+"""Two processes (gloo, CPU) with half a batch each find the gradients that one finds of the whole batch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from .distributed_worker import model_and_batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_agree_with_one(kind: str, tmp_path: Path) -> None:
+    worker = Path(__file__).with_name("distributed_worker.py")
+    command = [sys.executable, str(worker), kind]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    model, batch = model_and_batch()
+    model(batch).square().mean().backward()
+    for rank in range(2):
+        gradients = torch.load(tmp_path / f"gradients-{rank}.pt", weights_only=True)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)

@@ -1,0 +1,137 @@
+"""What PyTorch does to a model, done to one with replaced modules: compile, export, autocast, casts, checkpointing."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fasttfm
+import fasttfm.nn
+
+from .test_replace import Model
+
+E, H, N, S = 16, 2, 2, 5
+
+
+def layer(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.TransformerEncoderLayer(E, H, 24, **{"dropout": 0.0, "batch_first": True} | options)
+    fasttfm.replace_modules(module)
+    return module
+
+
+def both(**options: Any) -> tuple[nn.Module, nn.Module]:
+    theirs = layer(**options)
+    ours = copy.deepcopy(theirs)
+    fasttfm.restore_modules(theirs)
+    return theirs, ours
+
+
+def gradients(module: nn.Module, output: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(output.square().sum(), list(module.parameters())))
+
+
+def close(got: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torch_compile_without_a_graph_break(dynamic: bool) -> None:
+    model = Model()
+    fasttfm.replace_modules(model)
+    batch = (torch.randint(11, (N, S)), torch.randint(11, (N, 4)))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    expected, got = model(*batch), compiled(*batch)
+    torch.testing.assert_close(got, expected)
+    close(gradients(model, got), gradients(model, expected))
+    if dynamic:
+        batch = (torch.randint(11, (3, 7)), torch.randint(11, (3, 6)))
+        torch.testing.assert_close(compiled(*batch), model(*batch))
+
+
+def test_torch_compile_draws_dropout_anew() -> None:
+    module = layer(dropout=0.5)
+    x = torch.randn(N, S, E)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert not torch.equal(compiled(x), compiled(x))
+    module.eval()
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_torch_export(strict: bool) -> None:
+    module = layer().eval()
+    x, mask = torch.randn(N, S, E), torch.zeros(N, S, dtype=torch.bool)
+    mask[0, 3:] = True
+    program = torch.export.export(module, (x,), {"src_key_padding_mask": mask}, strict=strict)
+    torch.testing.assert_close(program.module()(x, src_key_padding_mask=mask), module(x, src_key_padding_mask=mask))
+    targets = {str(node.target) for node in program.graph.nodes}
+    assert "fasttfm.attention.default" in targets
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_autocast_is_as_near_to_float32_as_torch(norm_first: bool) -> None:
+    theirs, ours = both(norm_first=norm_first)
+    x = torch.randn(N, S, E)
+    exact = theirs(x)
+    errors = []
+    for module in (theirs, ours):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = module(x)
+        errors.append((output.float() - exact).abs().max())
+        assert all(torch.isfinite(g).all() for g in gradients(module, output.float()))
+    assert errors[1] <= 2 * errors[0] + 2**-8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_casts_are_as_near_to_float32_as_torch(dtype: torch.dtype) -> None:
+    theirs, ours = both()
+    x = torch.randn(N, S, E)
+    exact = theirs(x)
+    errors = [(module.to(dtype)(x.to(dtype)).float() - exact).abs().max() for module in (theirs, ours)]
+    assert ours(x.to(dtype)).dtype == dtype
+    assert errors[1] <= 2 * errors[0] + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_draws_the_same_dropout(use_reentrant: bool) -> None:
+    module = layer(dropout=0.5)
+    x = torch.randn(N, S, E, requires_grad=True)
+    results = []
+    for run in (module, lambda y: checkpoint(module, y, use_reentrant=use_reentrant)):
+        module.zero_grad()
+        torch.manual_seed(2)
+        output = run(x)
+        output.square().sum().backward()
+        results.append([output, *(p.grad for p in module.parameters())])
+    close(results[1], results[0])
+
+
+def test_functional_call_takes_other_weights() -> None:
+    theirs, ours = both()
+    weights = {name: torch.randn_like(p) for name, p in ours.named_parameters()}
+    x = torch.randn(N, S, E)
+    expected, got = (torch.func.functional_call(m, weights, (x,)) for m in (theirs, ours))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_meta_device_and_materialising() -> None:
+    with torch.device("meta"):
+        module = fasttfm.nn.TransformerEncoderLayer(E, H, 24, batch_first=True)
+        assert module(torch.empty(N, S, E)).shape == (N, S, E)
+    module.to_empty(device="cpu").load_state_dict(layer().state_dict())
+    x = torch.randn(N, S, E)
+    torch.testing.assert_close(module.eval()(x), layer().eval()(x))
+
+
+def test_a_second_derivative_is_refused_clearly() -> None:
+    module = layer()
+    x = torch.randn(N, S, E, requires_grad=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(module(x).sum(), x, create_graph=True)
