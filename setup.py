@@ -21,7 +21,7 @@ setup(
     python_requires=">=3.10",
     packages=packages,
     package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
-    package_data={"fasttfm": ["py.typed", "presets/*.yaml"], "fasttfm.kernels": ["*.json", "*.yaml"]},
+    package_data={"fasttfm": ["py.typed", "presets/*.yaml"], "fasttfm.kernels": ["*.csv"]},
     install_requires=[
         "torch>=2.9",
         "triton>=3.5; platform_system == 'Linux'",

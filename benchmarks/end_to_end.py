@@ -2,6 +2,7 @@
 
     python -m benchmarks.end_to_end multi30k --text FOLDER --work FOLDER [-- --max-minutes 30 ...]
     python -m benchmarks.end_to_end tatoeba-enja --text FOLDER --work FOLDER
+    python -m benchmarks.end_to_end demo --text demo/text --work demo          what make demo left
 
 FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. What follows -- goes to `fasttfm train`.
 Like the commands themselves it can be stopped and started again: training resumes, and a finished run is only scored.
@@ -40,6 +41,13 @@ class Corpus:
 
 
 CORPORA = {
+    "demo": Corpus(
+        source="en",
+        target="de",
+        test="test",
+        prepare=("--vocab-size", "2000"),
+        train=("--preset", "demo"),
+    ),
     "multi30k": Corpus(
         source="en",
         target="de",
