@@ -27,10 +27,12 @@ def by_kernel(backend: str, *tensors: Tensor) -> bool:
 
 def add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Tensor:
     """residual + x * keep / (1 - p), in residual's dtype, in float32 inside; all (M, N), or keep empty."""
+    dtype = torch.promote_types(x.dtype, residual.dtype)  # torch mixes dtypes many times slower than it converts them
+    x, into = x.to(dtype), residual.to(dtype)
     if not keep.numel():
-        return torch.add(residual, x).to(residual.dtype)
-    factor = as_factor(keep, x.dtype)
-    return torch.addcmul(residual, x, factor, value=reference.dropout_scale(dropout_p)).to(residual.dtype)
+        return torch.add(into, x).to(residual.dtype)
+    scale = reference.dropout_scale(dropout_p)
+    return torch.addcmul(into, x, as_factor(keep, dtype), value=scale).to(residual.dtype)
 
 
 def branch_gradient(
