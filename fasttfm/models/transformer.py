@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-from importlib import resources
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.config import TransformerConfig
 from fasttfm.models.layers import STREAMS_PER_LAYER, Attention, DecoderLayer, Dropout, EncoderLayer
+from fasttfm.presets import preset_section
 from fasttfm.reference import positional_encoding
 
 _SOURCE_STREAM, _TARGET_STREAM, _FIRST_LAYER_STREAM = 0, 1, 8
@@ -80,16 +78,9 @@ class Transformer(nn.Module):
     def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Transformer:
         """The model of a preset (fasttfm/presets/<name>.yaml) with a vocabulary and any fields changed.
 
-        Raises ValueError for an unknown preset or a wrong value, TypeError for an unknown field.
+        Raises UserError for an unknown preset, ValueError for a wrong value, TypeError for an unknown field.
         """
-        folder = resources.files("fasttfm") / "presets"
-        known = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"choose one of {', '.join(known)}"
-            raise ValueError(f"preset {name!r} is unknown: {hint}")
-        fields = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))["model"]
-        return cls(TransformerConfig(**{**fields, "vocab_size": vocab_size, **changes}))
+        return cls(TransformerConfig(**{**preset_section(name, "model"), "vocab_size": vocab_size, **changes}))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

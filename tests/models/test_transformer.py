@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fasttfm import reference
+from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 
 PAD, BOS, EOS = 0, 2, 3
@@ -58,7 +59,7 @@ def test_separate_vocabularies_add_their_tables():
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="did you mean paper-base"):
+    with pytest.raises(UserError, match="did you mean paper-base"):
         Transformer.from_preset("paper_base", vocab_size=100)
 
 
