@@ -36,7 +36,7 @@ types: install
 	@$(BIN)/mypy
 
 tests: install
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile  # a core each
 
 test: lint types tests
 
