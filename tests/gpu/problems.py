@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ def _random(*shape: int, scale: float = 1.0) -> Callable[[torch.device, torch.dt
 
 
 def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.0, **options: Any) -> Problem:
-    lengths = options.pop("lengths", None)
+    lengths, masked = options.pop("lengths", None), options.pop("mask", None)
 
     def inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         made = {
@@ -45,6 +46,10 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
         }
         if lengths is not None:
             made["key_lengths"] = torch.tensor(lengths, device=device)
+        if masked == "bool":
+            made["mask"] = torch.rand(B, 1, L, S, device=device) < 0.7
+        if masked == "add":  # takes a gradient
+            made["mask"] = torch.randn(H, L, S, device=device).to(dtype)
         return made
 
     def ours(seed: Tensor, **x: Tensor) -> Tensor:
@@ -54,7 +59,44 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
         return reference.attention(**x, dropout_p=p, seed=seed, stream=3, **options)[0]
 
     words = [f"attention {L}x{S} D{D}/{Dv}", *options, *(["lengths"] if lengths else []), *(["dropout"] if p else [])]
+    words += [f"{masked} mask"] if masked else []
     return Problem(" ".join(words), inputs, ours, theirs, p > 0)
+
+
+def _weights(B: int, H: int, L: int, S: int, D: int) -> Problem:
+    options: dict[str, Any] = {"causal": True, "dropout_p": 0.1, "stream": 2}
+
+    def theirs(seed: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        # the output for values that are the unit vectors is the weights
+        unit = torch.eye(S, dtype=query.dtype, device=query.device).expand(B, H, S, S)
+        return reference.attention(query, key, unit, seed=seed, **options)[0]
+
+    return _simple(
+        f"attention_weights {L}x{S}",
+        {"query": (B, H, L, D), "key": (B, H, S, D)},
+        lambda seed, query, key: F.attention_weights(query, key, seed=seed, **options),
+        theirs,
+        dropout=True,
+    )
+
+
+def _packed(query_starts: list[int], key_starts: list[int], H: int, D: int, *, causal: bool) -> Problem:
+    options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "stream": 4}
+    longest = [max(b - a for a, b in itertools.pairwise(s)) for s in (query_starts, key_starts)]
+
+    def starts(places: list[int]) -> Callable[[torch.device], Tensor]:
+        return lambda device: torch.tensor(places, dtype=torch.int32, device=device)
+
+    queries, keys = query_starts[-1] + 3, key_starts[-1]  # three rows of filler
+    return _simple(
+        f"varlen_attention {longest[0]}x{longest[1]}" + (" causal" if causal else ""),
+        {"query": (queries, H, D), "key": (keys, H, D), "value": (keys, H, D)},
+        lambda seed, **t: F.varlen_attention(**t, max_query=longest[0], max_key=longest[1], seed=seed, **options),
+        lambda seed, **t: reference.varlen_attention(**t, seed=seed, **options),
+        dropout=True,
+        query_starts=starts(query_starts),
+        key_starts=starts(key_starts),
+    )
 
 
 def _simple(
@@ -127,7 +169,7 @@ def _cross_entropy(M: int, N: int, V: int) -> list[Problem]:
         _simple(
             f"cross_entropy {M}x{V}",
             {"logits": (M, V)},
-            lambda seed, logits, target: F.cross_entropy(logits, target, **options),
+            lambda seed, logits, target: F.cross_entropy(logits, target, **options)[0],
             lambda seed, logits, target: torch.nn.functional.cross_entropy(logits.float(), target, **options),
             target=_targets(M, V),
         ),
@@ -165,6 +207,13 @@ PROBLEMS: list[Problem] = [
     _attention(1, 2, 513, 513, 64, 64, causal=True),
     _attention(1, 1, 130, 130, 128, 128, causal=True, lengths=[100]),
     _attention(2, 2, 1, 40, 40, 40, causal=True, causal_offset=30),
+    _attention(2, 2, 20, 50, 16, 16, mask="bool", lengths=[50, 31]),
+    _attention(2, 2, 40, 40, 32, 32, mask="add", causal=True, p=0.1),
+    _attention(1, 2, 200, 200, 64, 64, mask="add"),
+    _attention(1, 1, 64, 64, 256, 256, p=0.1),
+    _weights(2, 2, 30, 45, 64),
+    _packed([0, 20, 20, 27], [0, 5, 20, 50], 2, 64, causal=False),
+    _packed([0, 200, 207], [0, 200, 207], 1, 32, causal=True),
     *_norms(37, 512, 0.1),
     *_norms(1, 1000, 0.0),
     *_norms(300, 1024, 0.1),
