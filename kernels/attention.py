@@ -15,11 +15,23 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
-from fasttfm.kernels.attention_launch import Tile, like_heads, prepare, strides, unit
+from fasttfm.kernels.attention_launch import (
+    Tile,
+    compile_case,
+    head_constants,
+    like_heads,
+    prepare,
+    strides,
+    unit,
+)
 from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.philox import keep_mask
 
@@ -64,13 +76,12 @@ def _walk(
     """Takes the key tiles from first to last into the running softmax."""
     rows = first_row + tl.arange(0, ROWS)
     for column in range(first, last, COLUMNS):
-        columns = column + tl.arange(0, COLUMNS)
         here = tl.cast(column, tl.int64)
         keys = load_rows(k + here * k_s, k_s, visible - column, COLUMNS, D, BLOCK_D, not CHECKED)
         s = product(q, tl.trans(keys), PRECISION, UPCAST) * scale  # (ROWS, COLUMNS)
         s = hide(
-            s, rows[:, None], columns[None, :], mask, mask_l, mask_s, queries, visible, causal_offset,
-            CAUSAL, MASK, CHECKED,
+            s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_l, mask_s,
+            queries, visible, causal_offset, CAUSAL, MASK, CHECKED,
         )  # fmt: skip
         highest = tl.maximum(peak, tl.max(s, 1))
         base = highest
@@ -188,9 +199,27 @@ def _forward(
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
-def forward_tile(chip: Chip, kind: str, width: int) -> Tile:
-    """kind as launch.product_kind() names it; width 16 to 256, the larger head size as a block."""
-    return Tile(64, 32, 4, 2)
+def _alternatives(chip: Chip, kind: str, width: int, heavy: bool) -> list[Tile]:
+    sizes = ((128, 64, 4), (128, 64, 8), (128, 32, 4), (64, 64, 4), (64, 32, 4), (32, 32, 4))
+    return [Tile(rows, columns, warps, stages) for rows, columns, warps in sizes for stages in (2, 3)]
+
+
+@choice("attention.forward", alternatives=_alternatives)
+def forward_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
+    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; heavy: with a mask
+    or dropout.
+
+    Chosen so that nothing spills (dropout's random numbers take as many registers as the scores) and, below sm_80, that
+    queries, a tile of keys and one of values fit 48 KB.
+    """
+    if not chip.matrix_units or kind == "fp32":
+        return {64: Tile(32, 32, 4, 1), 128: Tile(16, 32, 4, 1), 256: Tile(16, 16, 4, 1)}[width]
+    if not chip.capability or kind == "tf32":
+        return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}[width]
+    stages = 3 if chip.shared_memory > 120_000 else 2
+    if heavy:
+        return {64: Tile(64, 64, 4, stages), 128: Tile(64, 32, 4, stages), 256: Tile(32, 32, 4, 2)}[width]
+    return {64: Tile(128, 64, 4, stages), 128: Tile(64, 64, 4, stages), 256: Tile(64, 32, 8, 2)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -205,7 +234,7 @@ def forward(query, key, value, *, out=None, tile=None, **options):
     call = prepare(query, key, value, **options)
     output, lse = out or outputs(query, value.shape[-1])
     if call.planes and call.queries:
-        tile = tile or forward_tile(call.chip, call.kind, call.width)
+        tile = tile or forward_tile(*call.size_class)
         tiles = triton.cdiv(call.queries, tile.rows)
         _forward[(tiles * call.planes,)](
             query, key, value, output, lse, *call.arguments, tiles,
@@ -219,3 +248,39 @@ def outputs(query, value_width):
     """Memory for the output and the log-sum-exp."""
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     return like_heads(query, value_width), lse
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+WIDTHS = (64, 128, 256)
+"""Head sizes that tiles are chosen for. Narrower heads take the tile of 64 and need less of everything."""
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile, causal and with key lengths; masks, and the half-precision kind and narrow heads, at one size."""
+    yield from long_cases(chip, _forward, "attention.forward", forward_tile)
+
+
+def long_cases(chip: Chip, kernel, name: str, tile) -> Iterator[CompileCase]:
+    """The cases of a kernel for long rows, whose tile() takes what forward_tile() takes."""
+
+    def case(kind, width, dropout, mask="none", D=None):
+        variant = "+".join(
+            ["causal", "lengths", *(["dropout"] if dropout else []), *([mask] if mask != "none" else [])]
+        )
+        constants = head_constants(D or width)
+        full = f"{name}/{variant}/D{D or width}"
+        to = tile(chip, kind, width, dropout or mask != "none")
+        return compile_case(kernel, full, kind, to, constants, dropout=dropout, mask=mask)
+
+    for width in WIDTHS:
+        yield case("bf16", width, True)
+    for width in (64, 128):
+        yield case("bf16", width, False)
+        yield case("fp32", width, True)
+        if chip.capability >= 80:
+            yield case("tf32", width, True)
+    yield case("fp16", 64, True)
+    yield case("bf16", 64, False, mask="add")
+    yield case("bf16", 64, True, mask="bool")
+    yield case("bf16", 64, True, D=32)

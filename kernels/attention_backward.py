@@ -10,11 +10,16 @@ are the left operands of their products as they come. 14 * B * H * L * S * D flo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
+from fasttfm.kernels.attention import long_cases
 from fasttfm.kernels.attention_launch import Tile, like_heads, prepare, strides, unit
 from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.philox import keep_mask
 
@@ -61,13 +66,12 @@ def _walk_keys(
     """Adds what the key tiles from first to last give to dQ."""
     rows = first_row + tl.arange(0, ROWS)
     for column in range(first, last, COLUMNS):
-        columns = column + tl.arange(0, COLUMNS)
         here = tl.cast(column, tl.int64)
         keys = load_rows(k + here * k_s, k_s, visible - column, COLUMNS, D, BLOCK_D, not CHECKED)
         s = product(q, tl.trans(keys), PRECISION, UPCAST) * scale  # (ROWS, COLUMNS)
         s = hide(
-            s, rows[:, None], columns[None, :], mask, mask_l, mask_s, queries, visible, causal_offset,
-            CAUSAL, MASK, CHECKED,
+            s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_l, mask_s,
+            queries, visible, causal_offset, CAUSAL, MASK, CHECKED,
         )  # fmt: skip
         p = tl.exp2(s - lse[:, None])
         values = load_rows(v + here * v_s, v_s, visible - column, COLUMNS, DV, BLOCK_DV, not CHECKED)
@@ -232,7 +236,6 @@ def _walk_queries(
 
     Keys past the visible ones gather rubbish, each in a row of its own, which the caller discards.
     """
-    columns = first_column + tl.arange(0, COLUMNS)
     for row in range(first, last, ROWS):
         rows = row + tl.arange(0, ROWS)
         here = tl.cast(row, tl.int64)
@@ -240,8 +243,8 @@ def _walk_queries(
         logarithm = tl.load(lse + rows, mask=rows < queries, other=float("inf"))
         s = product(k, tl.trans(x), PRECISION, UPCAST) * scale  # (COLUMNS, ROWS)
         s = hide(
-            s, rows[None, :], columns[:, None], mask, mask_l, mask_s, queries, visible, causal_offset,
-            CAUSAL, MASK, CHECKED,
+            s, row, first_column, tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None], mask, mask_l, mask_s,
+            queries, visible, causal_offset, CAUSAL, MASK, CHECKED,
         )  # fmt: skip
         p = tl.exp2(s - logarithm[None, :])
         do = load_rows(dout + here * dout_l, dout_l, queries - row, ROWS, DV, BLOCK_DV)
@@ -369,14 +372,33 @@ def _backward_keys(
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
-def queries_tile(chip: Chip, kind: str, width: int) -> Tile:
-    """For dQ; arguments as attention.forward_tile()'s."""
-    return Tile(64, 32, 4, 2)
+def _alternatives(chip: Chip, kind: str, width: int, heavy: bool) -> list[Tile]:
+    sizes = ((128, 64, 8), (64, 128, 8), (64, 64, 8), (64, 64, 4), (64, 32, 4), (32, 64, 4), (32, 32, 4))
+    return [Tile(rows, columns, warps, stages) for rows, columns, warps in sizes for stages in (1, 2)]
 
 
-def keys_tile(chip: Chip, kind: str, width: int) -> Tile:
-    """For dK and dV; arguments as attention.forward_tile()'s."""
-    return Tile(32, 64, 4, 2)
+@choice("attention.backward_queries", alternatives=_alternatives)
+def queries_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
+    """For dQ; arguments and limits as attention.forward_tile()'s."""
+    if not chip.matrix_units or kind == "fp32":
+        return {64: Tile(32, 32, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 4, 1)}[width]
+    if not chip.capability or kind == "tf32":
+        return {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 4, 1)}[width]
+    if heavy:
+        return {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
+    return {64: Tile(128, 64, 8, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 8, 1)}[width]
+
+
+@choice("attention.backward_keys", alternatives=_alternatives)
+def keys_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
+    """For dK and dV; arguments and limits as attention.forward_tile()'s."""
+    if not chip.matrix_units or kind == "fp32":
+        return {64: Tile(32, 32, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 8, 1)}[width]
+    if not chip.capability or kind == "tf32":
+        return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 32, 8, 1)}[width]
+    if heavy:
+        return {64: Tile(32, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
+    return {64: Tile(64, 128, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -390,10 +412,7 @@ def backward(grad, query, key, value, output, lse, *, out=None, tiles=None, **op
     grad, query, key, value, output = (unit(x) for x in (grad, query, key, value, output))
     call = prepare(query, key, value, **options)
     dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
-    to_queries, to_keys = tiles or (
-        queries_tile(call.chip, call.kind, call.width),
-        keys_tile(call.chip, call.kind, call.width),
-    )
+    to_queries, to_keys = tiles or (queries_tile(*call.size_class), keys_tile(*call.size_class))
     delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
     rows, columns = triton.cdiv(call.queries, to_queries.rows), triton.cdiv(call.keys, to_keys.columns)
     if call.planes and rows:
@@ -409,3 +428,12 @@ def backward(grad, query, key, value, output, lse, *, out=None, tiles=None, **op
             ROWS=to_keys.rows, COLUMNS=to_keys.columns, num_warps=to_keys.warps, num_stages=to_keys.stages,
         )  # fmt: skip
     return dq, dk, dv
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """As attention.py's."""
+    yield from long_cases(chip, _backward_queries, "attention_backward.queries", queries_tile)
+    yield from long_cases(chip, _backward_keys, "attention_backward.keys", keys_tile)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip, interpreted, product_kind
 from fasttfm.kernels.philox import dropout_arguments
 
@@ -51,7 +52,7 @@ class Packed(NamedTuple):
 class Call:
     """One call of attention, as its kernels take it."""
 
-    chip: object
+    chip: Chip
     kind: str
     """fp32, tf32, fp16 or bf16."""
     planes: int
@@ -59,14 +60,16 @@ class Call:
     queries: int
     keys: int
     arguments: tuple
-    """From key_lengths to S, which follow the tensors in every attention kernel."""
+    """key_lengths, query_starts, key_starts, mask, seed and so on to S, which follow the tensors in every kernel."""
     mask_strides: tuple
     constants: dict
 
     @property
-    def width(self) -> int:
-        """The larger of both head sizes, as a block."""
-        return max(self.constants["BLOCK_D"], self.constants["BLOCK_DV"])
+    def size_class(self) -> tuple:
+        """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and whether a mask or dropout
+        takes registers as well."""
+        width = max(64, self.constants["BLOCK_D"], self.constants["BLOCK_DV"])
+        return self.chip, self.kind, width, self.arguments[3] is not None or self.arguments[4] is not None
 
 
 def key_class(keys: int) -> int:
@@ -189,3 +192,61 @@ def prepare(
             "UPCAST": interpreted() and kind == "bf16",
         },
     )  # fmt: skip
+
+
+_TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "scores", "p", "kept", "dkept", "dscores")
+_WHOLE = ("stream", "threshold", "causal_offset", "H", "L", "S", "tiles", "planes", "shares")
+
+
+def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="none", lengths=True) -> CompileCase:
+    """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
+
+    name: family, kernel, variant; the tile is added. constants: the kernel's constexpr parameters, but for those that
+    follow from the other arguments.
+    """
+    element = "fp32" if kind == "tf32" else kind
+    precision = "tf32" if kind == "tf32" else "ieee"
+    constants = {
+        "MASK": mask,
+        "PRECISION": precision,
+        "UPCAST": False,
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+    } | constants
+    arguments = {}
+    for parameter in kernel.arg_names:
+        if parameter in constants:
+            value = constants[parameter]
+        elif parameter in _TENSORS:
+            value = f"*{element}"
+        elif parameter in ("lse", "delta", "parts"):
+            value = "*fp32"
+        elif parameter == "key_lengths":
+            value = "*i64" if lengths else None
+        elif parameter in ("query_starts", "key_starts"):
+            value = None
+        elif parameter == "mask":
+            value = {"none": None, "bool": "*u8", "add": f"*{element}"}[mask]
+        elif parameter == "seed":
+            value = "*i64" if dropout else None
+        elif parameter in ("scale", "keep_scale", "factor"):
+            value = "fp32"
+        elif parameter in _WHOLE:
+            value = "i32"
+        else:
+            value = 1 if parameter == "mask_s" else "i32:16"  # strides
+        arguments[parameter] = value
+    return CompileCase(
+        kernel=kernel,
+        name=f"{name}/{tile.rows}x{tile.columns}w{tile.warps}s{tile.stages}",
+        dtype=kind,
+        arguments=arguments,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        matrix_product="PRECISION" in kernel.arg_names,
+    )
+
+
+def head_constants(width: int, *, causal: bool = True) -> dict:
+    """The constants of kernels that multiply by heads of this size, a power of two."""
+    return {"D": width, "DV": width, "BLOCK_D": width, "BLOCK_DV": width, "CAUSAL": causal}

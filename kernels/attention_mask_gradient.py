@@ -9,11 +9,14 @@ each writes a part of its own and the parts are added in a fixed order: no atomi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
-from fasttfm.kernels.attention_launch import Tile, prepare, strides, unit
+from fasttfm.kernels.attention_launch import Tile, compile_case, head_constants, prepare, strides, unit
 from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence
+from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.philox import keep_mask
 
@@ -119,7 +122,6 @@ def _gradient(
         here_column = tl.cast(column, tl.int64)
         _, _, _, _, visible = sequence(b, L, S, key_lengths, query_starts, key_starts)
         rows = row + tl.arange(0, ROWS)
-        columns = column + tl.arange(0, COLUMNS)
         x = load_rows(q + b * q_b + h * q_h + here_row * q_l, q_l, L - row, ROWS, D, BLOCK_D)
         keys = load_rows(k + b * k_b + h * k_h + here_column * k_s, k_s, visible - column, COLUMNS, D, BLOCK_D)
         do = load_rows(dout + b * dout_b + h * dout_h + here_row * dout_l, dout_l, L - row, ROWS, DV, BLOCK_DV)
@@ -129,8 +131,8 @@ def _gradient(
         sums = tl.load(delta + line, mask=rows < L, other=0.0)
         s = product(x, tl.trans(keys), PRECISION, UPCAST) * (scale * LOG2E)
         s = hide(
-            s, rows[:, None], columns[None, :], mask + b * mask_b + h * mask_h, mask_l, mask_s, L, visible,
-            causal_offset, CAUSAL, MASK, True,
+            s, row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask + b * mask_b + h * mask_h,
+            mask_l, mask_s, L, visible, causal_offset, CAUSAL, MASK, True,
         )  # fmt: skip
         p = tl.exp2(s - logarithm[:, None])
         dp = product(do, tl.trans(values), PRECISION, UPCAST)
@@ -155,9 +157,10 @@ def _gradient(
     tl.store(parts + at, acc, mask=(rows < rows_kept) & (columns < columns_kept))
 
 
-def tile(chip: Chip, kind: str, width: int) -> Tile:
+def tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
     """Arguments as attention.forward_tile()'s."""
-    return Tile(32, 32, 4, 1)
+    size = {64: 32, 128: 32, 256: 16}[width]
+    return Tile(size, size, 4, 1)
 
 
 def gradient(grad, query, key, value, output, lse, mask, *, to=None, **options):
@@ -173,7 +176,7 @@ def gradient(grad, query, key, value, output, lse, mask, *, to=None, **options):
         return torch.zeros_like(mask)
     # A dimension of size 1 counts as the mask's own.
     own = [m == f for m, f in zip(shape, full)]
-    to = to or tile(call.chip, call.kind, call.width)
+    to = to or tile(*call.size_class)
     rows, columns = triton.cdiv(full[2], to.rows), triton.cdiv(full[3], to.columns)
     sizes = (full[0], full[1], rows, columns)
     tiles = readers = 1
@@ -189,3 +192,13 @@ def gradient(grad, query, key, value, output, lse, mask, *, to=None, **options):
         num_warps=to.warps, num_stages=to.stages,
     )  # fmt: skip
     return parts.sum(0).view(mask.shape).to(mask.dtype)
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile, for a mask shared by all heads."""
+    own = {"MB": True, "MH": False, "ML": True, "MS": True}
+    for width in (64, 128, 256):
+        for kind in ("bf16", "fp32") if width == 64 else ("bf16",):
+            to = tile(chip, kind, width, True)
+            name = f"attention_mask_gradient/causal+lengths+dropout/D{width}"
+            yield compile_case(_gradient, name, kind, to, head_constants(width) | own, dropout=True, mask="add")

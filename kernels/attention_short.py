@@ -14,11 +14,24 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import triton
 import triton.language as tl
 from fasttfm.kernels.attention import outputs
-from fasttfm.kernels.attention_launch import Tile, key_class, like_heads, prepare, strides, unit
+from fasttfm.kernels.attention_launch import (
+    Tile,
+    compile_case,
+    head_constants,
+    key_class,
+    like_heads,
+    prepare,
+    strides,
+    unit,
+)
 from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.philox import keep_mask
 
@@ -81,7 +94,6 @@ def _forward(
     if first_row >= queries:
         return
     rows = first_row + tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
     count = queries - first_row
     row = first_query + first_row
     x = load_rows(q + b * q_b + h * q_h + row * q_l, q_l, count, ROWS, D, BLOCK_D)
@@ -91,8 +103,8 @@ def _forward(
         mask += b * mask_b + h * mask_h
     s = product(x, tl.trans(keys), PRECISION, UPCAST) * (scale * LOG2E)  # (ROWS, COLUMNS)
     s = hide(
-        s, rows[:, None], columns[None, :], mask, mask_l, mask_s, queries, visible, causal_offset,
-        CAUSAL, MASK, True,
+        s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_l, mask_s,
+        queries, visible, causal_offset, CAUSAL, MASK, True,
     )  # fmt: skip
     peak = tl.max(s, 1)
     peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row that sees no key: -inf - -inf would be NaN
@@ -182,7 +194,6 @@ def _backward(
     random = 0
     if seed is not None:
         random = tl.load(seed)
-    columns = tl.arange(0, COLUMNS)
     acc_k = tl.zeros((COLUMNS, BLOCK_D), tl.float32)
     acc_v = tl.zeros((COLUMNS, BLOCK_DV), tl.float32)
     for row in range(0, queries, ROWS):
@@ -194,8 +205,8 @@ def _backward(
         logarithm = tl.load(lse + rows, mask=rows < queries, other=float("inf"))  # no weight in rows past the end
         s = product(z, tl.trans(x), PRECISION, UPCAST) * (scale * LOG2E)  # (ROWS, COLUMNS)
         s = hide(
-            s, rows[:, None], columns[None, :], mask, mask_l, mask_s, queries, visible, causal_offset,
-            CAUSAL, MASK, True,
+            s, row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_l, mask_s,
+            queries, visible, causal_offset, CAUSAL, MASK, True,
         )  # fmt: skip
         p = tl.exp2(s - logarithm[:, None])
         dp = product(do, tl.trans(y), PRECISION, UPCAST)
@@ -215,14 +226,30 @@ def _backward(
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
-def forward_tile(chip: Chip, kind: str, width: int, columns: int) -> Tile:
-    """kind and width as attention.forward_tile() takes them; columns 16, 32, 64 or 128: all keys fit."""
-    return Tile(min(32, columns), columns, 1 if columns <= 32 else 4, 1)
+def _alternatives(chip: Chip, kind: str, width: int, heavy: bool, columns: int) -> list[Tile]:
+    return [Tile(rows, columns, warps, 1) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * columns]
 
 
-def backward_tile(chip: Chip, kind: str, width: int, columns: int) -> Tile:
-    """As forward_tile()."""
-    return Tile(min(32, columns), columns, 1 if columns <= 32 else 4, 1)
+@choice("attention_short.forward", alternatives=_alternatives)
+def forward_tile(chip: Chip, kind: str, width: int, heavy: bool, columns: int) -> Tile:
+    """kind, width and heavy as attention.forward_tile() takes them; columns 16, 32, 64 or 128: all keys fit.
+
+    One warp for 16 x 16 scores of 64 wide heads, twice as many for twice the scores: many small programs hide each
+    other's waiting.
+    """
+    rows = 16 if columns == 16 or width == 256 else 32
+    return Tile(rows, columns, _warps(chip, kind, width, rows * columns), 1)
+
+
+@choice("attention_short.backward", alternatives=_alternatives)
+def backward_tile(chip: Chip, kind: str, width: int, heavy: bool, columns: int) -> Tile:
+    """As forward_tile(); a program also holds dK and dV of all keys in float32."""
+    rows = 16 if columns == 16 or width == 256 or not chip.matrix_units or kind == "fp32" else 32
+    return Tile(rows, columns, max(_warps(chip, kind, width, rows * columns), columns * width // 2048), 1)
+
+
+def _warps(chip: Chip, kind: str, width: int, scores: int) -> int:
+    return max(1, min(8, scores // 512 * width // 64))
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -234,7 +261,7 @@ def forward(query, key, value, *, out=None, tile=None, **options):
     call = prepare(query, key, value, **options)
     output, lse = out or outputs(query, value.shape[-1])
     if call.planes and call.queries:
-        tile = tile or forward_tile(call.chip, call.kind, call.width, key_class(call.keys))
+        tile = tile or forward_tile(*call.size_class, key_class(call.keys))
         tiles = triton.cdiv(call.queries, tile.rows)
         _forward[(tiles * call.planes,)](
             query, key, value, output, lse, *call.arguments, tiles,
@@ -253,10 +280,35 @@ def backward(grad, query, key, value, lse, *, out=None, tile=None, **options):
     call = prepare(query, key, value, **options)
     dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
     if call.planes:
-        tile = tile or backward_tile(call.chip, call.kind, call.width, key_class(call.keys))
+        tile = tile or backward_tile(*call.size_class, key_class(call.keys))
         _backward[(call.planes,)](
             query, key, value, grad, lse, dq, dk, dv, *call.arguments,
             *strides(query, key, value, grad, dq, dk, dv), *lse.stride()[:2], *call.mask_strides,
             **call.constants, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return dq, dk, dv
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile with dropout, causal and with key lengths, at the head sizes that models have; wide heads and the
+    lighter variants at one size."""
+    for kernel, name, tile in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
+
+        def case(kind, D, columns, dropout=True, kernel=kernel, name=name, tile=tile):
+            to = tile(chip, kind, max(64, D), dropout, columns)
+            full = f"attention_short.{name}/causal+lengths{'+dropout' if dropout else ''}/D{D}"
+            return compile_case(kernel, full, kind, to, head_constants(D), dropout=dropout)
+
+        for columns in (16, 32, 64, 128):
+            yield case("bf16", 64, columns)
+            yield case("fp32", 64, columns)
+        for kind in ("bf16", "fp32"):
+            yield case(kind, 32, 64)
+            yield case(kind, 128, 128)
+        yield case("bf16", 256, 128)
+        yield case("bf16", 64, 32, dropout=False)
+        if chip.capability >= 80:
+            yield case("tf32", 64, 128)

@@ -84,9 +84,11 @@ def product(a, b, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
 
 @triton.jit
 def hide(
-    s,  # scores in base 2; rows and columns are their indices, broadcastable to them in either orientation
-    rows,
-    columns,
+    s,  # scores in base 2
+    row,  # the tile's first query
+    column,  # the tile's first key
+    rows,  # 0, 1, ... and
+    columns,  # 0, 1, ..., broadcastable to s in either orientation
     mask,  # of this sequence and head, (L, S) through its strides
     mask_l,
     mask_s,
@@ -99,15 +101,16 @@ def hide(
 ):
     """The scores with the mask added and -inf where the query may not attend."""
     if MASK != "none":
-        inside = (rows < queries) & (columns < visible)
-        at = mask + rows.to(tl.int64) * mask_l + columns.to(tl.int64) * mask_s
+        inside = (rows < queries - row) & (columns < visible - column)
+        mask += tl.cast(row, tl.int64) * mask_l + tl.cast(column, tl.int64) * mask_s
+        at = mask + (rows * mask_l + columns * mask_s)
         if MASK == "bool":
             s = tl.where(tl.load(at, mask=inside, other=1) != 0, s, float("-inf"))
         else:
             s += tl.load(at, mask=inside, other=0.0).to(tl.float32) * LOG2E
     if CHECKED:
-        seen = columns < visible
+        seen = columns < visible - column
         if CAUSAL:
-            seen = seen & (columns <= rows + causal_offset)
+            seen = seen & (columns - rows <= row + causal_offset - column)
         s = tl.where(seen, s, float("-inf"))
     return s

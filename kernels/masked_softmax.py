@@ -12,11 +12,15 @@ Source: Vaswani et al. 2017, section 3.2.1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
-from fasttfm.kernels.attention_launch import Tile, mask_arguments
+from fasttfm.kernels.attention_launch import Tile, compile_case, mask_arguments
 from fasttfm.kernels.attention_tile import LOG2E, hide
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 
@@ -35,8 +39,9 @@ def _scores(
     at = rows.to(tl.int64)[:, None] * keys + columns[None, :]
     s = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale
     return hide(
-        s, rows[:, None], columns[None, :], mask, mask_l, mask_s, queries, visible, causal_offset, CAUSAL, MASK, True
-    )
+        s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_l, mask_s,
+        queries, visible, causal_offset, CAUSAL, MASK, True,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -220,6 +225,12 @@ def _backward(
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
+def _alternatives(chip: Chip, columns: int) -> list[Tile]:
+    rows = [rows for rows in (1, 2, 4, 8, 16, 32) if 1024 <= rows * min(columns, ONE_PASS) <= 8192]
+    return [Tile(r, min(columns, ONE_PASS), warps, 1) for r in rows for warps in (1, 2, 4, 8)]
+
+
+@choice("masked_softmax", alternatives=_alternatives)
 def tile(chip: Chip, columns: int) -> Tile:
     """columns: a power of two, at least 16, all keys of a row; above ONE_PASS the width of a step of the walk."""
     columns = min(columns, ONE_PASS)
@@ -294,3 +305,25 @@ def backward(grad, p, factor, dropout_p=0.0, seed=None, stream=0, *, in_place=Fa
             ONE=one, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=to.stages,
         )  # fmt: skip
     return dscores, p if kept is None else kept
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in half precision with causal, lengths and dropout; the walked rows, masks and float32 at one size."""
+    columns = 16
+    while columns <= ONE_PASS:
+        yield from _cases(chip, "bf16", columns)
+        columns *= 2
+    yield from _cases(chip, "bf16", 2048, one=False)
+    yield from _cases(chip, "fp32", 128, mask="add")
+
+
+def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True, mask: str = "none") -> Iterator[CompileCase]:
+    to = tile(chip, columns)
+    variant = f"causal+lengths+dropout{'' if mask == 'none' else '+' + mask}{'' if one else '/walked'}/S{columns}"
+    for kernel, name in ((_forward, "forward"), (_backward, "backward")):
+        yield compile_case(
+            kernel, f"masked_softmax.{name}/{variant}", kind, to, {"ONE": one, "CAUSAL": True}, dropout=True, mask=mask
+        )
