@@ -36,6 +36,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _autocast_enabled = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
 _set_autocast = torch.set_autocast_enabled
+_current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)  # what torch.cuda.current_device() ends in
 _grad_enabled = torch.is_grad_enabled
 
 
@@ -64,7 +65,7 @@ class Operator:
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = operator = getattr(torch.ops.fasttfm, name).default
         self._tensors = tuple(i for i, a in enumerate(operator._schema.arguments) if "Tensor" in str(a.type))
-        self._compute = compute = _on_its_device(compute)
+        self._compute = compute
         self._cast = autocast
 
         def run(*args: Any) -> Any:
@@ -107,7 +108,7 @@ class Operator:
             return call
 
         for key in _DEVICES:
-            _library.impl(name, compute, key)
+            _library.impl(name, _on_its_device(compute), key)
         for device in _AUTOCAST_DEVICES:
             _library.impl(name, cast_and_run(device), f"Autocast{device.upper()}")
         _library.impl(name, autograd, "Autograd")
@@ -127,13 +128,19 @@ class Operator:
                     return self.dispatched(*args)
                 if a.requires_grad:
                     gradient = True
-                tensor = a
+                if tensor is None:
+                    tensor = a
             elif a is not None:
                 return self.dispatched(*args)
+        if tensor is None:
+            return self.dispatched(*args)
+        on_gpu = tensor.is_cuda
+        if on_gpu and tensor.get_device() != _current_gpu():
+            return self.dispatched(*args)
         run = self._differentiate if gradient and _grad_enabled() else self._compute
-        if tensor is None or not _any_autocast():
+        if not _any_autocast():
             return run(*args)
-        device = "cuda" if tensor.is_cuda else tensor.device.type
+        device = "cuda" if on_gpu else "cpu" if tensor.is_cpu else tensor.device.type
         if not _autocast_enabled(device):
             return run(*args)
         if self._cast is not None:
@@ -150,7 +157,7 @@ def _on_its_device(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         first = args[0]
-        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
+        if not first.is_cuda or first.get_device() == _current_gpu():
             return compute(*args)
         with torch.cuda.device(first.device):
             return compute(*args)
