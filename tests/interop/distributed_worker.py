@@ -27,7 +27,8 @@ def main(kind: str, rank: int, folder: Path) -> None:
     fasttfm.replace_modules(model)
     half = batch.chunk(2)[rank]
     if kind == "ddp":
-        nn.parallel.DistributedDataParallel(model)(half).square().mean().backward()
+        wrapped = nn.parallel.DistributedDataParallel(model)  # must live until backward ends: it holds the reducer
+        wrapped(half).square().mean().backward()
         gradients = {name: p.grad for name, p in model.named_parameters()}
     else:
         from torch.distributed.fsdp import fully_shard
