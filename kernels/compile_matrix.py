@@ -1,7 +1,7 @@
 """Compiles every kernel and tile for every chip, without a device, and holds the outcome against recorded budgets.
 
-    python -m fasttfm.kernels.compile_matrix --report                            everything, as a table
-    python -m fasttfm.kernels.compile_matrix --chips sm_60,sm_80 --kernels attention
+    python -m fasttfm.kernels.compile_matrix --report                            every kernel on every chip
+    python -m fasttfm.kernels.compile_matrix --cases --chips sm_60,sm_80 --kernels attention
     python -m fasttfm.kernels.compile_matrix --update-budgets                    record what came out
 
 What is compiled is what the kernel files list: compile_case.py says how, philox.py shows it. The first run takes a
@@ -25,7 +25,7 @@ from importlib import metadata
 from typing import Any
 
 import fasttfm.kernels
-from fasttfm.kernels import budgets
+from fasttfm.kernels import budgets, compile_report
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.resources import Resources
@@ -185,7 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fasttfm.kernels.compile_matrix", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--report", action="store_true", help="print the table of all cases")
+    parser.add_argument("--report", action="store_true", help="print the worst of every kernel on every chip")
+    parser.add_argument("--cases", action="store_true", help="print every case")
     parser.add_argument("--chips", default=",".join(CHIPS), help="comma-separated; default: %(default)s")
     parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names; default: all")
     parser.add_argument("--update-budgets", action="store_true", help=f"record the outcome in {budgets.FILE.name}")
@@ -207,10 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.update_budgets:
         _update(cases, outcomes)
     version, recorded = budgets.read()
+    rows = [(CHIPS[task.chip], case, outcomes[task]) for task, case in cases.items()]
     if args.report:
-        from fasttfm.kernels.compile_report import table
-
-        print(table((CHIPS[t.chip], case, outcomes[t]) for t, case in cases.items()))
+        print(compile_report.by_kernel(rows))
+    if args.cases:
+        print(compile_report.by_case(rows))
     failures = [
         f"{task.chip} {case.name} {case.dtype}: {complaint}"
         for task, case in cases.items()

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from fasttfm.kernels import budgets, compile_matrix
+from fasttfm.kernels import budgets, compile_matrix, compile_report
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.resources import Resources, occupancy
 
@@ -188,3 +188,16 @@ def test_a_case_must_name_every_parameter():
 )
 def test_occupancy_follows_the_scarcest_resource(chip, registers, shared, warps, share):
     assert occupancy(CHIPS[chip], Resources(registers, 0, shared, 0), warps) == pytest.approx(share)
+
+
+def test_the_report_shows_the_worst_of_every_kernel_and_chip():
+    chip, case = CHIPS["sm_90"], any_case(matrix_product=True, dtype="bf16")
+    outcomes = [
+        compile_matrix.Outcome(Resources(40, 0, 1024, 8)),
+        compile_matrix.Outcome(Resources(128, 16, 512, 4)),
+        compile_matrix.Outcome(None, "ptxas: no"),
+    ]
+    heading, line = compile_report.by_kernel([(chip, case, outcome) for outcome in outcomes]).splitlines()
+    assert heading.split()[:3] == ["kernel", "chip", "cases"]
+    assert line.split()[1:] == ["sm_90", "3", "128", "16", "1024", "25%", "4", "1"]
+    assert "ptxas: no" in compile_report.by_case([(chip, case, outcomes[2])])
