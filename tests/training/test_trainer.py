@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fasttfm.data import PreparedData, TokenBatches
+from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.training.checkpoint import read_meta, read_weights, resolve_checkpoint, saved_steps, step_folder
@@ -54,6 +55,9 @@ def test_a_run_learns_logs_validates_saves_and_averages(tiny_data, tiny_values, 
     assert records[-1]["kind"] == "average"
     assert records[-1]["average_of"] == [80, 100, 120]
     assert records[-1]["bleu"] == outcome.average.bleu
+    assert outcome.average.loss != outcome.score.loss
+    translator = Translator.from_directory(tmp_path / "M", "average", beam=1)
+    assert outcome.average.translations == translator.translate(PreparedData.open(tiny_data).valid_source_text)
     averaged = weights_of(tmp_path / "M", "average")
     for name, tensor in averaged.items():
         parts = [read_weights(step_folder(tmp_path / "M", step))[name] for step in (80, 100, 120)]
