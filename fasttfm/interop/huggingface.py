@@ -88,7 +88,7 @@ def attention_forward(
         mask = position_bias.masked_fill(~attention_mask, -torch.inf)
     else:
         mask = position_bias + attention_mask
-    arguments = {"mask": mask, "causal": causal, "dropout_p": dropout, "scale": scaling}
+    arguments: dict[str, Any] = {"mask": mask, "causal": causal, "dropout_p": dropout, "scale": scaling}
     if options.get("output_attentions"):
         weights = F.attention_weights(query, key, **arguments)
         return (weights @ value).transpose(1, 2).contiguous(), weights

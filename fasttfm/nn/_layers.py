@@ -34,8 +34,8 @@ def seed_for(device: torch.device, *dropouts: nn.Module) -> Tensor | None:
 def add_and_normalise(
     output: Tensor,
     residual: Tensor,
-    norm: nn.Module,
-    dropout: nn.Module,
+    norm: Any,
+    dropout: Any,
     *,
     seed: Tensor | None,
     stream: int,
@@ -58,7 +58,7 @@ def add_and_normalise(
     return norm(s), s
 
 
-def add(output: Tensor, residual: Tensor, dropout: nn.Module, *, seed: Tensor | None, stream: int) -> Tensor:
+def add(output: Tensor, residual: Tensor, dropout: Any, *, seed: Tensor | None, stream: int) -> Tensor:
     """residual + dropout(output): the end of a pre-norm layer."""
     if untouched(dropout, DROPOUT) and ordinary(output, residual):
         p = dropout.p if dropout.training else 0.0

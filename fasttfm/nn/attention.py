@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -93,7 +95,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         k, v, attn_mask, key_padding_mask, causal = self._with_extra_keys(
             q, k, v, None if causal else attn_mask, key_padding_mask, causal, offset
         )
-        options = {
+        options: dict[str, Any] = {
             "mask": masks.merged(attn_mask, key_padding_mask, self.num_heads),
             "causal": causal,
             "causal_offset": offset if causal else 0,
@@ -118,8 +120,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     ) -> Tensor:
         """The output (T, E) of packed query (T, E), key and value (Tk, E)."""
         heads = self._heads(query, key, value, batch_first=True, batched=False, cache=None)
+        q, k, v = (x[0].transpose(0, 1) for x in heads)  # (T, H, D)
         output = F.varlen_attention(
-            *(x[0].transpose(0, 1) for x in heads),  # (T, H, D)
+            q,
+            k,
+            v,
             packing.starts,
             key_packing.starts,
             packing.longest,
@@ -137,7 +142,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         batch_first: bool,
         batched: bool,
         cache: AttentionCache | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Any, ...]:
         """Queries (B, H, L, D), keys and values (B, H, S, D): views of as few matrix products as the inputs allow.
 
         Keys and values are None where the cache holds them already.

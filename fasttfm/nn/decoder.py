@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,8 +105,8 @@ class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
         return add_and_normalise(output, y, self.norm3, self.dropout3, seed=seed, stream=3)[0]
 
 
-def _overrides(layer: type) -> bool:
-    own = torch.nn.TransformerDecoderLayer
+def _overrides(layer: Any) -> bool:
+    own: Any = torch.nn.TransformerDecoderLayer
     return (
         layer._sa_block is not own._sa_block
         or layer._mha_block is not own._mha_block

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,8 +82,8 @@ class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
         return add_and_normalise(output, y, self.norm2, self.dropout2, seed=seed, stream=2)[0]
 
 
-def _overrides(layer: type) -> bool:
-    own = torch.nn.TransformerEncoderLayer
+def _overrides(layer: Any) -> bool:
+    own: Any = torch.nn.TransformerEncoderLayer
     return layer._sa_block is not own._sa_block or layer._ff_block is not own._ff_block
 
 
@@ -95,7 +96,7 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
 
     def __init__(
         self,
-        encoder_layer: nn.Module,
+        encoder_layer: Any,
         num_layers: int,
         norm: nn.Module | None = None,
         enable_nested_tensor: bool = True,

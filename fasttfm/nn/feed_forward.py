@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,10 @@ from fasttfm.nn.errors import ArgumentError, check_dropout
 
 def feed_forward(
     x: Tensor,
-    linear1: nn.Module,
+    linear1: Any,
     activation: Callable[[Tensor], Tensor],
-    dropout: nn.Module,
-    linear2: nn.Module,
+    dropout: Any,
+    linear2: Any,
     *,
     seed: Tensor | None = None,
     stream: int = 0,

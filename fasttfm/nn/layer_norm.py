@@ -19,7 +19,9 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """input (..., *normalized_shape); the same shape and dtype comes back."""
-        weight, bias, dims = self.weight, self.bias, len(self.normalized_shape)
+        dims = len(self.normalized_shape)
+        weight: Tensor | None = self.weight
+        bias: Tensor | None = self.bias
         if tuple(input.shape[-dims:]) != self.normalized_shape:
             raise ArgumentError(
                 f"input {tuple(input.shape)} must end in normalized_shape {self.normalized_shape} to be normalised"

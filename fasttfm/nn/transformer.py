@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class Transformer(torch.nn.Transformer):
     ) -> None:
         nn.Module.__init__(self)  # torch.nn's own constructor would build, and draw, torch.nn's layers
         layer = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         if custom_encoder is None:
             encoder_layer = TransformerEncoderLayer(*layer, **factory)
             norm = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
