@@ -60,7 +60,7 @@ CORPORA = {
         target="ja",
         test="test",
         prepare=("--vocab-size", "8000", "--separate-vocab"),
-        train=("--preset", "multi30k", "--seed", "1", "--share-embeddings", "none", "--max-update", "2000"),
+        train=("--preset", "tatoeba-enja", "--seed", "1"),
         score=("--tokenize", "char"),
     ),
 }
