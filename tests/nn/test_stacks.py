@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import fasttfm.nn
 
@@ -270,3 +271,11 @@ def test_nested_input_goes_through_torch() -> None:
 def test_the_causal_mask_maker_is_there() -> None:
     ours = fasttfm.nn.Transformer.generate_square_subsequent_mask(L)
     assert torch.equal(ours, nn.Transformer.generate_square_subsequent_mask(L))
+
+
+def test_wrapped_tensors_go_through_torch() -> None:
+    theirs, ours = stacks("Encoder", batch_first=True)
+    x, y = rand(N, S, E), rand(N, S, E)
+    expected, got = (m.layers[0](TwoTensor(x, y)) for m in (theirs, ours))
+    assert isinstance(got, TwoTensor)
+    torch.testing.assert_close(got.b, expected.b)
