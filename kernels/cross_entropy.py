@@ -165,7 +165,7 @@ def size_class(V: int) -> int:
 
 def _alternatives(chip: Chip, columns: int) -> list[Tile]:
     """Worth measuring where time is spent: rows of thousands of classes."""
-    tiles = (Tile(2048, 4), Tile(4096, 8), Tile(8192, 8), Tile(8192, 16))
+    tiles = (Tile(2048, 4), Tile(4096, 8), Tile(8192, 16))
     return [to for to in tiles if to.columns <= columns] if columns > 2048 else []
 
 
