@@ -1,6 +1,7 @@
 """Complete models built from fasttfm's modules."""
 
 from fasttfm.models.config import TransformerConfig
+from fasttfm.models.time_series import TimeSeriesTransformer
 from fasttfm.models.transformer import Transformer
 
-__all__ = ["Transformer", "TransformerConfig"]
+__all__ = ["TimeSeriesTransformer", "Transformer", "TransformerConfig"]
