@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.feed_forward_tile import ProductTile, epilogue_route, gate_tile, product_tile
+from fasttfm.kernels.feed_forward_tile import ProductTile, epilogue_route, gate_tile, product_tile, size_class
 from fasttfm.kernels.launch import Chip, chip, interpreted, product_kind
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
@@ -248,7 +248,7 @@ def _fused_forward(x, weight, bias, seed, stream, threshold):
 def _launch(a, M, N, K):
     here = chip(a.device)
     kind = product_kind(a.dtype, here)
-    to = product_tile(here, kind, "large" if _fills(here, M, N) else "small")
+    to = product_tile(here, kind, size_class(here, M, N, K))
     return (triton.cdiv(M, to.rows) * triton.cdiv(N, to.columns),), {
         "EVEN_K": K % to.depth == 0,
         "ROWS": to.rows,
@@ -260,11 +260,6 @@ def _launch(a, M, N, K):
         "num_warps": to.warps,
         "num_stages": to.stages,
     }
-
-
-def _fills(chip, M, N):
-    """Whether 128 x 128 tiles give every processor work."""
-    return triton.cdiv(M, 128) * triton.cdiv(N, 128) >= chip.processors
 
 
 def _cublas_forward(x, weight, bias):
@@ -352,18 +347,18 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     kinds = ("fp32", "tf32", "fp16", "bf16") if chip.capability >= 80 else ("fp32", "fp16", "bf16")
     for kind in kinds:
         seen = set()
-        for size in ("large", "small"):
-            for to in (product_tile(chip, kind, size), *product_tile.alternatives(chip, kind, size)):
+        for size in ("small", "large"):
+            for to in (product_tile.shipped(chip, kind, size), *product_tile.alternatives(chip, kind, size)):
                 if to not in seen:
                     seen.add(to)
-                    yield from _product_cases(kind, to, chip)
+                    yield from _product_cases(kind, to, chip, any_depth=size == "small")
     for dtype in ("fp32", "fp16", "bf16"):
         to = gate_tile(chip)
         arguments = {"dhidden": f"*{dtype}", "hidden": f"*{dtype}", "parts": "*fp32", "M": "i32"}
         yield row_case(_gate, "feed_forward.gate", dtype, RowTile(to.rows, to.columns, to.warps), arguments)
 
 
-def _product_cases(kind: str, to: ProductTile, chip: Chip) -> Iterator[CompileCase]:
+def _product_cases(kind: str, to: ProductTile, chip: Chip, *, any_depth: bool) -> Iterator[CompileCase]:
     dtype = "fp32" if kind == "tf32" else kind
     shared = {
         "bits": "*i32",
@@ -378,17 +373,21 @@ def _product_cases(kind: str, to: ProductTile, chip: Chip) -> Iterator[CompileCa
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
         "UPCAST": False,
     }
+    odd_depth = {"K": "i32", "EVEN_K": False}
     forward = {"x": f"*{dtype}", "weight": f"*{dtype}", "bias": f"*{dtype}", "hidden": f"*{dtype}"}
     forward |= {"seed": "*i64", "stream": "i32", "threshold": "i32"}
     backward = {"dout": f"*{dtype}", "weight": f"*{dtype}", "hidden": None, "dhidden": f"*{dtype}", "parts": "*fp32"}
     backward |= {"scale": "fp32"}
     for kernel, variant, arguments in (
         (_forward, "forward/dropout", {**forward, **shared}),
-        (_forward, "forward/dropout+odd-depth", {**forward, **shared, "K": "i32", "EVEN_K": False}),
         (_forward, "forward/plain", {**forward, **shared, "seed": None}),
+        (_forward, "forward/dropout+odd-depth", {**forward, **shared, **odd_depth}),
         (_backward, "backward/bits", {**backward, **shared}),
         (_backward, "backward/sign", {**backward, **shared, "bits": None, "hidden": f"*{dtype}"}),
+        (_backward, "backward/bits+odd-depth", {**backward, **shared, **odd_depth}),
     ):
+        if "odd-depth" in variant and not any_depth:
+            continue
         yield CompileCase(
             kernel=kernel,
             name=f"feed_forward.{variant}/{to.rows}x{to.columns}x{to.depth}w{to.warps}s{to.stages}",

@@ -47,20 +47,37 @@ def epilogue_route(chip: Chip, kind: str, product: str) -> str:
     return "cublas" if product == "forward" else "fused"
 
 
+def size_class(chip: Chip, M: int, N: int, K: int) -> str:
+    """large when 128 x 128 tiles give every processor work and K divides by 64, else small."""
+    tiles = -(-M // 128) * -(-N // 128)
+    return "large" if tiles >= chip.processors and K % 64 == 0 else "small"
+
+
 def _tile_alternatives(chip: Chip, kind: str, size: str) -> tuple[ProductTile, ...]:
-    return ()
+    """The same number of elements a thread in other shapes, and the other size's tile."""
+    if not chip.matrix_units or kind == "fp32":
+        return ()
+    if size == "small":
+        return (ProductTile(32, 64, 32, 4, 2 if chip.name.startswith("gfx") else 4),)
+    stages = 2 if chip.name.startswith("gfx") else 4
+    wide = () if kind == "tf32" else (ProductTile(64, 128, 32, 4, stages), ProductTile(128, 64, 32, 4, stages))
+    return (product_tile.shipped(chip, kind, "small"), *wide)
 
 
 @choice("feed_forward.tile", alternatives=_tile_alternatives)
 def product_tile(chip: Chip, kind: str, size: str) -> ProductTile:
-    """size: large when 128 x 128 tiles give every processor work, else small."""
+    """kind as launch.product_kind() tells, size as size_class().
+
+    64 sums a thread at most, so that dropout and the packing of the mask still find registers.
+    """
     if chip.name == "interpreter":
         return ProductTile(32, 64, 32, 4, 1)
     if not chip.matrix_units or kind == "fp32":
         return ProductTile(64, 64, 16, 8, 2)
     amd = chip.name.startswith("gfx")
     if size == "small":
-        return ProductTile(64, 64, 32, 4, 2 if amd else 3)
+        # four warps spill on sm_100
+        return ProductTile(64, 64, 32, 8 if chip.capability == 100 else 4, 2 if amd else 3)
     if kind == "tf32":
         return ProductTile(128, 64, 32, 8, 2 if amd else 3)
     if amd:

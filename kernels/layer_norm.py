@@ -14,7 +14,7 @@ way. Two float32 numbers a row (mean, rstd) are kept between the passes.
 A program holds whole rows in registers, several where rows are short. In backward, a fixed number of programs walk over
 all row tiles, each summing its own part of dweight and dbias in float32, and a second small kernel adds the parts in a
 fixed order: no atomics, the same bits every time. Above _WIDEST columns the sums no longer fit beside the row, and a
-third kernel reads dy and s once more for them.
+third kernel reads dy and s once more for them; above _WIDEST_FUSED, dx takes a pass of its own.
 Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 """
 
@@ -30,10 +30,12 @@ from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
+from fasttfm.kernels.residual_add import dropout
 from fasttfm.kernels.row_tile import NARROWEST, RowTile, row_case, warps
 
 MAX_COLUMNS = 16384
 _WIDEST = 4096  # columns up to which backward keeps weight and its sums of dweight and dbias in registers
+_WIDEST_FUSED = 8192  # columns up to which backward writes dx beside dresidual
 _COLUMN_SHARES = 32  # into how many programs _column_sums splits the rows of a block of columns
 
 
@@ -193,26 +195,25 @@ def _column_sums(
 
 
 def _alternatives(chip: Chip, columns: int, direction: str) -> tuple[RowTile, ...]:
-    """Half and twice the rows, and 8 elements a thread instead of 16."""
+    """Half and twice the rows, half and twice the elements a thread."""
     to = row_tile.shipped(chip, columns, direction)
-    elements = to.rows * columns
-    found = [RowTile(to.rows, columns, warps(chip, elements, 8))]
+    found = [RowTile(to.rows, columns, to.warps * 2), RowTile(to.rows, columns, max(1, to.warps // 2))]
     if to.rows > 1:
-        found.append(RowTile(to.rows // 2, columns, warps(chip, elements // 2)))
+        found.append(RowTile(to.rows // 2, columns, max(1, to.warps // 2)))
     if columns <= 1024:
-        found.append(RowTile(2 * to.rows, columns, warps(chip, 2 * elements)))
-    return tuple(t for t in found if t != to)
+        found.append(RowTile(2 * to.rows, columns, to.warps * 2))
+    return tuple(t for t in found if t.warps <= 16)
 
 
 @choice("layer_norm.tile", alternatives=_alternatives)
 def row_tile(chip: Chip, columns: int, direction: str) -> RowTile:
-    """Whole rows: 2,048 elements or one row a program, 16 elements a thread until 512 threads.
+    """Whole rows: 2,048 elements or one row a program; columns a power of two.
 
-    columns a power of two; direction forward or backward, which from 2,048 columns on has 8 elements a thread: with
-    its sums, 16 spill on sm_100.
+    direction forward has 16 elements a thread; backward, whose sums stay in registers too, 8: more would spill.
+    Both more where that would take over 512 threads.
     """
     rows = max(1, 2048 // columns)
-    return RowTile(rows, columns, warps(chip, rows * columns, 8 if direction == "backward" and columns >= 2048 else 16))
+    return RowTile(rows, columns, warps(chip, rows * columns, 8 if direction == "backward" else 16))
 
 
 def tile(chip: Chip, N: int, *, backward: bool) -> RowTile:
@@ -226,9 +227,9 @@ def _column_tile(chip: Chip) -> RowTile:
     return RowTile(16, 128, warps(chip, 2048))
 
 
-def _programs(chip: Chip, tiles: int) -> int:
-    """How many programs share the row tiles in backward: what fits on the chip at a time."""
-    return min(tiles, 4 * chip.processors)
+def _programs(chip: Chip, tile: RowTile, tiles: int) -> int:
+    """How many programs share the row tiles in backward: 24 warps a processor, as many as their registers let in."""
+    return min(tiles, max(1, 24 // tile.warps) * chip.processors)
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -282,19 +283,21 @@ def residual_layer_norm_backward(
     dbias = s.new_empty(0) if bias is None else torch.empty_like(bias)
     here = chip(s.device)
     to, to_columns = tile(here, N, backward=True), _column_tile(here)
-    in_registers = N <= _WIDEST
-    programs = _programs(here, triton.cdiv(M, to.rows))
+    in_registers, fused = N <= _WIDEST, N <= _WIDEST_FUSED
+    programs = _programs(here, to, triton.cdiv(M, to.rows))
     parts = None
     if weight is not None or bias is not None:
         shares = programs if in_registers else min(_COLUMN_SHARES, triton.cdiv(M, to_columns.rows))
         parts = torch.empty(2, shares, N, dtype=torch.float32, device=s.device)
     if M:
-        seed, threshold, scale = dropout_arguments(dropout_p, seed)
+        drawn, threshold, scale = dropout_arguments(dropout_p, seed if fused else None)
         _backward[(programs,)](
-            dy, ds, s, mean, rstd, None if weight is None else weight.contiguous(), dresidual, dx,
-            parts if in_registers else None, seed, stream, threshold, scale, M, N,
+            dy, ds, s, mean, rstd, None if weight is None else weight.contiguous(), dresidual,
+            dx if fused else None, parts if in_registers else None, drawn, stream, threshold, scale, M, N,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
         )  # fmt: skip
+    if dx is not None and not fused:
+        dx = dropout(dresidual, dropout_p=dropout_p, seed=seed, stream=stream, dtype=x_dtype)
     if M and parts is not None and not in_registers:
         _column_sums[(triton.cdiv(N, to_columns.columns), shares)](
             dy, s, mean, rstd, parts, M, N,
@@ -314,7 +317,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     while columns <= MAX_COLUMNS:
         for dtype in ("fp32", "bf16"):
             yield _forward_case(chip, columns, dtype, dtype)
-            yield _backward_case(chip, columns, dtype, dtype)
+            yield _backward_case(chip, columns, dtype, dtype, dropout=columns <= _WIDEST_FUSED)
         columns *= 2
     for x, stream in (("fp16", "fp16"), ("bf16", "fp32")):
         yield _forward_case(chip, 512, x, stream)
