@@ -100,9 +100,13 @@ def test_rows_that_are_no_power_of_two_are_not_mixed_with_what_lies_behind_them(
     check(tensors((3, columns), torch.float32, torch.float32), dropout_p=0.1)
 
 
-@pytest.mark.parametrize("columns", [4097, pytest.param(16384, marks=pytest.mark.slow)])
-def test_parameter_gradients_of_rows_too_wide_for_registers(columns):
-    check_plain(tensors((2, columns), torch.float32, torch.float32))
+def test_parameter_gradients_of_rows_too_wide_to_sum_in_registers():
+    check_plain(tensors((2, 4097), torch.float32, torch.float32))
+
+
+@pytest.mark.slow
+def test_the_widest_rows():
+    check(tensors((2, kernel.MAX_COLUMNS), torch.bfloat16, torch.float32), dropout_p=0.1)
 
 
 def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
