@@ -103,7 +103,7 @@ def compile_case(chip: Chip, case: CompileCase) -> Resources:
     compiled = triton.compile(
         ASTSource(case.kernel, *specialization(case)),
         target=target,
-        options={"num_warps": case.num_warps, "num_stages": case.num_stages, "enable_fp_fusion": True},
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
     )
     return resources.read(compiled, compiled.metadata.shared)
 
