@@ -13,8 +13,8 @@ way. Two float32 numbers a row (mean, rstd) are kept between the passes.
 
 A program holds whole rows in registers, several where rows are short. In backward, a fixed number of programs walk over
 all row tiles, each summing its own part of dweight and dbias in float32, and a second small kernel adds the parts in a
-fixed order: no atomics, the same bits every time. Above _WIDEST columns the sums no longer fit beside the row, and a
-third kernel reads dy and s once more for them; above _WIDEST_FUSED, dx takes a pass of its own.
+fixed order: no atomics, the same bits every time. Above _WIDEST columns row and sums no longer fit: backward walks over
+each row twice, the second time from the cache, and a third kernel reads dy and s once more for the sums.
 Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 """
 
@@ -30,12 +30,10 @@ from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
-from fasttfm.kernels.residual_add import dropout
 from fasttfm.kernels.row_tile import NARROWEST, RowTile, row_case, warps
 
 MAX_COLUMNS = 16384
-_WIDEST = 4096  # columns up to which backward keeps weight and its sums of dweight and dbias in registers
-_WIDEST_FUSED = 8192  # columns up to which backward writes dx beside dresidual
+_WIDEST = 4096  # columns of a row that backward keeps in registers, with its sums of dweight and dbias
 _COLUMN_SHARES = 32  # into how many programs _column_sums splits the rows of a block of columns
 
 
@@ -99,7 +97,7 @@ def _backward(
     weight,  # (N,) or None
     dresidual,  # (M, N) out
     dx,  # (M, N) out, or None: the same as dresidual
-    parts,  # (2, programs, N) float32 out: what each program adds to dweight and dbias; None: left to _column_sums
+    parts,  # (2, programs, N) float32 out: what each program adds to dweight and dbias; None: nobody wants them
     seed,  # (1,) int64 or None
     stream,
     threshold,
@@ -113,7 +111,7 @@ def _backward(
     programs = tl.num_programs(0)
     columns = tl.arange(0, COLUMNS)
     column_inside = columns < N
-    if weight is not None and parts is not None:
+    if weight is not None:
         scale = tl.load(weight + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
     if parts is not None:
         dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -133,14 +131,10 @@ def _backward(
             dweight += gradient * normal
             dbias += gradient
         if weight is not None:
-            if parts is None:  # too wide to keep: it comes from the cache for every tile
-                scale = tl.load(weight + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
             gradient *= scale
         along_mean = tl.sum(gradient, axis=1)[:, None] / N
         along_normal = tl.sum(gradient * normal, axis=1)[:, None] / N
         total = row_rstd * (gradient - along_mean - normal * along_normal)
-        if parts is None:
-            tl.debug_barrier()  # keeps the loads below from being hoisted into registers that the row needs
         if ds is not None:
             total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
@@ -154,6 +148,63 @@ def _backward(
         at = parts + program * N + columns
         tl.store(at, tl.sum(dweight, axis=0), mask=column_inside)
         tl.store(at + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
+
+
+@triton.jit
+def _backward_wide(
+    dy,  # (M, N); this and the rest as for _backward
+    ds,
+    s,
+    mean,
+    rstd,
+    weight,
+    dresidual,
+    dx,
+    seed,
+    stream,
+    threshold,
+    keep_scale,
+    M,
+    N,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """For rows that would fill the registers: by blocks of columns, first the two means, then, from the cache, the rest."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_inside = rows < M
+    row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
+    row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
+    along_mean = tl.zeros((ROWS, COLUMNS), tl.float32)
+    along_normal = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, N, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        inside = row_inside[:, None] & (columns < N)[None, :]
+        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+        gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
+        if weight is not None:
+            gradient *= tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
+        along_mean += gradient
+        along_normal += gradient * (value - row_mean) * row_rstd
+    along_mean = tl.sum(along_mean, axis=1)[:, None] / N
+    along_normal = tl.sum(along_normal, axis=1)[:, None] / N
+    for start in range(0, N, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        inside = row_inside[:, None] & (columns < N)[None, :]
+        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+        gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
+        if weight is not None:
+            gradient *= tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
+        total = row_rstd * (gradient - along_mean - (value - row_mean) * row_rstd * along_normal)
+        if ds is not None:
+            total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
+        if dx is not None:
+            if seed is not None:
+                keep = keep_mask(tl.load(seed), stream, 0, rows, start, threshold, COLUMNS)
+                total = tl.where(keep, total * keep_scale, 0.0)
+            tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -223,6 +274,11 @@ def tile(chip: Chip, N: int, *, backward: bool) -> RowTile:
     return row_tile(chip, max(NARROWEST, triton.next_power_of_2(N)), "backward" if backward else "forward")
 
 
+def _wide_tile(chip: Chip) -> RowTile:
+    """Rows of more than _WIDEST columns, 2,048 at a time."""
+    return RowTile(1, 2048, warps(chip, 2048, 8))
+
+
 def _column_tile(chip: Chip) -> RowTile:
     return RowTile(16, 128, warps(chip, 2048))
 
@@ -282,30 +338,38 @@ def residual_layer_norm_backward(
     dweight = s.new_empty(0) if weight is None else torch.empty_like(weight)
     dbias = s.new_empty(0) if bias is None else torch.empty_like(bias)
     here = chip(s.device)
-    to, to_columns = tile(here, N, backward=True), _column_tile(here)
-    in_registers, fused = N <= _WIDEST, N <= _WIDEST_FUSED
-    programs = _programs(here, to, triton.cdiv(M, to.rows))
+    wide = N > _WIDEST
+    to = _wide_tile(here) if wide else tile(here, N, backward=True)
+    tiles = triton.cdiv(M, to.rows)
+    shares = min(_COLUMN_SHARES, tiles) if wide else _programs(here, to, tiles)
     parts = None
     if weight is not None or bias is not None:
-        shares = programs if in_registers else min(_COLUMN_SHARES, triton.cdiv(M, to_columns.rows))
         parts = torch.empty(2, shares, N, dtype=torch.float32, device=s.device)
     if M:
-        drawn, threshold, scale = dropout_arguments(dropout_p, seed if fused else None)
-        _backward[(programs,)](
-            dy, ds, s, mean, rstd, None if weight is None else weight.contiguous(), dresidual,
-            dx if fused else None, parts if in_registers else None, drawn, stream, threshold, scale, M, N,
-            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
-        )  # fmt: skip
-    if dx is not None and not fused:
-        dx = dropout(dresidual, dropout_p=dropout_p, seed=seed, stream=stream, dtype=x_dtype)
-    if M and parts is not None and not in_registers:
-        _column_sums[(triton.cdiv(N, to_columns.columns), shares)](
-            dy, s, mean, rstd, parts, M, N,
-            ROWS=to_columns.rows, COLUMNS=to_columns.columns, num_warps=to_columns.warps,
-        )  # fmt: skip
+        seed, threshold, scale = dropout_arguments(dropout_p, seed)
+        weight = None if weight is None else weight.contiguous()
+        options = {"ROWS": to.rows, "COLUMNS": to.columns, "num_warps": to.warps}
+        if wide:
+            _backward_wide[(tiles,)](
+                dy, ds, s, mean, rstd, weight, dresidual, dx, seed, stream, threshold, scale, M, N, **options
+            )  # fmt: skip
+            if parts is not None:
+                _launch_column_sums(here, dy, s, mean, rstd, parts)
+        else:
+            _backward[(shares,)](
+                dy, ds, s, mean, rstd, weight, dresidual, dx, parts, seed, stream, threshold, scale, M, N, **options
+            )  # fmt: skip
     if parts is not None:
         add_parts(parts, None if weight is None else dweight, None if bias is None else dbias)
     return dx, dresidual, dweight, dbias
+
+
+def _launch_column_sums(here, dy, s, mean, rstd, parts):
+    M, N = s.shape
+    to = _column_tile(here)
+    _column_sums[(triton.cdiv(N, to.columns), parts.shape[1])](
+        dy, s, mean, rstd, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- compile cases
@@ -317,7 +381,8 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     while columns <= MAX_COLUMNS:
         for dtype in ("fp32", "bf16"):
             yield _forward_case(chip, columns, dtype, dtype)
-            yield _backward_case(chip, columns, dtype, dtype, dropout=columns <= _WIDEST_FUSED)
+            if columns <= 2 * _WIDEST:
+                yield _backward_case(chip, columns, dtype, dtype)
         columns *= 2
     for x, stream in (("fp16", "fp16"), ("bf16", "fp32")):
         yield _forward_case(chip, 512, x, stream)
@@ -355,6 +420,7 @@ def _forward_case(chip: Chip, N: int, x: str, s: str, *, residual: bool = True, 
 
 
 def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropout: bool = True) -> CompileCase:
+    wide = N > _WIDEST
     arguments = {
         "dy": f"*{x}",
         "ds": f"*{s}" if ds else None,
@@ -364,13 +430,15 @@ def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropo
         "weight": "*fp32",
         "dresidual": f"*{s}",
         "dx": f"*{x}" if dropout or x != s else None,
-        "parts": "*fp32" if N <= _WIDEST else None,
         "seed": "*i64" if dropout else None,
         "M": "i32",
+        **({} if wide else {"parts": "*fp32"}),
         **_DROPOUT,
     }
     variant = "+".join(["ds"] * ds + ["dropout"] * dropout) or "plain"
     variant += f"+{s}-stream" if x != s else ""
+    if wide:
+        return row_case(_backward_wide, f"layer_norm.backward_wide/{variant}", x, _wide_tile(chip), arguments)
     return row_case(_backward, f"layer_norm.backward/{variant}/N{N}", x, tile(chip, N, backward=True), arguments)
 
 

@@ -236,10 +236,12 @@ def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
     listed = {(case.kernel, case.arguments["ROWS"], case.arguments["COLUMNS"], case.num_warps)
               for case in itertools.chain(kernel.compile_cases(chip), add_kernel.compile_cases(chip))}  # fmt: skip
     for columns in (1, 100, 128, 129, 500, 512, 1000, 2000, 3000, 5000, 10000, 16384):
+        wide = columns > kernel._WIDEST
         for jit, to in (
             (kernel._forward, kernel.tile(chip, columns, backward=False)),
+            (kernel._backward_wide, kernel._wide_tile(chip)) if wide else
             (kernel._backward, kernel.tile(chip, columns, backward=True)),
             (add_kernel._add_dropped, add_kernel.tile(chip, columns)),
-        ):
+        ):  # fmt: skip
             assert (jit, to.rows, to.columns, to.warps) in listed
             assert to.warps * (64 if chip.name.startswith("gfx") else 32) <= 1024
