@@ -312,7 +312,7 @@ def _run_gate(dhidden, hidden, bias):
     parts = torch.empty(1, shares, N, dtype=torch.float32, device=dhidden.device) if bias else None
     if M:
         _gate[(triton.cdiv(N, to.columns), shares)](
-            dhidden, hidden, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps
+            dhidden, hidden, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
         )
     return _bias_gradient(parts, dhidden)
 

@@ -169,7 +169,7 @@ def _backward_wide(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """For rows that would fill the registers: by blocks of columns, first the two means, then, from the cache, the rest."""
+    """For rows that would fill the registers: block by block, once for the two means and once for all else."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_inside = rows < M
     row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
@@ -314,7 +314,7 @@ def _run_forward(x, residual, weight, bias, eps, dropout_p, seed, stream):
         weight, bias = (None if p is None else p.contiguous() for p in (weight, bias))
         _forward[(triton.cdiv(M, to.rows),)](
             x, residual, weight, bias, y, s, mean, rstd, seed, stream, threshold, scale, eps, M, N,
-            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
+            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
     return y, s, mean, rstd
 
@@ -348,7 +348,7 @@ def residual_layer_norm_backward(
     if M:
         seed, threshold, scale = dropout_arguments(dropout_p, seed)
         weight = None if weight is None else weight.contiguous()
-        options = {"ROWS": to.rows, "COLUMNS": to.columns, "num_warps": to.warps}
+        options = {"ROWS": to.rows, "COLUMNS": to.columns, "num_warps": to.warps, "num_stages": 1}
         if wide:
             _backward_wide[(tiles,)](
                 dy, ds, s, mean, rstd, weight, dresidual, dx, seed, stream, threshold, scale, M, N, **options
@@ -368,7 +368,7 @@ def _launch_column_sums(here, dy, s, mean, rstd, parts):
     M, N = s.shape
     to = _column_tile(here)
     _column_sums[(triton.cdiv(N, to.columns), parts.shape[1])](
-        dy, s, mean, rstd, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps
+        dy, s, mean, rstd, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def add_parts(parts, first, second):
     _, P, N = parts.shape
     to = _tile(chip(parts.device))
     _add_parts[(triton.cdiv(N, to.columns),)](
-        parts, first, second, P, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps
+        parts, first, second, P, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
     )
 
 

@@ -30,9 +30,9 @@ def row_case(kernel: Any, name: str, dtype: str, tile: RowTile, arguments: Mappi
     """The case of a kernel over (M, N) with constants ROWS and COLUMNS, at an N that divides by 16."""
     return CompileCase(
         kernel=kernel,
-        name=f"{name}/{tile.rows}x{tile.columns}w{tile.warps}s3",
+        name=f"{name}/{tile.rows}x{tile.columns}w{tile.warps}s1",
         dtype=dtype,
         arguments={**arguments, "N": "i32:16", "ROWS": tile.rows, "COLUMNS": tile.columns},
         num_warps=tile.warps,
-        num_stages=3,
+        num_stages=1,
     )
