@@ -42,6 +42,7 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.8",
             "mypy>=1.11",
+            "transformers>=4.48",
             "types-PyYAML",
             "types-tqdm",
         ],
