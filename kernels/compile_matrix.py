@@ -111,6 +111,11 @@ def compile_case(chip: Chip, case: CompileCase) -> Resources:
 def _start_worker() -> None:
     # Before any kernel is imported: in the interpreter Triton cannot compile.
     os.environ.pop("TRITON_INTERPRET", None)
+    _parent.append(os.getppid())
+
+
+_parent: list[int] = []
+"""In a worker, the process that started it."""
 
 
 @functools.cache
@@ -119,6 +124,8 @@ def _cases(family: str, chip: str) -> list[CompileCase]:
 
 
 def _run(task: Task) -> Outcome:
+    if os.getppid() not in _parent:  # nobody waits for the outcome any more
+        os._exit(1)
     try:
         return Outcome(compile_case(CHIPS[task.chip], _cases(task.family, task.chip)[task.index]))
     except Exception as error:  # whatever the compiler raises is the outcome
@@ -147,6 +154,9 @@ def compile_tasks(
                         progress(len(outcomes), len(tasks))
             except BrokenProcessPool:
                 pass
+            except BaseException:  # Ctrl-C: what waits need not be compiled first
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         remaining = [task for task in tasks if task not in outcomes]
         if remaining:
             # One of the first few killed its process and took the pool along: find out which, one process each.
