@@ -32,7 +32,6 @@ _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _profiling = torch.autograd._profiler_enabled
-_any_autocast = torch._C._is_any_autocast_enabled
 _autocast_enabled = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
 _set_autocast = torch.set_autocast_enabled
@@ -138,8 +137,6 @@ class Operator:
         if on_gpu and tensor.get_device() != _current_gpu():
             return self.dispatched(*args)
         run = self._differentiate if gradient and _grad_enabled() else self._compute
-        if not _any_autocast():
-            return run(*args)
         device = "cuda" if on_gpu else "cpu" if tensor.is_cpu else tensor.device.type
         if not _autocast_enabled(device):
             return run(*args)
