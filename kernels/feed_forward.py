@@ -1,7 +1,7 @@
 """The feed-forward network's two hidden products with everything between them fused into their epilogues.
 
     forward     hidden = keep * max(0, x W1^T + b1)          out = scale * hidden W2^T + b2
-    backward    dhidden = open * scale * (dout W2)           db1 = sum over rows of dhidden
+    backward    dhidden = open * scale * (dout W2)           db1, db2 = sums over rows of dhidden and dout
                 dW2 = scale * dout^T hidden, dx = dhidden W1, dW1 = dhidden^T x: plain products, left to cuBLAS
 
 keep is dropout's mask (M, F), scale its 1 / (1 - p), which rides in the products as a factor. open is the one mask
@@ -20,6 +20,7 @@ Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tenso
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -146,7 +147,8 @@ def _backward(
     hidden,  # (M, N), whose sign tells what is open; None: bits do
     bits,  # (M, ceil(N / 32)) int32, or None
     dhidden,  # (M, N) out
-    parts,  # (tiles of rows, N) float32 out, what each adds to the bias gradient; None: nobody wants it
+    parts,  # (tiles of rows, N) float32 out, what each adds to the first bias's gradient; None: nobody wants it
+    parts2,  # (tiles of rows, K) float32 out, likewise the second bias's, the sum of dout; None likewise
     scale,
     M,
     N,
@@ -180,6 +182,26 @@ def _backward(
     tl.store(dhidden + offsets, value.to(dhidden.dtype.element_ty), mask=inside)
     if parts is not None:
         tl.store(parts + tile_m * N + columns, tl.sum(value, axis=0), mask=columns < N)
+    if parts2 is not None:  # noqa: SIM102 (the outer one is decided when compiling, the inner one when running)
+        if tile_n == 0:  # dout's rows are in the cache now
+            _row_sums(dout, parts2 + tile_m * K, rows, M, K, DEPTH)
+
+
+@triton.jit
+def _row_sums(
+    a,  # (M, K)
+    out,  # (K,) float32 out
+    rows,
+    M,
+    K,
+    DEPTH: tl.constexpr,
+):
+    """The sum of these rows."""
+    for start in range(0, K, DEPTH):
+        depth = start + tl.arange(0, DEPTH)
+        inside = (rows < M)[:, None] & (depth < K)[None, :]
+        part = tl.load(a + rows.to(tl.int64)[:, None] * K + depth[None, :], mask=inside, other=0.0)
+        tl.store(out + depth, tl.sum(part.to(tl.float32), axis=0), mask=depth < K)
 
 
 @triton.jit
@@ -276,52 +298,57 @@ def feed_forward_backward(dout, x, hidden, bits, weight1, weight2, *, bias1, bia
     """
     here = chip(x.device)
     if (route or epilogue_route(here, product_kind(x.dtype, here), "backward")) == "fused":
-        dhidden, dbias1 = _fused_backward(dout, hidden, bits, weight2, bias1, scale)
+        dhidden, dbias1, dbias2 = _fused_backward(dout, hidden, bits, weight2, bias1, bias2, scale)
     else:
         dhidden = scaled_mm(dout, weight2, scale)
         dbias1 = _run_gate(dhidden, hidden, bias1)
+        dbias2 = dout.sum(0) if bias2 else dout.new_empty(0)
     return (
         torch.mm(dhidden, weight1),
         torch.mm(dhidden.t(), x),
         dbias1,
         scaled_mm(dout.t(), hidden, scale),
-        dout.sum(0) if bias2 else dout.new_empty(0),
+        dbias2,
     )
 
 
-def _fused_backward(dout, hidden, bits, weight, bias, scale):
+def _fused_backward(dout, hidden, bits, weight, bias1, bias2, scale):
     (M, K), N = dout.shape, weight.shape[1]
     dhidden = torch.empty_like(hidden)
     grid, options = _launch(dout, M, N, K)
-    parts = None
-    if bias:
-        parts = torch.empty(1, triton.cdiv(M, options["ROWS"]), N, dtype=torch.float32, device=dout.device)
+    tiles = triton.cdiv(M, options["ROWS"])
+    parts1, dbias1 = _partial_sums(dout, tiles, N, bias1)
+    parts2, dbias2 = _partial_sums(dout, tiles, K, bias2)
     if M:
         has_bits = bits.numel() > 0
         _backward[grid](
-            dout, weight.contiguous(), None if has_bits else hidden, bits if has_bits else None, dhidden, parts, scale,
-            M, N, K, **options,
+            dout, weight.contiguous(), None if has_bits else hidden, bits if has_bits else None, dhidden,
+            parts1, parts2, scale, M, N, K, **options,
         )  # fmt: skip
-    return dhidden, _bias_gradient(parts, dhidden)
+    wanted = [pair for pair in ((parts1, dbias1), (parts2, dbias2)) if pair[0] is not None]
+    if wanted:
+        add_parts(*itertools.chain(*wanted))
+    return dhidden, dbias1, dbias2
+
+
+def _partial_sums(like, programs, N, wanted):
+    """Room for a bias gradient's parts (programs, N) float32, and for their sum; None and nothing unless wanted."""
+    if not wanted:
+        return None, like.new_empty(0)
+    return torch.empty(programs, N, dtype=torch.float32, device=like.device), like.new_empty(N)
 
 
 def _run_gate(dhidden, hidden, bias):
     M, N = dhidden.shape
     to = gate_tile(chip(dhidden.device))
     shares = min(triton.cdiv(M, to.rows), to.shares)
-    parts = torch.empty(1, shares, N, dtype=torch.float32, device=dhidden.device) if bias else None
+    parts, dbias = _partial_sums(dhidden, shares, N, bias)
     if M:
         _gate[(triton.cdiv(N, to.columns), shares)](
             dhidden, hidden, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
         )
-    return _bias_gradient(parts, dhidden)
-
-
-def _bias_gradient(parts, dhidden):
-    if parts is None:
-        return dhidden.new_empty(0)
-    dbias = torch.empty(dhidden.shape[1], dtype=dhidden.dtype, device=dhidden.device)
-    add_parts(parts, dbias, None)
+    if parts is not None:
+        add_parts(parts, dbias)
     return dbias
 
 
@@ -376,8 +403,8 @@ def _product_cases(kind: str, to: ProductTile, chip: Chip, *, any_depth: bool) -
     odd_depth = {"K": "i32", "EVEN_K": False}
     forward = {"x": f"*{dtype}", "weight": f"*{dtype}", "bias": f"*{dtype}", "hidden": f"*{dtype}"}
     forward |= {"seed": "*i64", "stream": "i32", "threshold": "i32"}
-    backward = {"dout": f"*{dtype}", "weight": f"*{dtype}", "hidden": None, "dhidden": f"*{dtype}", "parts": "*fp32"}
-    backward |= {"scale": "fp32"}
+    backward = {"dout": f"*{dtype}", "weight": f"*{dtype}", "hidden": None, "dhidden": f"*{dtype}"}
+    backward |= {"parts": "*fp32", "parts2": "*fp32", "scale": "fp32"}
     for kernel, variant, arguments in (
         (_forward, "forward/dropout", {**forward, **shared}),
         (_forward, "forward/plain", {**forward, **shared, "seed": None}),

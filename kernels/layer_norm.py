@@ -20,6 +20,7 @@ Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -359,8 +360,9 @@ def residual_layer_norm_backward(
             _backward[(shares,)](
                 dy, ds, s, mean, rstd, weight, dresidual, dx, parts, seed, stream, threshold, scale, M, N, **options
             )  # fmt: skip
-    if parts is not None:
-        add_parts(parts, None if weight is None else dweight, None if bias is None else dbias)
+    wanted = [(p, out) for p, out in zip((() if parts is None else parts), (dweight, dbias)) if out.numel()]
+    if wanted:
+        add_parts(*itertools.chain(*wanted))
     return dx, dresidual, dweight, dbias
 
 

@@ -15,49 +15,73 @@ from fasttfm.kernels.row_tile import RowTile, row_case, warps
 
 
 @triton.jit
-def _add_parts(
-    parts,  # (2, P, N) float32
-    dweight,  # (N,) out, or None
-    dbias,  # (N,) out, or None
+def _total(
+    parts,  # (P, N) float32
+    out,  # (N,) out
+    tile,
     P,
     N,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    first = tl.zeros((ROWS, COLUMNS), tl.float32)
-    second = tl.zeros((ROWS, COLUMNS), tl.float32)
+    columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, P, ROWS):
         rows = start + tl.arange(0, ROWS)
         inside = (rows < P)[:, None] & (columns < N)[None, :]
-        offsets = rows[:, None] * N + columns[None, :]
-        if dweight is not None:
-            first += tl.load(parts + offsets, mask=inside, other=0.0)
-        if dbias is not None:
-            second += tl.load(parts + P * N + offsets, mask=inside, other=0.0)
-    if dweight is not None:
-        tl.store(dweight + columns, tl.sum(first, axis=0).to(dweight.dtype.element_ty), mask=columns < N)
-    if dbias is not None:
-        tl.store(dbias + columns, tl.sum(second, axis=0).to(dbias.dtype.element_ty), mask=columns < N)
+        total += tl.load(parts + rows[:, None] * N + columns[None, :], mask=inside, other=0.0)
+    tl.store(out + columns, tl.sum(total, axis=0).to(out.dtype.element_ty), mask=columns < N)
+
+
+@triton.jit
+def _add_parts(
+    parts,  # (P, N) float32
+    out,  # (N,) out
+    parts2,  # (P, N2) float32, or None
+    out2,  # (N2,) out, or None
+    P,
+    N,
+    N2,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    if out2 is None:
+        _total(parts, out, tile, P, N, ROWS, COLUMNS)
+    else:
+        tiles = tl.cdiv(N, COLUMNS)
+        if tile < tiles:
+            _total(parts, out, tile, P, N, ROWS, COLUMNS)
+        else:
+            _total(parts2, out2, tile - tiles, P, N2, ROWS, COLUMNS)
 
 
 def _tile(chip: Chip) -> RowTile:
     return RowTile(32, 32, warps(chip, 1024))
 
 
-def add_parts(parts, first, second):
-    """first (N,) = sum of parts[0], second (N,) = sum of parts[1], either may be None; parts (1 or 2, P, N) float32.
+def add_parts(parts, out, parts2=None, out2=None):
+    """out (N,) = sum over P of parts (P, N) float32 contiguous; a second pair, of another N but the same P, likewise.
 
-    In a fixed order, rounded once to the dtype of what they are written to.
+    In one launch and a fixed order, rounded once to the dtype of what is written.
     """
-    _, P, N = parts.shape
+    P, N = parts.shape
+    N2 = 0 if parts2 is None else parts2.shape[1]
     to = _tile(chip(parts.device))
-    _add_parts[(triton.cdiv(N, to.columns),)](
-        parts, first, second, P, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
+    _add_parts[(triton.cdiv(N, to.columns) + triton.cdiv(N2, to.columns),)](
+        parts, out, parts2, out2, P, N, N2, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
     )
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    for variant, names in (("both", ("dweight", "dbias")), ("first", ("dweight",))):
-        arguments = {"parts": "*fp32", "dweight": None, "dbias": None, "P": "i32", **dict.fromkeys(names, "*fp32")}
-        yield row_case(_add_parts, f"partial_sums/{variant}", "fp32", _tile(chip), arguments)
+    for dtype in ("fp32", "bf16"):
+        for variant, second in (("two", True), ("one", False)):
+            arguments = {
+                "parts": "*fp32",
+                "out": f"*{dtype}",
+                "parts2": "*fp32" if second else None,
+                "out2": f"*{dtype}" if second else None,
+                "P": "i32",
+                "N2": "i32:16" if second else "i32",
+            }
+            yield row_case(_add_parts, f"partial_sums/{variant}", dtype, _tile(chip), arguments)
