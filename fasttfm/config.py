@@ -147,7 +147,10 @@ def read_yaml(path: str | Path) -> Values:
                 if name in all_fields():
                     hint = f"{name} belongs to section {section_of(name)}"
                 raise UserError(f"{path}, line {line}: {section}.{name} is unknown: {hint}")
-            value = yaml.SafeLoader("").construct_object(node, deep=True)
+            try:
+                value = yaml.SafeLoader("").construct_object(node, deep=True)
+            except (yaml.YAMLError, ValueError, TypeError) as error:  # a tag, a date such as 2020-13-45, a loop
+                raise UserError(f"{path}, line {line}: {section}.{name} is no plain YAML value: {error}") from error
             values[section][name] = convert(value, known[name], f"{path}, line {line}: {section}.{name}")
     return values
 

@@ -206,3 +206,11 @@ def test_a_presets_comments_survive_no_tab_and_it_is_plain_yaml():
         text = preset_path(name).read_text()
         assert "\t" not in text
         assert set(yaml.safe_load(text)) <= set(SECTIONS)
+
+
+@pytest.mark.parametrize("value", ["!foo 3", "2020-13-45", "!!int many", "!!python/object:os.system x"])
+def test_a_value_that_yaml_cannot_build_is_named_with_its_line(tmp_path, value):
+    path = tmp_path / "my.yaml"
+    path.write_text(f"training:\n  seed: {value}\n")
+    with pytest.raises(UserError, match=r"my\.yaml, line 2: training\.seed is no plain YAML value"):
+        read_yaml(path)

@@ -11,6 +11,7 @@ Only the module of the command that was asked for is imported, so that `fasttfm 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only --help and --version may stand before the command, so the command is the first word or there is none.
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     where = f"fasttfm {name}" if name else "fasttfm"
+    _open_closed_streams()
     try:
         parser, module = _build_parser(name)
         args = parser.parse_args(arguments)
@@ -58,13 +60,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(where, str(interrupt) or "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
         if error.errno is None:
             raise  # raised by hand somewhere, not by the operating system: a bug deserves its traceback
         place = f"{error.filename}: " if error.filename else ""
-        return _fail(where, f"{place}{error.strerror}", EXIT_USER_ERROR)
+        remedy = ": free some space, or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        _give_up_output()
+        return _fail(where, f"{place}{error.strerror}{remedy}", EXIT_USER_ERROR)
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a standard stream that the caller closed (<&-); the null device is as empty."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as the process)
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _give_up_output() -> None:
+    """What standard output did not take, Python would try to write once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_output()
 
 
 def _build_parser(name: str | None):

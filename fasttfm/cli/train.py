@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> None:
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
+    from fasttfm.training.log import read_log
     from fasttfm.training.plots import plot_curve
     from fasttfm.training.run import train
 
@@ -62,5 +63,6 @@ def run(args: argparse.Namespace) -> None:
         print(f"last checkpoint: {outcome.score}")
     if outcome.average is not None:
         print(f"averaged checkpoint: {outcome.average}")
-    print(f"loss curve: {plot_curve(args.out)}")
+    if read_log(args.out):  # a run of fewer updates than log_interval that never validates has no curve
+        print(f"loss curve: {plot_curve(args.out)}")
     print(f"model: {args.out}")

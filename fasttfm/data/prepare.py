@@ -53,6 +53,8 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         if self.vocab_size < 5:
             raise UserError(f"--vocab-size {self.vocab_size}: at least 5 are needed, four pieces are special")
+        if self.vocab_size >= 1 << 31:
+            raise UserError(f"--vocab-size {self.vocab_size}: less than {1 << 31:,} is allowed")
         if self.max_length < 1:
             raise UserError(f"--max-length {self.max_length}: at least 1 subword must be allowed")
         if self.character_coverage is not None and not 0.9 <= self.character_coverage <= 1.0:
@@ -121,6 +123,8 @@ def prepare(
                     "fingerprint": fingerprint,
                 },
             )
+    except BrokenPipeError:
+        raise  # of what `say` writes to, not of a file here
     except OSError as error:
         if error.errno is None:
             raise

@@ -125,9 +125,15 @@ class PreparedData:
 
 
 def is_prepared(path: Path, fingerprint: dict[str, Any]) -> bool:
-    """Whether path already holds exactly what these inputs and options give."""
+    """Whether path already holds, whole, exactly what these inputs and options give."""
     description = _description(path)
-    return description is not None and description.get("fingerprint") == fingerprint
+    if description is None or description.get("fingerprint") != fingerprint:
+        return False
+    try:
+        PreparedData.open(path)
+    except UserError:
+        return False  # a file is missing or damaged: preparing again is the remedy, so it has to be done
+    return all((path / f"valid.{side}.txt").is_file() for side in ("src", "tgt"))
 
 
 def check_replaceable(path: Path) -> None:

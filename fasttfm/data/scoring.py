@@ -35,6 +35,8 @@ def bleu(
     Raises UserError when the tokenizer's package or data is not there; ValueError when the line counts differ.
     """
     _check_aligned(hypotheses, references)
+    if tokenize not in TOKENIZERS:
+        raise UserError(f"the tokenizer {tokenize!r} is unknown: one of {', '.join(TOKENIZERS)} is allowed")
     try:
         metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
         value = metric.corpus_score(hypotheses, [references]).score

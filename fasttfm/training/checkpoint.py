@@ -119,7 +119,22 @@ def recover(folder: Path) -> None:
         else:
             os.replace(path, original)
     for path in folder.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if not _is_written_by_another(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_written_by_another(path: Path) -> bool:
+    """Whether the process whose number ends the temporary name is alive: `average` may run beside `train`."""
+    number = path.name.rpartition("-")[2]
+    if not number.isdecimal() or int(number) == os.getpid() or os.name == "nt":
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def prune(model_dir: str | Path, keep_last: int, keep: set[int]) -> None:
@@ -196,7 +211,10 @@ def read_state(checkpoint: Path) -> TrainingState:
     """Training state of a checkpoint directory, on the CPU; UserError when it is missing or cut off."""
     with _opened(checkpoint / STATE_FILE, "cpu") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return TrainingState(tensors=tensors, values=json.loads(file.metadata()["values"]))
+        values = (file.metadata() or {}).get("values")
+        if values is None:
+            raise ValueError("it holds no training state")
+        return TrainingState(tensors=tensors, values=json.loads(values))
 
 
 @contextlib.contextmanager
@@ -210,11 +228,16 @@ def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
 
 def _damaged(path: Path, error: Exception) -> UserError:
     folder = path.parent
+    # only what a run wrote itself is ever advised to be deleted, never a directory that the user has named
+    if folder.name.startswith("step-"):
+        remedy = f"delete {folder} to use the checkpoint before it, or copy the file back"
+    elif folder.name == "average":
+        remedy = "make it anew with fasttfm average"
+    else:
+        remedy = "give a checkpoint directory of fasttfm train, or a .safetensors file"
     if not path.exists():
-        return UserError(f"{path}: is missing; delete {folder} to use the checkpoint before it, or copy the file back")
-    return UserError(
-        f"{path}: is cut off or not what its name says ({error}); delete {folder} to use the checkpoint before it"
-    )
+        return UserError(f"{path}: is missing; {remedy}")
+    return UserError(f"{path}: is cut off or not what its name says ({error}); {remedy}")
 
 
 def model_weights(model: torch.nn.Module) -> dict[str, Tensor]:

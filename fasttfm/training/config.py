@@ -80,6 +80,7 @@ class TrainingConfig:
             _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
         for name in ("save_interval_updates", "average_last", "seed", "threads", "weight_decay", "clip_norm"):
             _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
+        _require(self, "seed", self.seed < 1 << 63, f"must be below {1 << 63}")
         for name in ("lr", "noam_scale", "adam_eps"):
             value = getattr(self, name)
             _require(self, name, value > 0 and math.isfinite(value), "must be a positive number")

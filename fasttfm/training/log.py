@@ -33,10 +33,15 @@ def read_log(model_dir: str | Path) -> list[dict[str, Any]]:
 class RunLog:
     """Appends records to train.log.jsonl and, if asked, to TensorBoard event files below MODEL/tensorboard."""
 
-    def __init__(self, model_dir: Path, tensorboard: bool, resume_step: int) -> None:
-        """resume_step: update that the run goes on from; records of later ones and of an average are removed."""
+    def __init__(self, model_dir: Path, tensorboard: bool, resume_step: int, validated: int | None = None) -> None:
+        """resume_step: update that the run goes on from; records of later ones and of an average are removed.
+
+        validated: update of the last validation that the checkpoint knows of, resume_step when None; it is earlier when
+        Ctrl-C saved in the middle of a validation, and one that was recorded after that is done again.
+        """
         self.path = model_dir / LOG_FILE
-        kept = [r for r in read_log(model_dir) if r["step"] <= resume_step and r["kind"] != "average"]
+        newest = {"train": resume_step, "valid": resume_step if validated is None else validated}
+        kept = [r for r in read_log(model_dir) if r["step"] <= newest.get(r["kind"], -1)]
         temporary = self.path.with_name(f".{self.path.name}")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         os.replace(temporary, self.path)

@@ -47,7 +47,9 @@ def refuse_strangers(path: Path) -> None:
     """Raise UserError when `path` is a file, or a directory that holds something else than a model."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; give --out the name of a directory")
-    strangers = [name for name in os.listdir(path) if name != _LOCK_FILE] if path.is_dir() else []
+    # .config.yaml is what a kill in the middle of its writing leaves
+    own = (_LOCK_FILE, f".{CONFIG_FILE}")
+    strangers = [name for name in os.listdir(path) if name not in own] if path.is_dir() else []
     if strangers and not (path / CONFIG_FILE).exists():
         raise UserError(f"{path}: is not empty and no model directory; give --out a new or empty directory")
 
@@ -61,9 +63,10 @@ def prepare_model_dir(path: Path, config: Config, data: PreparedData) -> None:
         _refuse_other_recipe(path, config)
         _refuse_other_data(path, data)
     path.mkdir(parents=True, exist_ok=True)
+    # config.yaml first: it marks the directory as ours, so that a kill or a full disk behind it can be gone on from
+    _replace(path / CONFIG_FILE, config.to_yaml().encode())
     for file in [*data.model_files, data.path / DATA_FILE]:
         _replace(path / file.name, file.read_bytes())
-    _replace(path / CONFIG_FILE, config.to_yaml().encode())
 
 
 def read_config(path: Path) -> Values:
@@ -113,7 +116,15 @@ def _refuse_other_data(path: Path, data: PreparedData) -> None:
                 f"{path}: this run was begun with another vocabulary than {file}: give the --data it was begun with, "
                 "or another --out"
             )
-    before = yaml.safe_load((path / DATA_FILE).read_text(encoding="utf-8"))
+    try:
+        before = yaml.safe_load((path / DATA_FILE).read_bytes())
+    except (OSError, yaml.YAMLError):
+        before = None
+    if not isinstance(before, dict):
+        raise UserError(
+            f"{path / DATA_FILE}: is missing or damaged: copy {data.path / DATA_FILE} there if this run was begun with "
+            "it, or give another --out"
+        )
     if before.get("fingerprint") != data.description.get("fingerprint"):
         raise UserError(
             f"{path}: this run was begun with other text than {data.path} was made from: give the --data it was begun "

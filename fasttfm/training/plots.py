@@ -47,6 +47,12 @@ def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
             f"{best['bleu']:.1f}", (best["step"], best["bleu"]), xytext=(0, 5), textcoords="offset points", ha="center"
         )
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(target)
-    plt.close(figure)
+    try:
+        figure.savefig(target)
+    except OSError as error:
+        raise UserError(
+            f"{target}: cannot be written: {error.strerror}; make room, the model itself is saved"
+        ) from error
+    finally:
+        plt.close(figure)
     return target

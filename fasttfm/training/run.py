@@ -44,6 +44,21 @@ def train(values: Values, data_dir: Path, model_dir: Path, device: torch.device 
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
     refuse_strangers(model_dir)
+    try:
+        return _train(config, data, model_dir, device)
+    except BrokenPipeError:
+        raise  # of the terminal that the run reports to
+    except OSError as error:
+        if error.errno is None:
+            raise  # raised by hand somewhere, not by the operating system
+        # writing to an open file on a full disk names no file
+        raise UserError(
+            f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: make "
+            "room or make the directory writable, then run the same command again to go on from the last one"
+        ) from error
+
+
+def _train(config: Config, data: PreparedData, model_dir: Path, device: torch.device) -> Outcome:
     with locked(model_dir):
         prepare_model_dir(model_dir, config, data)
         torch.manual_seed(config.training.seed)

@@ -114,7 +114,7 @@ class Trainer:
         Returns why it stopped. Ctrl-C finishes the update, saves and raises KeyboardInterrupt with a line for the user.
         """
         self._resume()
-        self._log = RunLog(self.model_dir, self.config.tensorboard, self.position.step)
+        self._log = RunLog(self.model_dir, self.config.tensorboard, self.position.step, self.position.validated)
         self._progress = Progress()
         self.model.train()
         if self.device.type == "cuda":

@@ -65,6 +65,8 @@ class Validator:
         self.decoding = None if decoding is None else replace(decoding, nbest=1, sampling=False)
         self.device = device
         self.bleu_tokenizer = bleu_tokenizer
+        if decoding is not None:
+            bleu(["."], ["."], tokenize=bleu_tokenizer)  # what is not installed is better said now than in an hour
         self.autocast = autocast
         pairs = data.valid
         groups = sorted_batches(pairs.source_lengths, pairs.target_lengths, max_tokens)

@@ -1,5 +1,6 @@
 """The dispatcher: fast help, one line for every failure, the exit statuses."""
 
+import os
 import subprocess
 import sys
 import types
@@ -34,7 +35,7 @@ def raising(error):
         (UserError("a.txt: line 3\nis wrong"), 2, "fasttfm score: a.txt: line 3 is wrong\n"),
         (KeyboardInterrupt(), 130, "fasttfm score: interrupted\n"),
         (KeyboardInterrupt("saved; start again to resume"), 130, "fasttfm score: saved; start again to resume\n"),
-        (OSError(28, "No space left on device", "out/x"), 2, "fasttfm score: out/x: No space left on device\n"),
+        (OSError(28, "No space left on device", "out/x"), 2, "fasttfm score: out/x: No space left on device: free some space, or write elsewhere\n"),
         (PermissionError(13, "Permission denied", "/x"), 2, "fasttfm score: /x: Permission denied\n"),
     ],
 )
@@ -115,3 +116,23 @@ def test_a_reader_that_leaves_is_no_error():
     assert writer.wait() == cli.EXIT_BROKEN_PIPE
     assert writer.stderr.read() == b""
     writer.stderr.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_a_full_disk_does_not_take_is_one_line():
+    with open("/dev/full", "w") as full:
+        script = [sys.executable, "-m", "fasttfm.cli.main", "train", "--dump-config"]
+        result = subprocess.run(script, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "fasttfm train: No space left on device: free some space, or write elsewhere\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_closed_standard_streams_are_empty_ones(tmp_path):
+    reference = tmp_path / "ref"
+    reference.write_text("one line\n")
+    command = f'"{sys.executable}" -m fasttfm.cli.main score --ref "{reference}" <&-'
+    result = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("fasttfm score: standard input has 0 lines")
+    assert result.stderr.count("\n") == 1

@@ -215,3 +215,10 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(dat
     room = subprocess.run([sys.executable, "-c", script, "10000000", *words], capture_output=True, text=True)
     assert room.returncode == 0, room.stderr
     assert saved_steps(out) == [2, 4, 6]
+
+
+def test_a_run_too_short_for_a_record_ends_well_without_a_curve(data, tmp_path, capsys):
+    assert train(data / "DATA", tmp_path / "MODEL", "--valid-interval-updates", "0", "--log-interval", "100") == 0
+    out, _ = capsys.readouterr()
+    assert "curve" not in out
+    assert "model: " in out

@@ -40,7 +40,7 @@ def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **mor
         text["valid.de"],
         out,
         options,
-        say=said.append,
+        say=more.pop("say", said.append),
         **more,
     )
     return said
@@ -254,3 +254,21 @@ def test_wrong_options_name_their_flag(wrong):
 def test_pairs_in_memory_must_align():
     with pytest.raises(ValueError, match="1 source but 2 target"):
         ParallelTokens.from_lists([[1]], [[1], [2]])
+
+
+@pytest.mark.parametrize("file", ["train.src.npy", "valid.tgt.txt", "spm.model"])
+def test_preparing_again_repairs_a_directory_that_is_not_whole(text, tmp_path: Path, file: str):
+    run(text, tmp_path / "DATA")
+    before = content(tmp_path / "DATA")
+    (tmp_path / "DATA" / file).unlink()
+    run(text, tmp_path / "DATA")
+    assert content(tmp_path / "DATA") == before
+
+
+def test_a_reader_of_the_progress_that_leaves_is_no_failed_disk(text, tmp_path: Path):
+    def say(line: str) -> None:
+        if "vocabulary" in line:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        run(text, tmp_path / "DATA", say=say)

@@ -225,3 +225,32 @@ def test_average_over_two_models_is_refused(tmp_path):
     save_checkpoint(step_folder(tmp_path, 2), {"weight": torch.zeros(3, 3)}, {})
     with pytest.raises(UserError, match="another model"):
         average_last(tmp_path, 2)
+
+
+def test_what_another_process_is_writing_is_left_alone(tmp_path):
+    folder = tmp_path / "checkpoints"
+    alive, dead = folder / f".writing-step-000000002-{os.getppid()}", folder / ".writing-step-000000003-999999999"
+    for path in (alive, dead):
+        path.mkdir(parents=True)
+    save(tmp_path, 1)
+    assert sorted(os.listdir(folder)) == [alive.name, "step-000000001"]
+
+
+def test_deleting_is_advised_for_nothing_but_a_checkpoint_of_the_run(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError, match="is missing; give a checkpoint directory") as error:
+        read_weights(tmp_path / "mine")
+    assert "delete" not in str(error.value)
+    save(tmp_path, 1)
+    average_last(tmp_path, 1)
+    (tmp_path / "checkpoints" / "average" / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(UserError, match="make it anew with fasttfm average"):
+        read_weights(tmp_path / "checkpoints" / "average")
+
+
+def test_weights_in_the_place_of_the_training_state_are_refused(tmp_path):
+    save(tmp_path, 1)
+    folder = step_folder(tmp_path, 1)
+    (folder / "state.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match="holds no training state"):
+        read_state(folder)

@@ -105,3 +105,19 @@ def test_a_bar_on_a_terminal(monkeypatch):
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.4, "1:15"), (3725, "1:02:05"), (-3, "0:00")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_validation_that_the_checkpoint_does_not_know_of_is_dropped(tmp_path):
+    write(tmp_path, [1, 2])
+    RunLog(tmp_path, False, 2, validated=1).close()
+    assert [(record["kind"], record["step"]) for record in read_log(tmp_path)] == [
+        ("train", 1),
+        ("valid", 1),
+        ("train", 2),
+    ]
+
+
+def test_a_curve_on_a_full_disk_is_one_line(tmp_path):
+    write(tmp_path, [1, 2])
+    with pytest.raises(UserError, match=r"nowhere.curve\.png: cannot be written"):
+        plot_curve(tmp_path, tmp_path / "nowhere" / "curve.png")

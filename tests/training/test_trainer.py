@@ -1,6 +1,8 @@
 """The trainer: what it computes, when it stops, and that stopping at any moment changes nothing."""
 
+import errno
 import json
+import os
 import signal
 import time
 
@@ -11,6 +13,7 @@ from fasttfm.data import PreparedData, TokenBatches
 from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.training import model_dir
 from fasttfm.training.checkpoint import read_meta, read_weights, resolve_checkpoint, saved_steps, step_folder
 from fasttfm.training.log import read_log
 from fasttfm.training.model_dir import prepare_model_dir
@@ -310,3 +313,43 @@ def test_a_finished_run_started_again_does_nothing_and_says_so(tiny_data, tiny_v
     assert outcome.reason == "max_update 12 is reached"
     assert json.dumps(read_log(tmp_path / "M")) == before
     assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(tmp_path / "M").items())
+
+
+@pytest.mark.parametrize("left", [".config.yaml", "config.yaml"])
+def test_a_kill_while_the_directory_is_made_can_be_gone_on_from(tiny_data, tiny_config, tmp_path, monkeypatch, left):
+    data, out = PreparedData.open(tiny_data), tmp_path / "MODEL"
+
+    def killed(path, content, write=model_dir._replace):
+        if left.startswith("."):
+            path.with_name(f".{path.name}").write_bytes(content[:10])
+        else:
+            write(path, content)
+        raise SystemExit(9)
+
+    out.mkdir()
+    config = tiny_config()
+    with monkeypatch.context() as patch:
+        patch.setattr(model_dir, "_replace", killed)
+        with pytest.raises(SystemExit):
+            prepare_model_dir(out, config, data)
+    assert os.listdir(out) == [left]
+    model_dir.refuse_strangers(out)
+    prepare_model_dir(out, config, data)
+    assert sorted(os.listdir(out)) == ["config.yaml", "data.yaml", "spm.model"]
+
+
+def test_a_damaged_record_of_the_data_is_named(tiny_data, tiny_values, tmp_path):
+    train(tiny_values(max_update=1), tiny_data, tmp_path / "MODEL")
+    for broken in (b"", b"a: [", b"- 1"):
+        (tmp_path / "MODEL" / "data.yaml").write_bytes(broken)
+        with pytest.raises(UserError, match=r"MODEL.data\.yaml: is missing or damaged"):
+            train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
+
+
+def test_a_log_that_cannot_be_written_is_one_line_with_the_remedy(tiny_data, tiny_values, tmp_path, monkeypatch):
+    def full(self, record):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fasttfm.training.log.RunLog.write", full)
+    with pytest.raises(UserError, match=r"MODEL: No space left on device; checkpoints saved before .* make room"):
+        train(tiny_values(), tiny_data, tmp_path / "MODEL")

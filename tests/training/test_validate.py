@@ -8,6 +8,7 @@ import torch
 from fasttfm.data import PreparedData, bleu
 from fasttfm.decoding import DecodingConfig
 from fasttfm.decoding.translator import Translator
+from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.training.run import train
 from fasttfm.training.validate import Validation, Validator
@@ -69,3 +70,8 @@ def test_better_is_higher_bleu_then_lower_loss():
     assert rank(20.0, 3.0) > rank(19.0, 2.0)
     assert rank(0.0, 2.0) > rank(0.0, 3.0)
     assert rank(None, 2.0) > rank(None, 3.0)
+
+
+def test_an_unknown_bleu_tokenizer_is_refused_before_training(tiny_data, tiny_values, tmp_path):
+    with pytest.raises(UserError, match="'13b' is unknown: one of 13a, intl"):
+        train(tiny_values(valid_bleu_tokenizer="13b"), tiny_data, tmp_path / "MODEL")
