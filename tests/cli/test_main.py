@@ -35,7 +35,11 @@ def raising(error):
         (UserError("a.txt: line 3\nis wrong"), 2, "fasttfm score: a.txt: line 3 is wrong\n"),
         (KeyboardInterrupt(), 130, "fasttfm score: interrupted\n"),
         (KeyboardInterrupt("saved; start again to resume"), 130, "fasttfm score: saved; start again to resume\n"),
-        (OSError(28, "No space left on device", "out/x"), 2, "fasttfm score: out/x: No space left on device: free some space, or write elsewhere\n"),
+        (
+            OSError(28, "No space left on device", "out/x"),
+            2,
+            "fasttfm score: out/x: No space left on device: free some space, or write elsewhere\n",
+        ),
         (PermissionError(13, "Permission denied", "/x"), 2, "fasttfm score: /x: Permission denied\n"),
     ],
 )
