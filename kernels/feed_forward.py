@@ -21,7 +21,7 @@ Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tenso
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
@@ -370,22 +370,25 @@ def scaled_linear(x, weight, bias, scale):
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile for every kind of product, with and without dropout, from bits and from hidden's sign."""
+    """Every tile for every kind of product; the alternatives in their heaviest variants, and not also in float16."""
     kinds = ("fp32", "tf32", "fp16", "bf16") if chip.capability >= 80 else ("fp32", "fp16", "bf16")
     for kind in kinds:
-        seen = set()
-        for size in ("small", "large"):
-            for to in (product_tile.shipped(chip, kind, size), *product_tile.alternatives(chip, kind, size)):
-                if to not in seen:
-                    seen.add(to)
-                    yield from _product_cases(kind, to, chip, any_depth=size == "small")
+        shipped = {size: product_tile.shipped(chip, kind, size) for size in ("small", "large")}
+        variants = ("forward/dropout", "forward/plain", "backward/bits", "backward/sign")
+        yield from _product_cases(chip, kind, shipped["small"], (*variants, "forward/dropout+odd-depth"))
+        if shipped["large"] != shipped["small"]:
+            yield from _product_cases(chip, kind, shipped["large"], variants)
+        others = {to for size in shipped for to in product_tile.alternatives(chip, kind, size)} - set(shipped.values())
+        if kind != "fp16":
+            for to in sorted(others, key=str):
+                yield from _product_cases(chip, kind, to, ("forward/dropout", "backward/bits"))
     for dtype in ("fp32", "fp16", "bf16"):
         to = gate_tile(chip)
         arguments = {"dhidden": f"*{dtype}", "hidden": f"*{dtype}", "parts": "*fp32", "M": "i32"}
         yield row_case(_gate, "feed_forward.gate", dtype, RowTile(to.rows, to.columns, to.warps), arguments)
 
 
-def _product_cases(kind: str, to: ProductTile, chip: Chip, *, any_depth: bool) -> Iterator[CompileCase]:
+def _product_cases(chip: Chip, kind: str, to: ProductTile, variants: Sequence[str]) -> Iterator[CompileCase]:
     dtype = "fp32" if kind == "tf32" else kind
     shared = {
         "bits": "*i32",
@@ -400,21 +403,19 @@ def _product_cases(kind: str, to: ProductTile, chip: Chip, *, any_depth: bool) -
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
         "UPCAST": False,
     }
-    odd_depth = {"K": "i32", "EVEN_K": False}
     forward = {"x": f"*{dtype}", "weight": f"*{dtype}", "bias": f"*{dtype}", "hidden": f"*{dtype}"}
     forward |= {"seed": "*i64", "stream": "i32", "threshold": "i32"}
     backward = {"dout": f"*{dtype}", "weight": f"*{dtype}", "hidden": None, "dhidden": f"*{dtype}"}
     backward |= {"parts": "*fp32", "parts2": "*fp32", "scale": "fp32"}
-    for kernel, variant, arguments in (
-        (_forward, "forward/dropout", {**forward, **shared}),
-        (_forward, "forward/plain", {**forward, **shared, "seed": None}),
-        (_forward, "forward/dropout+odd-depth", {**forward, **shared, **odd_depth}),
-        (_backward, "backward/bits", {**backward, **shared}),
-        (_backward, "backward/sign", {**backward, **shared, "bits": None, "hidden": f"*{dtype}"}),
-        (_backward, "backward/bits+odd-depth", {**backward, **shared, **odd_depth}),
-    ):
-        if "odd-depth" in variant and not any_depth:
-            continue
+    every = {
+        "forward/dropout": (_forward, {**forward, **shared}),
+        "forward/plain": (_forward, {**forward, **shared, "seed": None}),
+        "forward/dropout+odd-depth": (_forward, {**forward, **shared, "K": "i32", "EVEN_K": False}),
+        "backward/bits": (_backward, {**backward, **shared}),
+        "backward/sign": (_backward, {**backward, **shared, "bits": None, "hidden": f"*{dtype}"}),
+    }
+    for variant in variants:
+        kernel, arguments = every[variant]
         yield CompileCase(
             kernel=kernel,
             name=f"feed_forward.{variant}/{to.rows}x{to.columns}x{to.depth}w{to.warps}s{to.stages}",

@@ -14,7 +14,19 @@ _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def rows(x: Tensor) -> Tensor:
     """x (..., N) as contiguous (M, N)."""
-    return x.reshape(-1, x.shape[-1]).contiguous()
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def shaped(rows: Tensor, like: Tensor) -> Tensor:
+    """rows (M, N) in the shape of like (..., N)."""
+    return rows if like.dim() == 2 else rows.view(like.shape)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), at a tenth of the host time where there is nothing to do."""
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 def by_kernel(backend: str, *tensors: Tensor) -> bool:
@@ -27,12 +39,15 @@ def by_kernel(backend: str, *tensors: Tensor) -> bool:
 
 def add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Tensor:
     """residual + x * keep / (1 - p), in residual's dtype, in float32 inside; all (M, N), or keep empty."""
-    dtype = torch.promote_types(x.dtype, residual.dtype)  # torch mixes dtypes many times slower than it converts them
-    x, into = x.to(dtype), residual.to(dtype)
-    if not keep.numel():
-        return torch.add(into, x).to(residual.dtype)
-    scale = reference.dropout_scale(dropout_p)
-    return torch.addcmul(into, x, as_factor(keep, dtype), value=scale).to(residual.dtype)
+    into = residual
+    if x.dtype is not residual.dtype:  # torch mixes dtypes many times slower than it converts them
+        dtype = torch.promote_types(x.dtype, residual.dtype)
+        x, into = cast(x, dtype), cast(residual, dtype)
+    if keep.numel():
+        s = torch.addcmul(into, x, as_factor(keep, x.dtype), value=reference.dropout_scale(dropout_p))
+    else:
+        s = torch.add(into, x)
+    return cast(s, residual.dtype)
 
 
 def branch_gradient(
@@ -47,7 +62,7 @@ def branch_gradient(
     if not keep.numel():
         return ds.to(dtype, copy=True)
     dx = ds * as_factor(keep, ds.dtype)
-    return dx.mul_(reference.dropout_scale(dropout_p)).to(dtype)
+    return cast(dx.mul_(reference.dropout_scale(dropout_p)), dtype)
 
 
 def fake_keep(x: Tensor, residual: Tensor, seed: Tensor | None, backend: str) -> Tensor:

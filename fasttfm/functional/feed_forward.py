@@ -108,7 +108,6 @@ def _forward(
     """
     _one_dtype(x, weight1, bias1, weight2, bias2)
     rows = _layers.rows(x)
-    shape = (*x.shape[:-1], weight2.shape[0])
     if _layers.by_kernel(backend, x):
         from fasttfm.kernels import feed_forward as kernel
 
@@ -116,13 +115,18 @@ def _forward(
             rows, weight1, bias1, weight2, bias2,
             dropout_p=dropout_p, seed=seed, stream=stream, route=_route(backend),
         )  # fmt: skip
-        return out.view(shape), hidden, bits
+        return _shaped(out, x), hidden, bits
     hidden = torch.nn.functional.linear(rows, weight1, bias1).relu_()
     keep = _dropped.kept(hidden, dropout_p, seed, stream)
     if keep.numel():
         hidden *= _dropped.as_factor(keep, hidden.dtype)
     out = _scaled_linear(hidden, weight2, bias2, _scale(dropout_p, seed))
-    return out.view(shape), hidden, x.new_empty(0, dtype=torch.int32)
+    return _shaped(out, x), hidden, x.new_empty(0, dtype=torch.int32)
+
+
+def _shaped(out: Tensor, x: Tensor) -> Tensor:
+    """out (M, N') with the leading dimensions of x (..., N)."""
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], out.shape[-1])
 
 
 def _forward_fake(
@@ -170,13 +174,13 @@ def _backward(
             dout, rows, hidden, bits, weight1, weight2,
             bias1=has_bias1, bias2=has_bias2, scale=scale, route=_route(backend),
         )  # fmt: skip
-        return dx.view(x.shape), *others
+        return _layers.shaped(dx, x), *others
     # hidden > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
     dhidden = _scaled_mm(dout, weight2, scale)
     dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
     none = x.new_empty(0)
     return (
-        torch.mm(dhidden, weight1).view(x.shape),
+        _layers.shaped(torch.mm(dhidden, weight1), x),
         torch.mm(dhidden.t(), rows),
         dhidden.sum(0) if has_bias1 else none,
         _scaled_mm(dout.t(), hidden, scale),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fasttfm.functional import _dropped, _layers
 from fasttfm.functional._backend import chosen
+from fasttfm.functional._layers import cast, shaped
 from fasttfm.functional._operators import Operator
 
 _MAX_COLUMNS = 16384  # the widest row that the kernels hold in registers; torch's own kernel takes wider ones
@@ -70,18 +71,18 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
 
 
 def _by_kernel(backend: str, *tensors: Tensor) -> bool:
-    return tensors[0].shape[-1] <= _MAX_COLUMNS and _layers.by_kernel(backend, *tensors)
+    return _layers.by_kernel(backend, *tensors) and tensors[0].shape[-1] <= _MAX_COLUMNS
 
 
 def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """x (M, N) -> y, mean (M,), rstd (M,), by torch's own kernel, in float32 at least."""
     dtype = _dropped.wide(x.dtype)
-    if x.device.type == "cpu" and weight is None and x.dtype != dtype:
+    if x.is_cpu and weight is None and x.dtype != dtype:
         weight = torch.ones(x.shape[-1], dtype=dtype)
     # Half-precision x with float32 parameters is a pair that torch takes on the CPU alone, statistics in float32.
-    taken = x if x.device.type == "cpu" else x.to(dtype)
-    y, mean, rstd = torch.native_layer_norm(taken, [x.shape[-1]], _to(weight, dtype), _to(bias, dtype), eps)
-    return y.to(x.dtype), mean.view(-1), rstd.view(-1)
+    taken = x if x.is_cpu else cast(x, dtype)
+    y, mean, rstd = torch.native_layer_norm(taken, [x.shape[-1]], _cast(weight, dtype), _cast(bias, dtype), eps)
+    return cast(y, x.dtype), mean.view(-1), rstd.view(-1)
 
 
 def _normalise_backward(
@@ -92,25 +93,25 @@ def _normalise_backward(
     # in bfloat16, because it sums in half precision.
     dtype = _dropped.wide(x.dtype)
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        dy.to(dtype),
-        x.to(dtype),
+        cast(dy, dtype),
+        cast(x, dtype),
         [x.shape[-1]],
         mean.view(-1, 1),
         rstd.view(-1, 1),
-        _to(weight, dtype),
-        _to(bias, dtype),
+        _cast(weight, dtype),
+        _cast(bias, dtype),
         [True, weight is not None, bias is not None],
     )
     none = x.new_empty(0)
     return (
-        dx.to(x.dtype),
-        none if weight is None else dweight.to(weight.dtype),
-        none if bias is None else dbias.to(bias.dtype),
+        cast(dx, x.dtype),
+        none if weight is None else cast(dweight, weight.dtype),
+        none if bias is None else cast(dbias, bias.dtype),
     )
 
 
-def _to(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if parameter is None else parameter.to(dtype)
+def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if parameter is None else cast(parameter, dtype)
 
 
 def _forward(
@@ -123,7 +124,7 @@ def _forward(
         y, mean, rstd = kernel.layer_norm(rows, weight, bias, eps)
     else:
         y, mean, rstd = _normalise(rows, weight, bias, eps)
-    return y.view(x.shape), mean, rstd
+    return shaped(y, x), mean, rstd
 
 
 def _forward_fake(
@@ -146,7 +147,7 @@ def _backward(
         dx, dweight, dbias = kernel.layer_norm_backward(_layers.rows(dy), _layers.rows(x), mean, rstd, weight, bias)
     else:
         dx, dweight, dbias = _normalise_backward(_layers.rows(dy), _layers.rows(x), mean, rstd, weight, bias)
-    return dx.view(x.shape), dweight, dbias
+    return shaped(dx, x), dweight, dbias
 
 
 def _backward_fake(
@@ -223,8 +224,8 @@ def _residual_forward(
         keep = _dropped.kept(rows, dropout_p, seed, stream)
         s = _layers.add_kept(rows, residual_rows, keep, dropout_p)
         y, mean, rstd = _normalise(s, weight, bias, eps)
-        y = y.to(x.dtype)
-    return y.view(x.shape), s.view(x.shape), mean, rstd, keep
+        y = cast(y, x.dtype)
+    return shaped(y, x), shaped(s, x), mean, rstd, keep
 
 
 def _fake_keep(x: Tensor, residual: Tensor, seed: Tensor | None, backend: str) -> Tensor:
@@ -285,7 +286,7 @@ def _residual_backward(
         if ds is not None:
             dresidual += _layers.rows(ds)
         dx = None if same else _layers.branch_gradient(dresidual, keep, dropout_p, seed, stream, dtype)
-    return s.new_empty(0) if dx is None else dx.view(s.shape), dresidual.view(s.shape), dweight, dbias
+    return s.new_empty(0) if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias
 
 
 def _residual_backward_fake(

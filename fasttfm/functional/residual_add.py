@@ -41,7 +41,7 @@ def _forward(
     else:
         keep = _dropped.kept(x_rows, dropout_p, seed, stream)
         s = _layers.add_kept(x_rows, residual_rows, keep, dropout_p)
-    return s.view(x.shape), keep
+    return _layers.shaped(s, x), keep
 
 
 def _forward_fake(
@@ -76,7 +76,7 @@ def _backward(
         dx = kernel.dropout(_layers.rows(ds), dropout_p=dropout_p, seed=seed, stream=stream, dtype=dtype)
     else:
         dx = _layers.branch_gradient(_layers.rows(ds), keep, dropout_p, seed, stream, dtype)
-    return dx.view(ds.shape)
+    return _layers.shaped(dx, ds)
 
 
 def _backward_fake(
