@@ -151,6 +151,7 @@ def _gradient(
     """The weights and the gradient of the weights before dropout, float32."""
     weights = tl.load(p + at, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(dkept + at, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.where(weights == 0.0, 0.0, gradient)  # of a hidden key it may have overflowed half precision
     kept = weights
     if DROPOUT:
         keep = keep_mask(random, stream, plane, rows, column, threshold, COLUMNS)
