@@ -109,7 +109,7 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
         "benchmark": "end_to_end",
         "corpus": name,
         "train_command": " ".join(["fasttfm", *train_command]),
-        "training_minutes": round(max(entry["seconds"] for entry in log) / 60, 1),
+        "training_minutes": round(max(entry.get("seconds", 0.0) for entry in log) / 60, 1),
         "updates": steps[-1]["step"],
         "target_tokens": sum(entry["target_tokens"] for entry in steps),
         "target_tokens_per_second": round(sum(entry["target_tokens"] for entry in steps) / updating),
