@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
 from fasttfm import functional, reference
@@ -234,3 +235,13 @@ def test_no_rows():
         assert found[0].shape == (0, 16)
         assert not found[4].any()
         assert found[4].shape == (16,)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fake_tensors_go_through_also_of_a_device_that_is_not_there(device):
+    with FakeTensorMode():
+        x, residual = torch.empty(3, 16, dtype=torch.bfloat16, device=device), torch.empty(3, 16, device=device)
+        weight, seed = torch.empty(16, device=device), torch.empty(1, dtype=torch.int64, device=device)
+        y, s = functional.residual_layer_norm(x, residual, weight, weight, dropout_p=0.1, seed=seed)
+        z = functional.feed_forward(y, y.new_empty(8, 16), None, y.new_empty(16, 8), None, dropout_p=0.1, seed=seed)
+    assert (y.dtype, s.dtype, z.shape, z.device.type) == (torch.bfloat16, torch.float32, (3, 16), device)
