@@ -213,13 +213,16 @@ def forward_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
     queries, a tile of keys and one of values fit 48 KB.
     """
     if not chip.matrix_units or kind == "fp32":
-        return {64: Tile(32, 32, 4, 1), 128: Tile(16, 32, 4, 1), 256: Tile(16, 16, 4, 1)}[width]
+        return {64: Tile(32, 32, 8, 1), 128: Tile(16, 32, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if not chip.capability or kind == "tf32":
         return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}[width]
+    warpgroups = chip.capability in (90, 100)  # their matrix instructions read operands from shared memory
     stages = 3 if chip.shared_memory > 120_000 else 2
     if heavy:
-        return {64: Tile(64, 64, 4, stages), 128: Tile(64, 32, 4, stages), 256: Tile(32, 32, 4, 2)}[width]
-    return {64: Tile(128, 64, 4, stages), 128: Tile(64, 64, 4, stages), 256: Tile(64, 32, 8, 2)}[width]
+        columns = 64 if warpgroups else 32
+        return {64: Tile(64, columns, 4, stages), 128: Tile(64, 32, 4, stages), 256: Tile(32, 32, 4, 2)}[width]
+    rows = 128 if warpgroups else 64
+    return {64: Tile(128, 64, 4, stages), 128: Tile(rows, 64, 8, stages), 256: Tile(64, 32, 8, 2)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches

@@ -381,9 +381,9 @@ def _alternatives(chip: Chip, kind: str, width: int, heavy: bool) -> list[Tile]:
 def queries_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
     """For dQ; arguments and limits as attention.forward_tile()'s."""
     if not chip.matrix_units or kind == "fp32":
-        return {64: Tile(32, 32, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 4, 1)}[width]
+        return {64: Tile(32, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if not chip.capability or kind == "tf32":
-        return {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 4, 1)}[width]
+        return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 4, 1)}[width]
     if heavy:
         return {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
     return {64: Tile(128, 64, 8, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 8, 1)}[width]
@@ -393,7 +393,7 @@ def queries_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
 def keys_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
     """For dK and dV; arguments and limits as attention.forward_tile()'s."""
     if not chip.matrix_units or kind == "fp32":
-        return {64: Tile(32, 32, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 8, 1)}[width]
+        return {64: Tile(16, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if not chip.capability or kind == "tf32":
         return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 32, 8, 1)}[width]
     if heavy:

@@ -111,6 +111,6 @@ def hide(
     if CHECKED:
         seen = columns < visible - column
         if CAUSAL:
-            seen = seen & (columns - rows <= row + causal_offset - column)
+            seen = seen & (columns + column <= rows + (row + causal_offset))  # 2-D only in the comparison
         s = tl.where(seen, s, float("-inf"))
     return s

@@ -108,7 +108,7 @@ def _softmax_backward(
     if mask_gradient:
         mask = options["mask"]
         d_mask = d_scores.float().sum_to_size(mask.shape).to(mask.dtype)
-        d_scores *= scale
+        d_scores = d_scores * scale  # not in place: a mask of the scores' own shape shares their memory
     gradients = (
         torch.matmul(d_scores, key),
         torch.matmul(d_scores.transpose(-2, -1), query),

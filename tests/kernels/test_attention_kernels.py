@@ -1,0 +1,297 @@
+"""Every attention kernel through the interpreter against reference.py: forward, all gradients, the same dropout."""
+
+import math
+
+import pytest
+import torch
+from accuracy import FLOOR, solve
+from fasttfm.kernels import attention, attention_backward, attention_launch, attention_mask_gradient, attention_short
+from fasttfm.kernels.attention_launch import Tile
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fasttfm import functional as F
+from fasttfm import reference
+
+ROUTES = ("short", "flash", "softmax")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture
+def take(monkeypatch):
+    """take(route) makes every call of attention in the test go that way, in small tiles so that there are several."""
+    small = Tile(16, 16, 4, 1)
+    for module, name in (
+        (attention, "forward_tile"),
+        (attention_backward, "queries_tile"),
+        (attention_backward, "keys_tile"),
+        (attention_mask_gradient, "tile"),
+    ):
+        monkeypatch.setattr(module, name, lambda *a: small)
+    for name in ("forward_tile", "backward_tile"):
+        monkeypatch.setattr(attention_short, name, lambda *size: Tile(16, size[-1], 4, 1))
+
+    def go(route):
+        monkeypatch.setattr(attention_launch, "route", lambda *a: route)
+
+    with F.backend("triton"):
+        yield go
+
+
+def tensors(dtype, B, H, L, S, D, Dv):
+    """query, key and value as a projection leaves them: heads last in memory."""
+    shapes = {"query": (L, D), "key": (S, D), "value": (S, Dv)}
+    return {name: torch.randn(B, n, H, d).to(dtype).transpose(1, 2) for name, (n, d) in shapes.items()}
+
+
+def compare(found, plain, exact):
+    """accuracy.py's rule, with one floor for the whole call: where a gradient cancels out, what remains is rounding."""
+    assert found.keys() == plain.keys() == exact.keys()
+    largest = max((x.abs().max().item() for x in exact.values() if x.numel()), default=0.0)
+    for what, x in found.items():
+        assert x.shape == exact[what].shape, what
+        assert x.dtype == plain[what].dtype, what
+        if x.numel():
+            assert torch.isfinite(x).all(), f"{what} is not finite"
+            error, of_torch = ((y.double() - exact[what]).abs().max().item() for y in (x, plain[what]))
+            allowed = 2 * of_torch + FLOOR[x.dtype] * largest
+            assert error <= allowed, f"{what}: error {error:.2e}, torch's {of_torch:.2e}, allowed {allowed:.2e}"
+
+
+def check(take, route, inputs, **options):
+    """Both ways on the same inputs, in their precision and, the reference, in float64."""
+    take(route)
+
+    def ours(**x):
+        return F.attention(**x, **options)
+
+    def theirs(**x):
+        return reference.attention(**x, **options)[0]
+
+    compare(solve(ours, inputs), solve(theirs, inputs), solve(theirs, inputs, torch.float64))
+
+
+def seeded(p):
+    return {"dropout_p": p, "seed": torch.tensor([77]), "stream": 5} if p else {}
+
+
+@st.composite
+def calls(draw):
+    """Shapes, dtype, masks and dropout of one call."""
+    B, H = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    L, S = draw(st.sampled_from([1, 5, 16, 17, 35])), draw(st.sampled_from([1, 7, 16, 33]))
+    D, Dv = draw(st.sampled_from([8, 16, 20])), draw(st.sampled_from([8, 24]))
+    dtype = draw(st.sampled_from(DTYPES))
+    options = {"causal": draw(st.booleans()), "causal_offset": draw(st.sampled_from([0, 0, -3, 9]))}
+    if draw(st.booleans()):
+        options["key_lengths"] = torch.tensor(draw(st.lists(st.integers(0, S), min_size=B, max_size=B)))
+    options |= seeded(draw(st.sampled_from([0.0, 0.1, 0.5])))
+    mask = draw(st.sampled_from(["none", "bool", "add"]))
+    shape = [full if draw(st.booleans()) else 1 for full in (B, H, L, S)]
+    return (B, H, L, S, D, Dv), dtype, options, mask, shape
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(call=calls())
+def test_kernel_equals_reference(take, route, call):
+    shape, dtype, options, mask, mask_shape = call
+    torch.manual_seed(sum(shape))
+    inputs = tensors(dtype, *shape)
+    if mask == "bool":
+        options = options | {"mask": torch.rand(mask_shape) > 0.3}
+    elif mask == "add":
+        inputs["mask"] = torch.randn(mask_shape).to(dtype)  # a floating-point input: its gradient is compared as well
+    check(take, route, inputs, **options)
+
+
+@pytest.mark.parametrize("route", ["flash", "softmax"])
+@pytest.mark.parametrize(("L", "S"), [(1, 1500), (1023, 1), (17, 130)])
+def test_long_and_odd_lengths(take, route, L, S):
+    check(take, route, tensors(torch.float32, 1, 1, L, S, 8, 8), **seeded(0.1))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("D", [80, 256])
+def test_wide_heads(take, route, D):
+    check(take, route, tensors(torch.float16, 1, 1, 18, 20, D, 40), causal=True)
+
+
+def test_heads_wider_than_the_kernels_take_go_through_cublas():
+    assert attention_launch.route.shipped(attention_launch.chip(torch.device("cpu")), "fp16", 512, 64) == "softmax"
+    with F.backend("triton"):
+        q = torch.randn(1, 1, 3, 300)
+        torch.testing.assert_close(F.attention(q, q, q), reference.attention(q, q, q)[0])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_inputs_of_any_strides(take, route):
+    take(route)
+    sliced = torch.randn(2, 19, 3, 2, 10)[..., 1:9].unbind(2)  # unaligned slices of one projection, (B, L, H, D)
+    q, k, v = (x.transpose(1, 2) for x in sliced)
+    shared = torch.randn(1, 1, 19, 8).expand(2, 2, 19, 8)
+    strided = torch.randn(2, 2, 8, 19).transpose(2, 3)  # unit stride not in the last dimension
+    for inputs in ((q, k, v), (q, shared, shared), (strided, strided, v)):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        output, expected = F.attention(*leaves, causal=True), reference.attention(*leaves, causal=True)[0]
+        grad = torch.randn(1, 2, 1, 8).expand(output.shape)
+        torch.testing.assert_close(output, expected)
+        found = torch.autograd.grad(output, leaves, grad)
+        torch.testing.assert_close(found, torch.autograd.grad(expected, leaves, grad), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)])
+def test_nothing_in_gives_nothing_or_zeros(take, route, shape):
+    take(route)
+    B, H, L, S = shape
+    q, k = torch.randn(B, H, L, 8, requires_grad=True), torch.randn(B, H, S, 8, requires_grad=True)
+    output = F.attention(q, k, k, **seeded(0.1))
+    assert output.shape == (B, H, L, 8)
+    assert not output.any()
+    for x, gradient in zip((q, k), torch.autograd.grad(output.sum(), (q, k))):
+        assert gradient.shape == x.shape
+        assert not gradient.any()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_two_runs_agree_bit_for_bit(take, route):
+    take(route)
+    inputs = tensors(torch.float32, 2, 2, 21, 19, 8, 8) | {"mask": torch.randn(2, 1, 19)}
+    first, second = (solve(lambda **x: F.attention(**x, **seeded(0.2)), inputs) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 33), (2, 1, 35, 1), (1, 2, 35, 33), (33,), ()])
+@pytest.mark.parametrize("shares", [1, 3])
+def test_gradient_of_a_broadcast_mask_is_summed_in_parts(take, monkeypatch, shape, shares):
+    """The trap: sums of parts sized for one program."""
+    chip = attention_launch.chip(torch.device("cpu"))
+    many = type(chip)(name="interpreter", capability=0, shared_memory=1 << 30, processors=shares, matrix_units=False)
+    monkeypatch.setattr(attention_launch, "chip", lambda device: many)
+    inputs = tensors(torch.float32, 2, 2, 35, 33, 8, 8) | {"mask": torch.randn(shape)}
+    check(take, "flash", inputs, key_lengths=torch.tensor([33, 20]), **seeded(0.3))
+
+
+# ------------------------------------------------------------------------------------------------ traps of others
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_true_in_a_bool_mask_means_attend_as_torch_has_it(take, route):
+    take(route)
+    q, k, v = torch.randn(3, 1, 2, 6, 8).unbind(0)
+    mask = torch.rand(6, 6) > 0.4
+    mask[:, 0] = True
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(F.attention(q, k, v, mask=mask), expected)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_hidden_keys_have_no_weight_even_where_float16_overflows(take, route):
+    """The trap: -1e6 for -inf; and a masked position not zeroed after the exponential."""
+    take(route)
+    q = torch.full((1, 1, 3, 8), 100.0, dtype=torch.float16, requires_grad=True)
+    k = torch.full((1, 1, 4, 8), 50.0, dtype=torch.float16, requires_grad=True)
+    v = torch.tensor([1.0, 2.0, 60000.0, 60000.0], dtype=torch.float16).view(1, 1, 4, 1).expand(1, 1, 4, 8)
+    output = F.attention(q, k, v, key_lengths=torch.tensor([2]), scale=1.0)
+    torch.testing.assert_close(output, torch.full_like(output, 1.5))
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(output.sum(), (q, k)))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_additive_mask_is_in_the_same_units_as_the_scores(take, route):
+    """The trap: a mask added to base-2 scores without log2(e)."""
+    take(route)
+    q = torch.zeros(1, 1, 1, 8)
+    v = torch.eye(8).view(1, 1, 8, 8)
+    mask = torch.arange(8.0)
+    torch.testing.assert_close(F.attention(q, torch.zeros(1, 1, 8, 8), v, mask=mask)[0, 0, 0], torch.softmax(mask, -1))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_backward_is_causal_too(take, route):
+    """The trap: keys of the future that take a gradient."""
+    take(route)
+    q, k, v = (torch.randn(1, 1, 20, 8, requires_grad=True) for _ in range(3))
+    output = F.attention(q, k, v, causal=True)
+    d_k, d_v = torch.autograd.grad(output[:, :, :7].sum(), (k, v))
+    assert d_v[:, :, :7].any()
+    assert not d_k[:, :, 7:].any()
+    assert not d_v[:, :, 7:].any()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_with_no_key_to_attend_gives_zeros_and_no_gradient(take, route, dtype):
+    take(route)
+    leaves = [torch.randn(3, 1, 5, 8).to(dtype).requires_grad_() for _ in range(3)]
+    rows = torch.ones(5, 5, dtype=torch.bool)
+    rows[2] = False
+    added = torch.zeros(5, 5).masked_fill(~rows, -math.inf)
+    for hidden in ({"mask": rows}, {"mask": added}, {"causal": True, "causal_offset": -3}):
+        output = F.attention(*leaves, key_lengths=torch.tensor([5, 0, 3]), **hidden)
+        assert torch.isfinite(output).all()
+        assert not output[1].any()
+        assert not output[:, :, 2].any()
+        d_q, d_k, d_v = torch.autograd.grad(output.sum() + output[:, :, 2].square().sum(), leaves)
+        assert all(torch.isfinite(g).all() for g in (d_q, d_k, d_v))
+        assert not d_q[:, :, 2].any()
+        assert not any(g[1].any() for g in (d_q, d_k, d_v))
+
+
+def test_tiles_do_not_change_the_dropout_mask():
+    inputs = tensors(torch.float32, 1, 2, 35, 40, 8, 40)
+    inputs["value"] = torch.eye(40).expand(1, 2, 40, 40)  # so that the output is the weights after dropout
+    options = {"scale": 0.3, **seeded(0.5)}
+    outputs = [attention.forward(**inputs, tile=Tile(r, c, 4, 1), **options)[0] for r, c in ((16, 16), (32, 64))]
+    outputs.append(attention_short.forward(**inputs, tile=Tile(16, 64, 4, 1), **options)[0])
+    weights, kept = (F.attention_weights(inputs["query"], inputs["key"], scale=0.3, **o) for o in ({}, seeded(0.5)))
+    for output in outputs:
+        torch.testing.assert_close(output, kept)
+        assert torch.equal(output != 0, kept != 0)
+    assert 0.45 < (kept != 0).float().mean() < 0.55
+    torch.testing.assert_close(kept[kept != 0], 2 * weights[kept != 0])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_nothing_is_kept_at_dropout_one(take, route):
+    check(take, route, tensors(torch.float32, 1, 1, 5, 6, 8, 8), **seeded(1.0))
+
+
+# ----------------------------------------------------------------------------------------------- packed sequences
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("causal", "p"), [(False, 0.0), (True, 0.2)])
+def test_packed_sequences_equal_one_after_the_other(take, route, dtype, causal, p):
+    take(route)
+    query_starts = torch.tensor([0, 5, 5, 24], dtype=torch.int32)  # an empty one on the query side,
+    key_starts = torch.tensor([0, 3, 20, 20], dtype=torch.int32)  # one on the key side,
+    tokens = {"query": 27, "key": 22, "value": 22}  # and filler after the last
+    inputs = {name: torch.randn(n, 2, 12 if name == "value" else 8).to(dtype) for name, n in tokens.items()}
+    options = {"causal": causal, **seeded(p)}
+
+    def ours(**x):
+        return F.varlen_attention(
+            **x, query_starts=query_starts, key_starts=key_starts, max_query=19, max_key=17, **options
+        )
+
+    def theirs(**x):
+        return reference.varlen_attention(**x, query_starts=query_starts, key_starts=key_starts, **options)
+
+    with F.backend("torch" if route == "torch" else "triton"):
+        found = solve(ours, inputs)
+    compare(found, solve(theirs, inputs), solve(theirs, inputs, torch.float64))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_mask_of_the_scores_own_shape_has_its_own_gradient(take, route):
+    """Nothing is summed for it then, and it must not share memory with what is scaled later."""
+    take(route)
+    q, k, v = (torch.randn(1, 1, rows, 8) for rows in (1, 7, 7))
+    mask = torch.randn(1, 1, 1, 7, requires_grad=True)
+    again = mask.detach().clone().requires_grad_()
+    (found,) = torch.autograd.grad(F.attention(q.requires_grad_(), k, v, mask=mask).sum(), mask)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=again)
+    torch.testing.assert_close(found, *torch.autograd.grad(expected.sum(), again), rtol=1e-4, atol=1e-5)
