@@ -4,10 +4,10 @@
         training_step()
     print(log.table())
 
-It works without a GPU: there the kernels run through Triton's interpreter, and an ATen operator counts as the launch that
-it would be. What such a count rests on: every ATen operator that computes or moves elements is one launch (cuBLAS may
-take a second one to add split sums, a reduction along a large axis likewise); a view or an allocation is none; an
-operator on lists of tensors, such as a fused optimizer, takes as many as its tensors fill.
+It works without a GPU: there the kernels run through Triton's interpreter, and an ATen operator counts as the launch
+that it would be. What such a count rests on: every ATen operator that computes or moves elements is one launch
+(cuBLAS may take a second one to add split sums, a reduction along a large axis likewise); a view or an allocation is
+none; an operator on lists of tensors, such as a fused optimizer, takes as many as its tensors fill.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-
 from fasttfm.kernels.launch import interpreted
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _NO_LAUNCH = {
     "_unsafe_view",
@@ -36,7 +35,7 @@ _NO_LAUNCH = {
 }
 _PRODUCTS = {"_addmm_activation", "addmm", "addmm_", "baddbmm", "bmm", "mm"}
 _TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
-"""Tensors that one launch takes when an operator walks through 1, 2, ... 5 lists (ATen/native/cuda/MultiTensorApply)."""
+"""Tensors that one launch takes when an operator walks through 1 to 5 lists (ATen/native/cuda/MultiTensorApply)."""
 
 
 class LaunchLog:
