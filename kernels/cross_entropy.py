@@ -226,7 +226,7 @@ def scale(gradient, factor):
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """In place, every tile that can be answered; the lighter kernels with the tile of a long row."""
+    """In place, every tile that can be answered; the lighter kernels with the tiles that ship."""
     seen = set()
     for columns in _SIZES:
         shipped = tile.shipped(chip, columns)
@@ -239,15 +239,17 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     yield _forward_case(shipped, False, "fp16", overwrite=True)
     for dtype in ("fp32", "bf16"):
         yield _forward_case(shipped, False, dtype, overwrite=False)
-        yield _case(
-            _backward, "backward", dtype, shipped,
-            {"logits": f"*{dtype}", "target": "*i64", "lses": "*fp32", "gradient": f"*{dtype}", "factor": "*fp32",
-             "smoothing": "fp32", "ignore_index": "i32", "stride": "i32:16", "V": "i32:16"},
-        )  # fmt: skip
-        yield _case(
-            _scale, "scale", dtype, shipped,
-            {"gradient": f"*{dtype}", "factor": "*fp32", "stride": "i32:16", "V": "i32:16"},
-        )  # fmt: skip
+    for to in {tile.shipped(chip, columns): None for columns in _SIZES}:
+        for dtype in ("fp32", "bf16"):
+            yield _case(
+                _backward, "backward", dtype, to,
+                {"logits": f"*{dtype}", "target": "*i64", "lses": "*fp32", "gradient": f"*{dtype}", "factor": "*fp32",
+                 "smoothing": "fp32", "ignore_index": "i32", "stride": "i32:16", "V": "i32:16"},
+            )  # fmt: skip
+            yield _case(
+                _scale, "scale", dtype, to,
+                {"gradient": f"*{dtype}", "factor": "*fp32", "stride": "i32:16", "V": "i32:16"},
+            )  # fmt: skip
 
 
 def _forward_case(to: Tile, one_tile: bool, dtype: str, *, overwrite: bool) -> CompileCase:
