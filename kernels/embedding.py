@@ -146,7 +146,7 @@ def forward(tokens, weight, positions, *, scale, pad_id, first_position, dropout
         _forward[(triton.cdiv(M, to.rows), triton.cdiv(N, to.columns))](
             tokens, weight, None if positions is None else positions[first_position:], y,
             seed, stream, threshold, keep_scale, scale, -1 if pad_id is None else pad_id, M, L, N, V,
-            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
+            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
     return y
 
@@ -174,7 +174,7 @@ def _sum(dy, tokens, order, starts, out, length, scale, pad_id, dropout_p, seed,
         _sum_rows[(runs, triton.cdiv(N, to.columns))](
             dy, tokens, order, starts, out, seed, stream, threshold, keep_scale, scale,
             -1 if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
-            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps,
+            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
     return out
 
@@ -221,9 +221,9 @@ def _case(kernel, name: str, dtype: str, to: Tile, arguments: dict) -> CompileCa
     seed = "*i64" if "dropout" in name else None
     return CompileCase(
         kernel=kernel,
-        name=f"embedding.{name}/{to.rows}x{to.columns}w{to.warps}s3",
+        name=f"embedding.{name}/{to.rows}x{to.columns}w{to.warps}s1",
         dtype=dtype,
         arguments={**arguments, **_DROPOUT, "seed": seed, "ROWS": to.rows, "COLUMNS": to.columns},
         num_warps=to.warps,
-        num_stages=3,
+        num_stages=1,
     )
