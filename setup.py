@@ -43,6 +43,7 @@ setup(
             "ruff>=0.8",
             "mypy>=1.11",
             "transformers>=4.48",
+            "ctranslate2>=4.5",
             "types-PyYAML",
             "types-tqdm",
         ],
