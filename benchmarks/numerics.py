@@ -1,0 +1,151 @@
+"""What makes a time worth printing: right numbers from inputs that do not flatter.
+
+Error is the largest difference from the float64 result over the largest magnitude of that result, tensor by tensor, the
+worst of them. It may be twice that of plain PyTorch in the same dtype plus a floor of a few roundings, the rule of
+flash-attention's tests; plain PyTorch itself must stay within half the dtype's digits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FLOOR = 4
+"""Roundings of the dtype that are allowed beside twice the plain error."""
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [x for item in value for x in tensors(item)]
+    if isinstance(value, Mapping):
+        return [x for item in value.values() for x in tensors(item)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [x for field in dataclasses.fields(value) for x in tensors(getattr(value, field.name))]
+    return []
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    """value with change(tensor) in the place of every tensor."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        items = [_mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _mapped(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init}
+        return dataclasses.replace(value, **fields)
+    return value
+
+
+def in_float64(inputs: tuple) -> tuple:
+    """The inputs with every floating-point tensor in float64, asking for gradients where they did."""
+
+    def double(x: Tensor) -> Tensor:
+        return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+
+    return _mapped(inputs, double)
+
+
+_cotangents: dict[tuple, Tensor] = {}
+
+
+def cotangent(output: Tensor) -> Tensor:
+    """The gradient that reaches an output: 1 for a loss, else the same random numbers, in each provider's layout."""
+    if output.dim() == 0:
+        return torch.ones_like(output)
+    key = (tuple(output.shape), output.stride(), output.dtype, output.device)
+    if key not in _cotangents:
+        if len(_cotangents) > 64 or sum(c.nbytes for c in _cotangents.values()) > 2**31:
+            _cotangents.clear()
+        # numbers that every dtype holds exactly, so that the reference sees the same
+        values = torch.randn(output.shape, generator=torch.Generator().manual_seed(7)).bfloat16()
+        _cotangents[key] = torch.empty_like(output).copy_(values).detach()
+    return _cotangents[key]
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """The worst tensor's largest difference over the reference's largest magnitude; infinite where shapes differ."""
+    one, other = tensors(found), tensors(expected)
+    if len(one) != len(other) or any(a.shape != b.shape for a, b in zip(one, other)):
+        return float("inf")
+    worst = 0.0
+    for a, b in zip(one, other):
+        if a.numel():
+            difference = (a.detach().double() - b.detach().to(a.device).double()).abs().max()
+            error = float(difference / b.detach().double().abs().max().clamp_min(1e-30).to(a.device))
+            worst = max(worst, error) if error == error else float("inf")
+    return worst
+
+
+def allowed(dtype: str, plain: float | None) -> float:
+    """The largest error that is right in this dtype; plain: that of plain PyTorch, None for that one itself."""
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    return eps**0.5 if plain is None else 2 * plain + _FLOOR * eps
+
+
+def fingerprint(inputs: tuple) -> list[float]:
+    """Changes when a tensor's contents do."""
+    with torch.no_grad():
+        return [
+            float((x.double() if x.is_floating_point() else x.long()).sum()) if x.numel() < 1 << 24 else float(x.sum())
+            for x in tensors(inputs)
+        ]
+
+
+def overwrite(old: tuple, new: tuple) -> bool:
+    """Writes new's contents into old's memory; False, and nothing is written, where the shapes differ."""
+    pairs = list(zip(tensors(old), tensors(new)))
+    if len(tensors(old)) != len(tensors(new)) or any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
+        return False
+    with torch.no_grad():
+        for a, b in pairs:
+            a.copy_(b)
+    return True
+
+
+def refuse_flattering_inputs(draws: list[tuple]) -> None:
+    """Raises ValueError for inputs that make a time too good: constant ones, and draws that share memory or contents.
+
+    Every floating-point tensor must have more than one value; where there is none, some tensor must. A bias of a
+    normalization or a mask of a kind that does not change may be shared, the work's main inputs may not.
+    """
+    for i, inputs in enumerate(draws):
+        found = tensors(inputs)
+        floating = [x for x in found if x.is_floating_point() and x.numel() > 1]
+        for x in floating:
+            if _constant(x):
+                raise ValueError(f"input {i} holds a constant tensor of shape {tuple(x.shape)}: draw random numbers")
+        whole = [x for x in found if not x.is_floating_point() and x.numel() > 1]
+        if not floating and whole and all(_constant(x) for x in whole):
+            raise ValueError(f"input {i} holds nothing but constants: draw random numbers")
+    for i, inputs in enumerate(draws):
+        for j in range(i):
+            _refuse_shared(inputs, draws[j], i, j)
+
+
+def _constant(x: Tensor) -> bool:
+    with torch.no_grad():
+        return bool((x == x.flatten()[0]).all())
+
+
+def _refuse_shared(one: tuple, other: tuple, i: int, j: int) -> None:
+    mine, theirs = tensors(one), tensors(other)
+    if not mine:
+        if one == other:
+            raise ValueError(f"inputs {j} and {i} are equal: draw each anew")
+        return
+    memory = {x.data_ptr() for x in theirs if x.numel() > 1 and x.is_floating_point()}
+    for x in mine:
+        if x.is_floating_point() and x.numel() > 1 and x.data_ptr() in memory:
+            raise ValueError(f"inputs {j} and {i} share a tensor of shape {tuple(x.shape)}: draw each anew")
+    if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(mine, theirs)):
+        raise ValueError(f"inputs {j} and {i} hold the same numbers: draw each anew")

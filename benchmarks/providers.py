@@ -1,0 +1,76 @@
+"""The peers that a case can be timed against: their names in records, and how to install one that is not here.
+
+A provider's set-up stands in the case that uses it, short and beside a link to its own documentation; this file only
+answers whether it is installed. `have("liger")` is None where it is, and otherwise the Absent that its row shows.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+
+OURS = "fasttfm"
+EAGER = "torch eager"
+COMPILE = "torch.compile"
+TORCH_NN = "torch.nn"
+SDPA_MATH = "SDPA math"
+SDPA_FLASH = "SDPA flash"
+SDPA_EFFICIENT = "SDPA efficient"
+SDPA_CUDNN = "SDPA cuDNN"
+FLEX = "FlexAttention"
+LIGER = "Liger-Kernel"
+FLASH_ATTN = "flash-attn"
+XFORMERS = "xformers"
+HUGGING_FACE = "Hugging Face"
+CTRANSLATE2 = "CTranslate2"
+
+UNSEEN = frozenset({COMPILE, FLEX, FLASH_ATTN, XFORMERS, CTRANSLATE2})
+"""What these launch does not pass through torch's dispatcher one by one, so that nobody can count it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A provider that cannot run here; its row says how to get it."""
+
+    install: str
+    """The command that installs it, and what else it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    module: str
+    install: str
+    gpu: bool = False
+    """Whether it computes on CUDA devices alone."""
+    capability: tuple[int, int] = (0, 0)
+    """The least compute capability that it supports, as its documentation says."""
+
+
+_PACKAGES = {
+    # https://github.com/linkedin/Liger-Kernel#installation
+    LIGER: _Package("liger_kernel", "pip install liger-kernel", gpu=True),
+    # https://github.com/Dao-AILab/flash-attention#installation-and-features
+    FLASH_ATTN: _Package("flash_attn", "pip install flash-attn --no-build-isolation", gpu=True, capability=(8, 0)),
+    # https://github.com/facebookresearch/xformers#installing-xformers
+    XFORMERS: _Package("xformers", "pip install xformers", gpu=True),
+    # https://huggingface.co/docs/transformers/installation
+    HUGGING_FACE: _Package("transformers", "pip install transformers"),
+    # https://opennmt.net/CTranslate2/installation.html
+    CTRANSLATE2: _Package("ctranslate2", "pip install ctranslate2"),
+}
+
+
+def have(name: str, device: torch.device) -> Absent | None:
+    """None where the provider can run on device, else what its row says."""
+    package = _PACKAGES[name]
+    needs = []
+    if package.gpu and device.type != "cuda":
+        needs.append("needs a CUDA device")
+    elif package.capability > (0, 0) and torch.cuda.get_device_capability(device) < package.capability:
+        needs.append(f"needs compute capability {package.capability[0]}.{package.capability[1]}")
+    installed = importlib.util.find_spec(package.module) is not None
+    if installed and not needs:
+        return None
+    return Absent("; ".join([f"installed as {package.module}" if installed else package.install, *needs]))
