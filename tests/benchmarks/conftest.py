@@ -1,0 +1,76 @@
+"""Made-up records: every figure in them is invented, and none leaves a test's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MACHINE = {
+    "time": "2026-01-02T03:04:05+00:00",
+    "command": "python -m benchmarks kernels",
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "uncommitted_changes": False,
+    "python": "3.11.7",
+    "system": "Linux",
+    "processor": "AMD EPYC",
+    "cores": 2,
+    "fasttfm": "0.1.0",
+    "torch": "2.13.0",
+    "triton": "3.7.1",
+}
+
+
+@pytest.fixture
+def record():
+    """record(p50=..., spread=..., field=...): one valid line of the suite."""
+
+    def make(
+        *, p50: float = 100.0, spread: float = 0.02, runs: int = 20, machine: dict | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        status = fields.get("status", "timed")
+        found: dict[str, Any] = {
+            "schema": 1,
+            "group": "kernels",
+            "case": "attention",
+            "shape": {"B": 2, "H": 8, "L": 27, "D": 64, "causal": True},
+            "dtype": "float32",
+            "pass": "forward",
+            "provider": "fasttfm",
+            "status": status,
+            "reason": None if status == "timed" else f"made up: {status}",
+            "clock": "host",
+            "time_us": {"p20": p50 * (1 - spread), "p50": p50, "p80": p50 * (1 + spread), "runs": runs},
+            "throughput": None,
+            "tflop_per_s": None,
+            "gb_per_s": None,
+            "roofline": None,
+            "peak_bytes": None,
+            "launches": None,
+            "compile_s": None,
+            "error": None,
+            "seed": 0,
+            "level": "standard",
+            "threads": 1,
+            "machine": MACHINE | (machine or {}),
+        }
+        if status != "timed":
+            found["time_us"] = None
+        return found | fields
+
+    return make
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """write(name, *records): a file of them in tmp_path."""
+
+    def to_file(name: str, *records: dict[str, Any]) -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+        return file
+
+    return to_file
