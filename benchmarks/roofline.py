@@ -12,7 +12,7 @@ Rates are the vendors' (benchmarks/devices.py) unless a record measured them wit
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from benchmarks import roofline_decode, roofline_step
 from benchmarks.devices import DEVICES, H200_SUSTAINED, Device
 from benchmarks.result_files import RESULTS, Loaded, load, machine_name, shape_text
 from benchmarks.roofline_step import LENGTH, MODELS
+from benchmarks.text_table import aligned
 from fasttfm.errors import UserError
 
 
@@ -76,19 +77,6 @@ def step_floor_ms(shape: Shape, machine: Machine, *, tokens: int) -> float:
     return roofline_step.total(roofline_step.step(shape, machine, tokens=tokens)).fused
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, names: int = 1) -> str:
-    """Columns side by side; the first ones are names and stand left."""
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place < names else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def every_device(model: str, tokens: int) -> str:
     """One line a device: the step's floor and the throughput that it allows."""
     shape, rows = MODELS[model], []
@@ -112,7 +100,7 @@ def every_device(model: str, tokens: int) -> str:
     return (
         f"A fused training step of {model}, {tokens:,} source and target tokens, no padding, half precision: "
         f"{useful / 1e12:.2f} TFLOP.\nFloors from the vendors' rates: computed, not measured.\n\n"
-        + _table(head, rows, names=2)
+        + aligned([head, *rows], names=2)
     )
 
 
@@ -137,7 +125,7 @@ def one_device(device: Device, model: str, tokens: int) -> str:
             f"{device.name} ({device.chip}): {device.half:,.0f} TFLOP/s of half-precision products, "
             f"{device.bandwidth:,.0f} GB/s.\nSource: {device.source}.\nFloors are computed, not measured.",
             f"Kernels of {model} at {tokens:,} tokens, sentences of {LENGTH}, half precision\n"
-            + _table(("kernel", "GFLOP", "MB", "launches", "floor us", "bound by"), rows),
+            + aligned([("kernel", "GFLOP", "MB", "launches", "floor us", "bound by"), *rows]),
             _step_text(shape, machine, model, tokens),
             _decoding_text(shape, machine, model),
         )
@@ -156,7 +144,7 @@ def _step_text(shape: Shape, machine: Machine, model: str, tokens: int) -> str:
     head = ("floor ms", "eager", "compile + SDPA + fused Adam", "fused", "of which products")
     return (
         f"A training step of {model}, {tokens:,} source and target tokens, no padding, half precision\n"
-        + _table(head, rows)
+        + aligned([head, *rows])
         + f"\n{useful / 1e12:.2f} TFLOP, {useful / tokens / 1e9:.3f} GFLOP a target token; at the fused floor "
         f"{1e3 * tokens / whole.fused:,.0f} target tokens/s, {1e3 * useful / whole.fused / machine.flops:.0%} of the\n"
         f"product rate. {launches} launches: {roofline_decode.GRAPH_LAUNCH_US * launches / 1e3:.1f} ms more in a "
@@ -181,12 +169,14 @@ def _decoding_text(shape: Shape, machine: Machine, model: str) -> str:
         rows.append(
             (str(batch), *(f"{us:,.1f}" for us in parts), f"{step.launch_share:.0%}", *(f"{us:,.1f}" for us in worse))
         )
-    head = ("batch", "weights", "products", "self K/V", "cross K/V", "search", "floor", "with launches", "launching")
-    head = (*head, "cross copied", "reorder", "search eager")
+    head = [
+        *("batch", "weights", "products", "self K/V", "cross K/V", "search", "floor", "with launches", "launching"),
+        *("cross copied", "reorder", "search eager"),
+    ]
     step = roofline_decode.decoding_step(shape, machine, batch=1)
     return (
         f"One step of translation with {model}, beam 4, position 14, sources of 27 tokens, half precision; us\n"
-        + _table(head, rows, names=0)
+        + aligned([head, *rows], names=0)
         + f"\n{step.launches_joined} launches with residual and LayerNorm in the products' epilogues, {step.launches} "
         f"without; {roofline_decode.GRAPH_LAUNCH_US} us each in a replayed graph, assumed.\nThe last three columns: "
         "what copying instead of sharing and indexing, and search operator by operator, take in the place of theirs."
@@ -227,7 +217,7 @@ def measured(files: Loaded, wanted: str) -> str:
         for name, rates in sorted(ceilings.items())
     )
     head = ("case", "shape", "dtype", "pass", "provider", "floor us", "p50 us", "share")
-    return found + "\n\n" + _table(head, rows, names=5)
+    return found + "\n\n" + aligned([head, *rows], names=5)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

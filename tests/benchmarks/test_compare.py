@@ -1,0 +1,100 @@
+"""Regressions between records: found when they are there, not found in noise, exit status accordingly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks import compare
+from fasttfm.errors import UserError
+
+
+def run(write, before, after, *options):
+    files = [write(f"{name}.jsonl", *rows) for name, rows in (("before", before), ("after", after))]
+    return compare.main([*map(str, files), *options])
+
+
+def test_ten_percent_slower_with_little_spread_is_a_regression(write, record, capsys):
+    assert run(write, [record(p50=100)], [record(p50=110)]) == 1
+    out = capsys.readouterr().out
+    assert "slower (regression)" in out
+    assert "1 rows compared, 0 without a partner, 1 regressions." in out
+
+
+def test_the_same_change_in_noise_is_none(write, record, capsys):
+    assert run(write, [record(p50=100, spread=0.3, runs=5)], [record(p50=110, spread=0.3, runs=5)]) == 0
+    assert "unclear" in capsys.readouterr().out
+
+
+def test_a_change_within_the_threshold_is_none(write, record, capsys):
+    rows = [record(p50=100, spread=0.001)], [record(p50=104, spread=0.001)]
+    assert run(write, *rows) == 0
+    assert " same" in capsys.readouterr().out
+    assert run(write, *rows, "--threshold", "0.02") == 1
+
+
+def test_faster_is_no_regression(write, record, capsys):
+    assert run(write, [record(p50=100)], [record(p50=50)]) == 0
+    assert "faster" in capsys.readouterr().out
+
+
+def test_a_slower_peer_is_shown_but_is_no_regression(write, record, capsys):
+    rows = [[record(p50=100), record(p50=p, provider="torch eager")] for p in (100, 200)]
+    assert run(write, *rows) == 0
+    out = capsys.readouterr().out
+    assert "slower" in out
+    assert "The 1 rows of other providers: median ratio 2.000." in out
+
+
+@pytest.mark.parametrize("status", ["wrong", "refused", "absent"])
+def test_a_row_that_lost_its_time_is_a_regression(write, record, capsys, status):
+    assert run(write, [record()], [record(status=status)]) == 1
+    assert f"now {status} (regression)" in capsys.readouterr().out
+
+
+def test_a_row_that_never_had_a_time_is_none(write, record):
+    assert run(write, [record(status="refused")], [record(status="refused")]) == 0
+    assert run(write, [record(status="refused")], [record()]) == 0
+
+
+def test_too_few_runs_prove_nothing(write, record, capsys):
+    assert run(write, [record(p50=100, runs=4)], [record(p50=300, runs=50)]) == 0
+    assert "too few runs" in capsys.readouterr().out
+
+
+def test_the_interval_by_hand(write, record):
+    before, after = (compare.load(write(f"{p}.jsonl", record(p50=p, runs=25))) for p in (100.0, 150.0))
+    (change,) = compare.changes(before, after, 0.05)
+    deviation = math.log(1.02 / 0.98) / 1.6832
+    wide = math.exp(2.5758 * math.sqrt(2) * 1.2533 * deviation / 5)
+    assert change.interval == pytest.approx((1.5 / wide, 1.5 * wide), rel=1e-4)
+
+
+def test_rows_meet_by_everything_that_names_them(write, record, capsys):
+    shape = {"B": 2, "H": 8, "L": 27, "D": 64, "causal": True}
+    differing = [
+        record(p50=900, shape=shape | {"L": 28}),
+        record(p50=900, dtype="bfloat16"),
+        record(p50=900, **{"pass": "backward"}),
+        record(p50=900, case="layer_norm"),
+    ]
+    assert run(write, [record()], [record(), *differing]) == 0
+    assert "1 rows compared, 4 without a partner" in capsys.readouterr().out
+
+
+def test_two_folders_of_several_machines_meet_by_machine(tmp_path, write, record):
+    for side, slow in (("a", 100), ("b", 200)):
+        write(f"{side}/cpu.jsonl", record(p50=100))
+        write(f"{side}/gpu.jsonl", record(p50=slow, machine={"device": "NVIDIA H200"}))
+    found = compare.changes(compare.load(tmp_path / "a"), compare.load(tmp_path / "b"), 0.05)
+    assert [(change.ratio, change.after.file) for change in found] == [(2.0, "gpu.jsonl"), (1.0, "cpu.jsonl")]
+
+
+def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, write, record):
+    with pytest.raises(UserError, match="no row of the suite in common"):
+        run(write, [record()], [record(case="other")])
+    with pytest.raises(UserError, match=r"before\.jsonl:1 and before\.jsonl:2 measure the same thing"):
+        run(write, [record(), record()], [record()])
+    with pytest.raises(UserError, match="--threshold -1"):
+        run(write, [record()], [record()], "--threshold", "-1")
