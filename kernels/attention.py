@@ -199,15 +199,15 @@ def _forward(
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
-def _alternatives(chip: Chip, kind: str, width: int, heavy: bool) -> list[Tile]:
+def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
     sizes = ((128, 64, 4), (128, 64, 8), (128, 32, 4), (64, 64, 4), (64, 32, 4), (32, 32, 4))
     return [Tile(rows, columns, warps, stages) for rows, columns, warps in sizes for stages in (2, 3)]
 
 
 @choice("attention.forward", alternatives=_alternatives)
-def forward_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
-    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; heavy: with a mask
-    or dropout.
+def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
+    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; extras: how
+    many of mask and dropout there are.
 
     Chosen so that nothing spills (dropout's random numbers take as many registers as the scores) and, below sm_80, that
     queries, a tile of keys and one of values fit 48 KB.
@@ -218,7 +218,7 @@ def forward_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
         return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}[width]
     warpgroups = chip.capability in (90, 100)  # their matrix instructions read operands from shared memory
     stages = 3 if chip.shared_memory > 120_000 else 2
-    if heavy:
+    if extras:
         columns = 64 if warpgroups else 32
         return {64: Tile(64, columns, 4, stages), 128: Tile(64, 32, 4, stages), 256: Tile(32, 32, 4, 2)}[width]
     rows = 128 if warpgroups else 64
@@ -273,7 +273,7 @@ def long_cases(chip: Chip, kernel, name: str, tile) -> Iterator[CompileCase]:
         )
         constants = head_constants(D or width)
         full = f"{name}/{variant}/D{D or width}"
-        to = tile(chip, kind, width, dropout or mask != "none")
+        to = tile(chip, kind, width, dropout + (mask != "none"))
         return compile_case(kernel, full, kind, to, constants, dropout=dropout, mask=mask)
 
     for width in WIDTHS:

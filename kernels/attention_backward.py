@@ -372,33 +372,33 @@ def _backward_keys(
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
-def _alternatives(chip: Chip, kind: str, width: int, heavy: bool) -> list[Tile]:
+def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
     sizes = ((128, 64, 8), (64, 128, 8), (64, 64, 8), (64, 64, 4), (64, 32, 4), (32, 64, 4), (32, 32, 4))
     return [Tile(rows, columns, warps, stages) for rows, columns, warps in sizes for stages in (1, 2)]
 
 
 @choice("attention.backward_queries", alternatives=_alternatives)
-def queries_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
+def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     """For dQ; arguments and limits as attention.forward_tile()'s."""
     if not chip.matrix_units or kind == "fp32":
         return {64: Tile(32, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if not chip.capability or kind == "tf32":
         return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 4, 1)}[width]
-    if heavy:
+    if extras:
         return {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
     return {64: Tile(128, 64, 8, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 8, 1)}[width]
 
 
 @choice("attention.backward_keys", alternatives=_alternatives)
-def keys_tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
+def keys_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     """For dK and dV; arguments and limits as attention.forward_tile()'s."""
     if not chip.matrix_units or kind == "fp32":
         return {64: Tile(16, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if not chip.capability or kind == "tf32":
-        return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 32, 8, 1)}[width]
-    if heavy:
-        return {64: Tile(32, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
-    return {64: Tile(64, 128, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
+        return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 32, 8, 1)}[width]
+    if extras:
+        return {64: Tile(32, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 32, 8, 1)}[width]
+    return {64: Tile(64, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 32, 8, 1)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches

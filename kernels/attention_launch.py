@@ -66,10 +66,10 @@ class Call:
 
     @property
     def size_class(self) -> tuple:
-        """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and whether a mask or dropout
-        takes registers as well."""
+        """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and how many of mask and
+        dropout take registers as well."""
         width = max(64, self.constants["BLOCK_D"], self.constants["BLOCK_DV"])
-        return self.chip, self.kind, width, self.arguments[3] is not None or self.arguments[4] is not None
+        return self.chip, self.kind, width, sum(x is not None for x in self.arguments[3:5])
 
 
 def key_class(keys: int) -> int:
@@ -89,26 +89,38 @@ def _power_of_two(size: int, most: int) -> int:
     return power
 
 
+def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
+    """Whether a program can hold all keys and values of a head, their gradients and its scores without spilling."""
+    most = 8192
+    if kind == "tf32" or chip.name.startswith("gfx"):
+        most = 4096
+    if chip.capability and not chip.matrix_units:
+        most = 2048
+    return keys <= SHORT and keys * max(64, width) <= most
+
+
 def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
     if width > MAX_WIDTH:
         return ["softmax"]
-    return ["short", "flash", "softmax"] if keys <= SHORT else ["flash", "softmax"]
+    return ["short", "flash", "softmax"] if fits_short(chip, kind, width, keys) else ["flash", "softmax"]
 
 
 @choice("attention.route", alternatives=_routes)
 def route(chip: Chip, kind: str, width: int, keys: int) -> str:
     """short, flash or softmax: attention_short.py, attention.py, or masked_softmax.py between two cuBLAS products.
 
-    kind as launch.product_kind() names it; width the larger head size; keys from key_class(). Where Triton has no
-    matrix units to use, cuBLAS wins as soon as the products weigh more than the traffic: a chip of 15 TFLOP/s and
-    900 GB/s does 17 operations in the time of a byte, and a row of S keys needs about S / 2 of them a byte in half
-    precision. Above 1,024 keys the scores would fill the memory. None of these limits has been measured yet.
+    kind as launch.product_kind() names it; width from width_class(); keys from key_class(). Where Triton has no matrix
+    units to use, cuBLAS wins as soon as the products weigh more than the traffic: a chip of 15 TFLOP/s and 900 GB/s
+    does 17 operations in the time of a byte, and a row of S keys needs about S / 2 of them a byte in half precision.
+    Above 1,024 keys the scores would fill the memory. None of these limits has been measured yet.
     """
     if width > MAX_WIDTH:
         return "softmax"
-    if not chip.matrix_units and chip.capability and 32 < keys <= 1024:
+    if fits_short(chip, kind, width, keys):
+        return "short"
+    if chip.capability and not chip.matrix_units and keys <= 1024:
         return "softmax"
-    return "short" if keys <= SHORT else "flash"
+    return "flash"
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:

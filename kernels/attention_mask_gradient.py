@@ -157,7 +157,7 @@ def _gradient(
     tl.store(parts + at, acc, mask=(rows < rows_kept) & (columns < columns_kept))
 
 
-def tile(chip: Chip, kind: str, width: int, heavy: bool) -> Tile:
+def tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     """Arguments as attention.forward_tile()'s."""
     size = {64: 32, 128: 32, 256: 16}[width]
     return Tile(size, size, 4, 1)
@@ -199,6 +199,6 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     own = {"MB": True, "MH": False, "ML": True, "MS": True}
     for width in (64, 128, 256):
         for kind in ("bf16", "fp32") if width == 64 else ("bf16",):
-            to = tile(chip, kind, width, True)
+            to = tile(chip, kind, width, 2)
             name = f"attention_mask_gradient/causal+lengths+dropout/D{width}"
             yield compile_case(_gradient, name, kind, to, head_constants(width) | own, dropout=True, mask="add")

@@ -7,7 +7,8 @@
 At sentence lengths attention is bound by memory and launches, not by products: with 27 words a tile of 128 computes 16
 times what is asked for, one of 32 only 1.4 times. A row of up to 128 scores stays in registers, so its sum of
 P * dP is at hand: backward reads neither the output nor delta, and needs no second launch. It walks over the queries
-and keeps dK and dV in float32 registers, so nothing is added up in memory and two runs agree bit for bit.
+with transposed scores, so that its warps share the keys, and keeps dK and dV in float32 registers: nothing is added up
+in memory, and two runs agree bit for bit.
 Forward moves 2 * B * H * (L + S) * D elements, backward 3 * L * D + 4 * S * D a head, each once.
 Source: Vaswani et al. 2017, equation 1.
 """
@@ -22,6 +23,7 @@ from fasttfm.kernels.attention import outputs
 from fasttfm.kernels.attention_launch import (
     Tile,
     compile_case,
+    fits_short,
     head_constants,
     key_class,
     like_heads,
@@ -203,22 +205,23 @@ def _backward(
         z = load_rows(q + here * q_l, q_l, count, ROWS, D, BLOCK_D)
         do = load_rows(dout + here * dout_l, dout_l, count, ROWS, DV, BLOCK_DV)
         logarithm = tl.load(lse + rows, mask=rows < queries, other=float("inf"))  # no weight in rows past the end
-        s = product(z, tl.trans(x), PRECISION, UPCAST) * (scale * LOG2E)  # (ROWS, COLUMNS)
+        s = product(x, tl.trans(z), PRECISION, UPCAST) * (scale * LOG2E)  # (COLUMNS, ROWS)
         s = hide(
-            s, row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_l, mask_s,
+            s, row, 0, tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None], mask, mask_l, mask_s,
             queries, visible, causal_offset, CAUSAL, MASK, True,
         )  # fmt: skip
-        p = tl.exp2(s - logarithm[:, None])
-        dp = product(do, tl.trans(y), PRECISION, UPCAST)
+        p = tl.exp2(s - logarithm[None, :])
+        dp = product(y, tl.trans(do), PRECISION, UPCAST)
         kept = p
         if seed is not None:
-            keep = keep_mask(random, stream, plane, rows, 0, threshold, COLUMNS)
+            keep = tl.trans(keep_mask(random, stream, plane, rows, 0, threshold, COLUMNS))
             kept = tl.where(keep, p, 0.0)
             dp = tl.where(keep, dp * keep_scale, 0.0)
-        ds = (p * (dp - tl.sum(p * dp, 1)[:, None])).to(x.dtype)
-        store_rows(dq + here * dq_l, product(ds, x, PRECISION, UPCAST) * scale, dq_l, count, ROWS, D, BLOCK_D)
-        acc_k += product(tl.trans(ds), z, PRECISION, UPCAST)
-        acc_v += product(tl.trans(kept.to(do.dtype)), do, PRECISION, UPCAST)
+        acc_v += product(kept.to(do.dtype), do, PRECISION, UPCAST)
+        ds = (p * (dp - tl.sum(p * dp, 0)[None, :])).to(x.dtype)
+        acc_k += product(ds, z, PRECISION, UPCAST)
+        dx = product(tl.trans(ds), x, PRECISION, UPCAST) * scale
+        store_rows(dq + here * dq_l, dx, dq_l, count, ROWS, D, BLOCK_D)
     store_rows(dk + b * dk_b + h * dk_h + first_key * dk_s, acc_k * scale, dk_s, keys, COLUMNS, D, BLOCK_D)
     store_rows(dv + b * dv_b + h * dv_h + first_key * dv_s, acc_v * keep_scale, dv_s, keys, COLUMNS, DV, BLOCK_DV)
 
@@ -226,37 +229,38 @@ def _backward(
 # ------------------------------------------------------------------------------------------------------------ tiles
 
 
-def _alternatives(chip: Chip, kind: str, width: int, heavy: bool, columns: int) -> list[Tile]:
+def _alternatives(chip: Chip, kind: str, width: int, extras: int, columns: int) -> list[Tile]:
     return [Tile(rows, columns, warps, 1) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * columns]
 
 
 @choice("attention_short.forward", alternatives=_alternatives)
-def forward_tile(chip: Chip, kind: str, width: int, heavy: bool, columns: int) -> Tile:
-    """kind, width and heavy as attention.forward_tile() takes them; columns 16, 32, 64 or 128: all keys fit.
+def forward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) -> Tile:
+    """kind, width and extras as attention.forward_tile() takes them; columns 16, 32, 64 or 128: all keys fit.
 
-    One warp for 16 x 16 scores of 64 wide heads, twice as many for twice the scores: many small programs hide each
-    other's waiting.
+    A warp multiplies 16 rows at a time; where it does so without matrix units, threads share the work evenly.
     """
-    rows = 16 if columns == 16 or width == 256 else 32
-    return Tile(rows, columns, _warps(chip, kind, width, rows * columns), 1)
+    if not chip.matrix_units or kind == "fp32":
+        rows = 32 if width == 64 and columns == 32 else 16
+        return Tile(rows, columns, max(2, min(8, rows * columns * width // 16384)), 1)
+    rows = {16: 16, 128: 64}.get(columns, 32)
+    return Tile(rows, columns, rows // 16 * (2 if width == 256 else 1), 1)
 
 
 @choice("attention_short.backward", alternatives=_alternatives)
-def backward_tile(chip: Chip, kind: str, width: int, heavy: bool, columns: int) -> Tile:
-    """As forward_tile(); a program also holds dK and dV of all keys in float32."""
-    rows = 16 if columns == 16 or width == 256 or not chip.matrix_units or kind == "fp32" else 32
-    return Tile(rows, columns, max(_warps(chip, kind, width, rows * columns), columns * width // 2048), 1)
-
-
-def _warps(chip: Chip, kind: str, width: int, scores: int) -> int:
-    return max(1, min(8, scores // 512 * width // 64))
+def backward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) -> Tile:
+    """As forward_tile(); here a warp takes 16 keys at a time, and holds dK and dV of its own."""
+    if not chip.matrix_units or kind == "fp32":
+        return Tile(16, columns, max(2, min(8, columns * width // 512)), 1)
+    rows = 32 if width == 64 and columns > 16 and extras < 2 else 16
+    warps = columns // 16 * (width // 64) * (2 if kind == "tf32" else 1)
+    return Tile(rows, columns, min(8, warps), 1)
 
 
 # --------------------------------------------------------------------------------------------------------- launches
 
 
 def forward(query, key, value, *, out=None, tile=None, **options):
-    """As attention.forward(), with at most attention_launch.SHORT keys."""
+    """As attention.forward(), as far as attention_launch.fits_short()."""
     query, key, value = unit(query), unit(key), unit(value)
     call = prepare(query, key, value, **options)
     output, lse = out or outputs(query, value.shape[-1])
@@ -293,22 +297,23 @@ def backward(grad, query, key, value, lse, *, out=None, tile=None, **options):
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile with dropout, causal and with key lengths, at the head sizes that models have; wide heads and the
-    lighter variants at one size."""
+    """Every tile that the route allows, with dropout, causal and with key lengths; lighter variants at one size."""
+    kinds = ("bf16", "fp32", "tf32") if chip.capability >= 80 else ("bf16", "fp32")
     for kernel, name, tile in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
 
-        def case(kind, D, columns, dropout=True, kernel=kernel, name=name, tile=tile):
-            to = tile(chip, kind, max(64, D), dropout, columns)
-            full = f"attention_short.{name}/causal+lengths{'+dropout' if dropout else ''}/D{D}"
-            return compile_case(kernel, full, kind, to, head_constants(D), dropout=dropout)
+        def case(kind, D, columns, dropout=True, mask="none", kernel=kernel, name=name, tile=tile):
+            to = tile(chip, kind, max(64, D), dropout + (mask != "none"), columns)
+            variant = "+".join(["causal", "lengths", *(["dropout"] * dropout), *([mask] * (mask != "none"))])
+            full = f"attention_short.{name}/{variant}/D{D}"
+            return compile_case(kernel, full, kind, to, head_constants(D), dropout=dropout, mask=mask)
 
-        for columns in (16, 32, 64, 128):
-            yield case("bf16", 64, columns)
-            yield case("fp32", 64, columns)
+        for kind in kinds:
+            for width in (64, 128, 256) if kind == "bf16" else (64,):
+                for columns in (16, 32, 64, 128):
+                    if fits_short(chip, kind, width, columns):
+                        yield case(kind, width, columns)
         for kind in ("bf16", "fp32"):
-            yield case(kind, 32, 64)
-            yield case(kind, 128, 128)
-        yield case("bf16", 256, 128)
+            if fits_short(chip, kind, 64, 64):
+                yield case(kind, 32, 64)
         yield case("bf16", 64, 32, dropout=False)
-        if chip.capability >= 80:
-            yield case("tf32", 64, 128)
+        yield case("bf16", 64, 32, mask="add")

@@ -237,7 +237,7 @@ def tile(chip: Chip, columns: int) -> Tile:
     columns = min(columns, ONE_PASS)
     elements = max(columns, 2048)
     lanes = 32 if chip.capability else 64
-    warps = max(1, min(16 if lanes == 32 else 8, elements // (16 * lanes)))
+    warps = max(1, min(16 if lanes == 32 else 8, elements // ((16 if columns < 2048 else 8) * lanes)))
     return Tile(max(1, min(32, elements // columns)), columns, warps, 1)
 
 

@@ -35,13 +35,14 @@ def solve(way, inputs, precision=None, weigh=None):
     }
     outputs = way(**leaves)
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-    total = (weigh or _weigh)(outputs)
+    total = (weigh or weigh_all)(outputs)
     gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     found = {f"output {i}": output for i, output in enumerate(outputs)}
     return found | {f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True) if g is not None}
 
 
-def _weigh(outputs):
+def weigh_all(outputs):
+    """Every element of every output, each with a weight of its own."""
     total = 0
     for i, output in enumerate(outputs):
         angle = torch.arange(output.numel(), dtype=torch.float64, device=output.device).view(output.shape)
