@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.data.tokenizer import PAD
+from fasttfm.functional.linear import frozen_weights
 
 SHORTEST = 16
 
@@ -42,11 +43,14 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[torch.device]:
-    """No dropout and no gradients inside; afterwards the model is in the mode it was in. Gives the model's device."""
+    """No dropout, no gradients, no change of weights inside; afterwards the model is in the mode it was in.
+
+    Gives the model's device.
+    """
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), frozen_weights():
             yield next(model.parameters()).device
     finally:
         model.train(training)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
+from fasttfm.functional.linear import linear
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.config import TransformerConfig
 from fasttfm.models.layers import STREAMS_PER_LAYER, Attention, DecoderLayer, Dropout, EncoderLayer
@@ -254,4 +255,4 @@ class Transformer(nn.Module):
                 cache.source_lengths,
             )
         cache.length += 1
-        return self.output(y[:, 0]).float()
+        return linear(y[:, 0], self.output.weight).float()
