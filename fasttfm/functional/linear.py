@@ -49,7 +49,7 @@ def frozen_weights() -> Iterator[None]:
 
 def frozen(x: Tensor) -> bool:
     """Whether linear() keeps what it makes of weights now: inside frozen_weights(), x on a CPU where it helps."""
-    return _kept is not None and x.device.type == "cpu" and not torch.is_grad_enabled() and type(x) is Tensor
+    return _kept is not None and x.device.type == "cpu" and type(x) is Tensor and not torch.is_grad_enabled()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
@@ -91,7 +91,7 @@ def _usable() -> bool:
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
     )
 
