@@ -15,7 +15,6 @@ refused or absent. The exit status is 1 when there is one, else 0.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.result_files import Entry, Loaded, load, machine_name, shape_text, short_dtype
 from benchmarks.text_table import aligned
+from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
 OURS = "fasttfm"
@@ -138,7 +138,7 @@ def table(found: Sequence[Change]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks compare", description="What became slower from one set of records to another."
     )
     parser.add_argument("before", type=Path, help="file or folder of records")

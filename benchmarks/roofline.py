@@ -11,7 +11,6 @@ Rates are the vendors' (benchmarks/devices.py) unless a record measured them wit
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from benchmarks.devices import DEVICES, H200_SUSTAINED, Device
 from benchmarks.result_files import RESULTS, Loaded, load, machine_name, shape_text
 from benchmarks.roofline_step import LENGTH, MODELS
 from benchmarks.text_table import aligned
+from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
 
@@ -221,7 +221,7 @@ def measured(files: Loaded, wanted: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks roofline", description="Times that a device cannot beat, and what was measured."
     )
     parser.add_argument("--device", help=f"{', '.join(DEVICES)}, or part of the name of a measured one; default: all")

@@ -1,0 +1,93 @@
+"""Predictions from machine code and shapes: counted by hand, labelled, and joined with what was measured."""
+
+from __future__ import annotations
+
+import pytest
+from fasttfm.kernels.costs import Cost
+from fasttfm.kernels.resources import Resources
+
+from benchmarks import static_evidence
+from benchmarks.devices import DEVICES
+from benchmarks.result_files import load
+from benchmarks.roofline_decode import GRAPH_LAUNCH_US
+from benchmarks.static_evidence import Compiled, Work, predict
+from fasttfm.errors import UserError
+
+H200, T4 = DEVICES["H200"], DEVICES["T4"]
+SHAPE = {"B": 2, "H": 8, "L": 27, "D": 64}
+
+
+def work(cost, *, kernel="a.forward"):
+    return Work(case="attention", passes="forward", shape=SHAPE, launches=((kernel, cost),))
+
+
+def compiled(*, dtype="bf16", occupancy=1.0, registers=64, matrix=0, name="a.forward/64x64w4s1"):
+    return Compiled(name, dtype, Resources(registers, 0, 1024, matrix), occupancy)
+
+
+def test_many_warps_reach_the_bandwidth_and_few_do_not():
+    cost = Cost(bytes=4_800_000, launches=1)  # a microsecond of an H200
+    full = predict(work(cost), H200, {("a.forward", "sm_90"): [compiled()]})
+    assert full.us == pytest.approx(1 + GRAPH_LAUNCH_US)
+    few = predict(work(cost), H200, {("a.forward", "sm_90"): [compiled(occupancy=1 / 64, registers=16)]})
+    # 132 processors, 32 threads each, 16 registers of 4 bytes, a quarter of them waiting 600 ns
+    assert few.us == pytest.approx(4.8e6 / (132 * 32 * 16 / 600e-9) * 1e6 + GRAPH_LAUNCH_US)
+    assert full.floor_us == few.floor_us == pytest.approx(1)
+
+
+def test_without_matrix_instructions_products_run_at_the_rate_of_multiply_adds():
+    cost = Cost(flops=989_000_000_000, launches=1)  # a millisecond of matrix units
+    fast, slow = (predict(work(cost), H200, {("a.forward", "sm_90"): [compiled(matrix=matrix)]}) for matrix in (8, 0))
+    assert fast.us == pytest.approx(1000 + GRAPH_LAUNCH_US)
+    assert slow.us == pytest.approx(1000 * 989 / 67 + GRAPH_LAUNCH_US)
+    assert (fast.bound, slow.bound) == ("products", "products")
+
+
+def test_dropout_can_take_longer_than_memory():
+    cost = Cost(bytes=1000, philox=10_000_000, launches=1)
+    found = predict(work(cost), T4, {("a.forward", "sm_75"): [compiled()]})
+    assert found.bound == "philox"
+    assert found.us == pytest.approx(1e9 / (8.1e12 / 4) * 1e6 + GRAPH_LAUNCH_US)
+
+
+def test_the_best_tile_is_taken_and_a_float32_product_stands_for_no_half_precision_one():
+    cost = Cost(bytes=4_800_000, flops=1000, launches=1)
+    poor, good = compiled(occupancy=0.01, registers=8), compiled(name="a.forward/128x64w8s1")
+    found = predict(work(cost), H200, {("a.forward", "sm_90"): [poor, good]})
+    assert found.compiled == (good,)
+    assert predict(work(cost), H200, {("a.forward", "sm_90"): [compiled(dtype="fp32")]}) is None
+    assert predict(work(cost), H200, {}) is None
+
+
+def test_every_recorded_kernel_can_be_read_and_predictions_exist_from_pascal_to_blackwell():
+    found = static_evidence.predictions()
+    assert {"P100", "V100", "A100", "H200"} <= {prediction.device.name for prediction in found}
+    for prediction in found:
+        assert prediction.us >= prediction.floor_us > 0
+    titles = [work.title for work in static_evidence.WORKS]
+    assert len(titles) == len(set(titles))
+
+
+def test_a_measurement_of_the_same_case_stands_beside_its_prediction(write, record):
+    prediction = predict(work(Cost(bytes=1000, launches=1)), H200, {("a.forward", "sm_90"): [compiled()]})
+    half = {"dtype": "bfloat16", "shape": SHAPE | {"dropout": 0.1}}
+    on_h200 = record(p50=31.5, machine={"device": "NVIDIA H200"}, **half)
+    others = [
+        record(p50=1, machine={"device": "NVIDIA H100"}, **half),
+        record(p50=2, **half),
+        record(p50=3, provider="torch eager", machine={"device": "NVIDIA H200"}, **half),
+        record(p50=4, machine={"device": "NVIDIA H200"}, **half | {"shape": SHAPE | {"L": 28}}),
+    ]
+    assert static_evidence.measured_us(prediction, load(write("a.jsonl", on_h200, *others))) == "31.5"
+    assert static_evidence.measured_us(prediction, load(write("b.jsonl", *others))) == "-"
+
+
+def test_the_command_says_that_nothing_was_measured(write, record, tmp_path, capsys):
+    write("a.jsonl", record())
+    assert static_evidence.main(["--device", "p100", "--results", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "predicted, not measured" in out
+    assert " P100 " in out
+    assert "H200" not in out
+    with pytest.raises(UserError, match="--device P101 is unknown: one of P100"):
+        static_evidence.main(["--device", "P101"])
