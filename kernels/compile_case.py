@@ -11,6 +11,7 @@ Arguments are written as Triton's own ahead-of-time compiler writes them:
     "*bf16", "*i64"    a pointer; 16-byte aligned, as torch allocates memory. None: the optional pointer is not given
     "i32:16", "i32"    an integer, known to divide by 16 (as usual model sizes do) or not; 1: Triton specialises on it
     "fp32"             a Python float
+    ("*bf16", "*bf16") a tuple of any of these
     anything           for a parameter annotated tl.constexpr: its value
 """
 

@@ -81,6 +81,9 @@ def specialization(case: CompileCase) -> tuple[dict[str, str], dict[tuple[int], 
     signature, constants, attributes = {}, {}, {}
     for position, parameter in enumerate(case.kernel.params):
         value = case.arguments[parameter.name]
+        if isinstance(value, tuple):
+            signature[parameter.name] = value
+            continue
         if parameter.is_constexpr or not isinstance(value, str):
             signature[parameter.name] = "constexpr"
             constants[(position,)] = value

@@ -20,7 +20,6 @@ Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tenso
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -327,7 +326,7 @@ def _fused_backward(dout, hidden, bits, weight, bias1, bias2, scale):
         )  # fmt: skip
     wanted = [pair for pair in ((parts1, dbias1), (parts2, dbias2)) if pair[0] is not None]
     if wanted:
-        add_parts(*itertools.chain(*wanted))
+        add_parts(wanted)
     return dhidden, dbias1, dbias2
 
 
@@ -348,7 +347,7 @@ def _run_gate(dhidden, hidden, bias):
             dhidden, hidden, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
         )
     if parts is not None:
-        add_parts(parts, dbias)
+        add_parts([(parts, dbias)])
     return dbias
 
 

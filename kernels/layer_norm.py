@@ -1,10 +1,13 @@
 """LayerNorm, alone or with the residual connection and its dropout, forward and backward in one pass each.
 
-    s = residual + dropout(x)          y = (s - mean(s)) * rstd(s) * weight + bias,      rstd = (variance + eps)^-1/2
+    s = residual + dropout(x + x_bias)          y = (s - mean(s)) * rstd(s) * weight + bias,      rstd = (variance + eps)^-1/2
 
     x^ = (s - mean) * rstd             g = dy * weight
     ds_total = rstd * (g - mean(g) - x^ * mean(g * x^)) + ds           dresidual = ds_total
     dx = dropout'(ds_total)            dweight = sum over rows of dy * x^        dbias = sum over rows of dy
+                                       dx_bias = sum over rows of dx
+
+x_bias is that of the product that made x: here it costs no reading, and its gradient no pass over dx.
 
 Forward reads x and residual, writes y and s: 4 * M * N elements, so an H200 (4.3 TB/s) needs at least 24 us at
 M = 25,000, N = 512 in bfloat16. Backward reads dy, ds and s, writes dresidual and dx: 5 * M * N elements with dropout
@@ -20,7 +23,6 @@ Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
@@ -41,6 +43,7 @@ _COLUMN_SHARES = 32  # into how many programs _column_sums splits the rows of a 
 @triton.jit
 def _forward(
     x,  # (M, N)
+    x_bias,  # (N,) or None
     residual,  # (M, N), or None: s = x and neither dropout nor s
     weight,  # (N,) or None
     bias,  # (N,) or None
@@ -65,6 +68,8 @@ def _forward(
     offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
 
     value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
+    if x_bias is not None:
+        value += tl.load(x_bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     if residual is not None:
         if seed is not None:
             keep = keep_mask(tl.load(seed), stream, 0, rows, 0, threshold, COLUMNS)
@@ -91,6 +96,7 @@ def _forward(
 @triton.jit
 def _backward(
     dy,  # (M, N)
+    dy2,  # (M, N): y was used twice, and this is to be added to dy; or None
     ds,  # (M, N), or None: nothing but the LayerNorm used s
     s,  # (M, N)
     mean,  # (M,) float32
@@ -99,6 +105,7 @@ def _backward(
     dresidual,  # (M, N) out
     dx,  # (M, N) out, or None: the same as dresidual
     parts,  # (2, programs, N) float32 out: what each program adds to dweight and dbias; None: nobody wants them
+    x_parts,  # (programs, N) float32 out: what it adds to dx_bias; or None
     seed,  # (1,) int64 or None
     stream,
     threshold,
@@ -117,6 +124,8 @@ def _backward(
     if parts is not None:
         dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
         dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if x_parts is not None:
+        dx_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
 
     for tile in range(program, tl.cdiv(M, ROWS), programs):
         rows = tile * ROWS + tl.arange(0, ROWS)
@@ -124,6 +133,8 @@ def _backward(
         inside = row_inside[:, None] & column_inside[None, :]
         offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
         gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
+        if dy2 is not None:
+            gradient += tl.load(dy2 + offsets, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
         row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
         row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
@@ -144,11 +155,15 @@ def _backward(
                 keep = keep_mask(tl.load(seed), stream, 0, rows, 0, threshold, COLUMNS)
                 total = tl.where(keep, total * keep_scale, 0.0)
             tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
+        if x_parts is not None:
+            dx_bias += tl.where(inside, total, 0.0)
 
     if parts is not None:
         at = parts + program * N + columns
         tl.store(at, tl.sum(dweight, axis=0), mask=column_inside)
         tl.store(at + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
+    if x_parts is not None:
+        tl.store(x_parts + program * N + columns, tl.sum(dx_bias, axis=0), mask=column_inside)
 
 
 @triton.jit
@@ -292,18 +307,30 @@ def _programs(chip: Chip, tile: RowTile, tiles: int) -> int:
 # --------------------------------------------------------------------------------------------------------- launches
 
 
+def sum_programs(M, N, device):
+    """Into how many parts a backward pass over (M, N) sums the gradients of its parameters; None: they come summed."""
+    if not M or N > _WIDEST:
+        return None
+    here = chip(device)
+    to = tile(here, N, backward=True)
+    return _programs(here, to, triton.cdiv(M, to.rows))
+
+
 def layer_norm(x, weight, bias, eps):
     """x (M, N) contiguous, weight and bias (N,) or None. Returns y (M, N), mean and rstd (M,) float32."""
-    y, _, mean, rstd = _run_forward(x, None, weight, bias, eps, 0.0, None, 0)
+    y, _, mean, rstd = _run_forward(x, None, None, weight, bias, eps, 0.0, None, 0)
     return y, mean, rstd
 
 
-def residual_layer_norm(x, residual, weight, bias, eps, *, dropout_p=0.0, seed=None, stream=0):
-    """x, residual (M, N) contiguous. Returns y in x's dtype, s in residual's, mean and rstd (M,) float32."""
-    return _run_forward(x, residual, weight, bias, eps, dropout_p, seed, stream)
+def residual_layer_norm(x, x_bias, residual, weight, bias, eps, *, dropout_p=0.0, seed=None, stream=0):
+    """x, residual (M, N) contiguous; x_bias, weight, bias (N,) or None, or (P, N) as residual_layer_norm_backward() says.
+
+    Returns y in x's dtype, s in residual's, mean and rstd (M,) float32.
+    """
+    return _run_forward(x, x_bias, residual, weight, bias, eps, dropout_p, seed, stream)
 
 
-def _run_forward(x, residual, weight, bias, eps, dropout_p, seed, stream):
+def _run_forward(x, x_bias, residual, weight, bias, eps, dropout_p, seed, stream):
     M, N = x.shape
     y = torch.empty_like(x)
     s = None if residual is None else torch.empty_like(residual)
@@ -312,58 +339,78 @@ def _run_forward(x, residual, weight, bias, eps, dropout_p, seed, stream):
     if M:
         to = tile(chip(x.device), N, backward=False)
         seed, threshold, scale = dropout_arguments(dropout_p, seed)
-        weight, bias = (None if p is None else p.contiguous() for p in (weight, bias))
+        x_bias, weight, bias = _values(x_bias), _values(weight), _values(bias)
         _forward[(triton.cdiv(M, to.rows),)](
-            x, residual, weight, bias, y, s, mean, rstd, seed, stream, threshold, scale, eps, M, N,
+            x, x_bias, residual, weight, bias, y, s, mean, rstd, seed, stream, threshold, scale, eps, M, N,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
     return y, s, mean, rstd
 
 
+def _values(parameter):
+    """A parameter (N,), contiguous, of (N,) or of P times the same in (P, N)."""
+    if parameter is None:
+        return None
+    return (parameter[0] if parameter.dim() == 2 else parameter).contiguous()
+
+
 def layer_norm_backward(dy, x, mean, rstd, weight, bias):
     """dx (M, N) in x's dtype, dweight and dbias (N,) in their parameters' dtypes, empty where there is none."""
-    _, dx, dweight, dbias = residual_layer_norm_backward(dy, None, x, mean, rstd, weight, bias)
+    _, dx, dweight, dbias, _ = residual_layer_norm_backward(dy, None, None, x, mean, rstd, weight, bias, None)
     return dx, dweight, dbias
 
 
 def residual_layer_norm_backward(
-    dy, ds, s, mean, rstd, weight, bias, *, dropout_p=0.0, seed=None, stream=0, x_dtype=None
+    dy, dy2, ds, s, mean, rstd, weight, bias, x_bias, *, dropout_p=0.0, seed=None, stream=0, x_dtype=None
 ):
-    """dy, s and ds (or None) (M, N) contiguous. Returns dx, dresidual, dweight, dbias.
+    """dy, s, dy2 and ds (or None) (M, N) contiguous. Returns dx, dresidual, dweight, dbias, dx_bias.
 
-    dx comes in x_dtype; None: it equals dresidual and is returned as None.
+    dx comes in x_dtype; None: it equals dresidual and is returned as None. Parameters given as (P, N), P being
+    sum_programs(), have their gradients returned as P float32 parts of the sum.
     """
     M, N = s.shape
     dresidual = torch.empty_like(s)
     dx = None if x_dtype is None else torch.empty_like(s, dtype=x_dtype)
-    dweight = s.new_empty(0) if weight is None else torch.empty_like(weight)
-    dbias = s.new_empty(0) if bias is None else torch.empty_like(bias)
     here = chip(s.device)
     wide = N > _WIDEST
     to = _wide_tile(here) if wide else tile(here, N, backward=True)
     tiles = triton.cdiv(M, to.rows)
     shares = min(_COLUMN_SHARES, tiles) if wide else _programs(here, to, tiles)
-    parts = None
+    wanted = x_parts = None
     if weight is not None or bias is not None:
-        parts = torch.empty(2, shares, N, dtype=torch.float32, device=s.device)
+        wanted = torch.empty(2, shares, N, dtype=torch.float32, device=s.device)
+    if x_bias is not None and not wide:
+        x_parts = torch.empty(shares, N, dtype=torch.float32, device=s.device)
     if M:
         seed, threshold, scale = dropout_arguments(dropout_p, seed)
-        weight = None if weight is None else weight.contiguous()
         options = {"ROWS": to.rows, "COLUMNS": to.columns, "num_warps": to.warps, "num_stages": 1}
         if wide:
+            dy = dy if dy2 is None else dy + dy2
             _backward_wide[(tiles,)](
-                dy, ds, s, mean, rstd, weight, dresidual, dx, seed, stream, threshold, scale, M, N, **options
+                dy, ds, s, mean, rstd, _values(weight), dresidual, dx, seed, stream, threshold, scale, M, N, **options
             )  # fmt: skip
-            if parts is not None:
-                _launch_column_sums(here, dy, s, mean, rstd, parts)
+            if wanted is not None:
+                _launch_column_sums(here, dy, s, mean, rstd, wanted)
         else:
             _backward[(shares,)](
-                dy, ds, s, mean, rstd, weight, dresidual, dx, parts, seed, stream, threshold, scale, M, N, **options
+                dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, wanted, x_parts, seed, stream, threshold,
+                scale, M, N, **options,
             )  # fmt: skip
-    wanted = [(p, out) for p, out in zip((() if parts is None else parts), (dweight, dbias)) if out.numel()]
-    if wanted:
-        add_parts(*itertools.chain(*wanted))
-    return dx, dresidual, dweight, dbias
+    parts = (None, None) if wanted is None else wanted.unbind()
+    gradients, sums = [], []
+    for parameter, part in ((weight, parts[0]), (bias, parts[1]), (x_bias, x_parts)):
+        if parameter is None:
+            gradient = s.new_empty(0)
+        elif part is None:  # x_bias of a wide row
+            gradient = (dresidual if dx is None else dx).sum(0, dtype=torch.float32).to(parameter.dtype)
+        elif parameter.dim() == 2:
+            gradient = part
+        else:
+            gradient = torch.empty_like(parameter)
+            sums.append((part, gradient))
+        gradients.append(gradient)
+    add_parts(sums)
+    return dx, dresidual, *gradients
 
 
 def _launch_column_sums(here, dy, s, mean, rstd, parts):
@@ -404,6 +451,7 @@ _DROPOUT = {"stream": "i32", "threshold": "i32", "keep_scale": "fp32"}
 def _forward_case(chip: Chip, N: int, x: str, s: str, *, residual: bool = True, dropout: bool = True) -> CompileCase:
     arguments = {
         "x": f"*{x}",
+        "x_bias": "*fp32" if residual else None,
         "residual": f"*{s}" if residual else None,
         "weight": "*fp32",
         "bias": "*fp32",
@@ -425,6 +473,7 @@ def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropo
     wide = N > _WIDEST
     arguments = {
         "dy": f"*{x}",
+        **({} if wide else {"dy2": f"*{x}"}),
         "ds": f"*{s}" if ds else None,
         "s": f"*{s}",
         "mean": "*fp32",
@@ -434,7 +483,7 @@ def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropo
         "dx": f"*{x}" if dropout or x != s else None,
         "seed": "*i64" if dropout else None,
         "M": "i32",
-        **({} if wide else {"parts": "*fp32"}),
+        **({} if wide else {"parts": "*fp32", "x_parts": "*fp32"}),
         **_DROPOUT,
     }
     variant = "+".join(["ds"] * ds + ["dropout"] * dropout) or "plain"

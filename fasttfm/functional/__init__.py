@@ -2,18 +2,20 @@
 
 from fasttfm.functional._backend import backend
 from fasttfm.functional.attention import attention
+from fasttfm.functional.attention_joint import joint_attention
 from fasttfm.functional.attention_packed import varlen_attention
 from fasttfm.functional.attention_sdpa import scaled_dot_product_attention
 from fasttfm.functional.attention_weights import attention_weights
 from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.embedding import embed
 from fasttfm.functional.feed_forward import feed_forward
-from fasttfm.functional.layer_norm import layer_norm, residual_layer_norm
+from fasttfm.functional.layer_norm import adds_bias, layer_norm, residual_layer_norm
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
 from fasttfm.functional.random import draw_seed
 from fasttfm.functional.residual_add import residual_add
 
 __all__ = [
+    "adds_bias",
     "attention",
     "attention_weights",
     "backend",
@@ -21,6 +23,7 @@ __all__ = [
     "draw_seed",
     "embed",
     "feed_forward",
+    "joint_attention",
     "layer_norm",
     "linear_cross_entropy",
     "residual_add",

@@ -68,18 +68,19 @@ def backward(
     scale: float,
     options: dict[str, Any],
     mask_gradient: bool,
+    out: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value and, if asked for, of the additive mask."""
+    """Gradients of query, key, value and, if asked for, of the additive mask. out: memory for the first three."""
     if route == "softmax":
-        return _softmax_backward(grad, query, key, value, saved, scale, options, mask_gradient)
+        return _softmax_backward(grad, query, key, value, saved, scale, options, mask_gradient, out)
     if route == "short":
         from fasttfm.kernels import attention_short
 
-        gradients = attention_short.backward(grad, query, key, value, saved, scale=scale, **options)
+        gradients = attention_short.backward(grad, query, key, value, saved, out=out, scale=scale, **options)
     else:
         from fasttfm.kernels import attention_backward
 
-        gradients = attention_backward.backward(grad, query, key, value, output, saved, scale=scale, **options)
+        gradients = attention_backward.backward(grad, query, key, value, output, saved, out=out, scale=scale, **options)
     d_mask = None
     if mask_gradient:
         from fasttfm.kernels import attention_mask_gradient
@@ -97,6 +98,7 @@ def _softmax_backward(
     scale: float,
     options: dict[str, Any],
     mask_gradient: bool,
+    out: tuple[Tensor, ...] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     from fasttfm.kernels import masked_softmax
 
@@ -114,8 +116,12 @@ def _softmax_backward(
         torch.matmul(d_scores.transpose(-2, -1), query),
         torch.matmul(kept.transpose(-2, -1), grad),
     )
-    d_query, d_key, d_value = (d.transpose(1, 2).contiguous().transpose(1, 2) for d in gradients)
-    return d_query, d_key, d_value, d_mask
+    if out is None:
+        d_query, d_key, d_value = (d.transpose(1, 2).contiguous().transpose(1, 2) for d in gradients)
+        return d_query, d_key, d_value, d_mask
+    for memory, d in zip(out, gradients):
+        memory.copy_(d)
+    return out[0], out[1], out[2], d_mask
 
 
 def softmax(scores: Tensor, scale: float, options: dict[str, Any]) -> tuple[Tensor, Tensor | None]:

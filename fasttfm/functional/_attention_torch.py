@@ -162,8 +162,9 @@ def backward(
     kept: Tensor | None,
     mask: Tensor | None,
     scale: float,
+    out: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value, and of the additive mask where one is given."""
+    """Gradients of query, key, value, and of the additive mask where one is given. out: memory for the first three."""
     batch, heads = query.shape[:2]
     grad, q, k, v = _flat(grad), _flat(query), _flat(key), _flat(value)
     d_value = torch.bmm(_flat(p if kept is None else kept).transpose(1, 2), grad)
@@ -173,5 +174,10 @@ def backward(
     d_scores = _flat((d_scores * scale).to(query.dtype))
     d_query = torch.bmm(d_scores, k)
     d_key = torch.bmm(d_scores.transpose(1, 2), q)
-    d_query, d_key, d_value = (_heads_last(d, batch, heads) for d in (d_query, d_key, d_value))
-    return d_query, d_key, d_value, d_mask
+    gradients = (d_query, d_key, d_value)
+    if out is None:
+        d_query, d_key, d_value = (_heads_last(d, batch, heads) for d in gradients)
+        return d_query, d_key, d_value, d_mask
+    for memory, d in zip(out, gradients):
+        memory.copy_(d.view(memory.shape))
+    return out[0], out[1], out[2], d_mask

@@ -48,6 +48,9 @@ class Operator:
     save(ctx, args, outputs) and backward(ctx, *gradients): the derivative; without them the operator refuses one, which
         is how a second derivative ends in a clear message.
     autocast(args, dtype): the arguments as autocast to dtype would pass them on; None leaves them as they are.
+    twice: place of a bool argument that asks for the first output once more, behind the others, so that the gradients
+        of its two uses come to backward apart and need no launch of their own to be added. The two share memory, which
+        the dispatcher does not allow: only a direct call that makes a gradient has the additional output.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Operator:
         save: Callable[[Any, tuple, Any], None] | None = None,
         backward: Callable[..., Any] | None = None,
         autocast: Callable[[tuple, torch.dtype], tuple] | None = None,
+        twice: int | None = None,
     ) -> None:
         self.name = name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -85,7 +89,7 @@ class Operator:
         differentiate, self._differentiate = refuse, refuse
         if backward is not None:
             differentiate = _differentiated(name, run, save, backward).apply
-            direct: Any = _differentiated(name, compute, save, backward)
+            direct: Any = _differentiated(name, compute, save, backward, twice)
             # torch.autograd.Function.apply without its test for torch.func, which __call__ makes
             self._differentiate = super(torch.autograd.Function, direct).apply  # type: ignore[misc]
 
@@ -162,12 +166,14 @@ def _on_its_device(compute: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _differentiated(name: str, run: Callable[..., Any], save: Any, backward: Any) -> Any:
+def _differentiated(name: str, run: Callable[..., Any], save: Any, backward: Any, twice: int | None = None) -> Any:
     """The torch.autograd.Function whose forward is run."""
 
     def forward(ctx: Any, *args: Any) -> Any:
         outputs = run(*args)
         save(ctx, args, outputs)
+        if twice is not None and args[twice]:
+            return (*outputs, outputs[0].detach())
         return outputs
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}

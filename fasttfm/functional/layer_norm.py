@@ -36,30 +36,42 @@ def residual_layer_norm(
     bias: Tensor | None,
     eps: float = 1e-5,
     *,
+    x_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     stream: int = 0,
+    post_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """s = residual + dropout(x) and y = layer_norm(s) in one pass; returns (y, s).
+    """s = residual + dropout(x + x_bias) and y = layer_norm(s) in one pass; returns (y, the next residual).
 
     x, residual (..., N), their dtypes may differ (a bfloat16 branch on a float32 residual stream); y comes in x's
-    dtype, s in residual's. Post-norm sub-layers (the paper) go on with y alone; pre-norm ones carry s and give y to the
-    next sub-layer, and gradients of both flow back in one pass. dropout_p in [0, 1], rounded to 1/65536; seed (1,)
-    int64 on x's device, drawn from torch's generator when None; stream tells the dropouts of one model apart.
-    Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
+    dtype, s in residual's. x_bias (N,): the bias of the product that made x, if that left it out; a kernel adds it, and
+    sums its gradient, without reading anything more. The next residual is s for a pre-norm model, and y once more with
+    post_norm (the paper's order); gradients of both outputs flow back in one pass. dropout_p in [0, 1], rounded to
+    1/65536; seed (1,) int64 on x's device, drawn from torch's generator when None; stream tells the dropouts of one
+    model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
-    _check(x, weight, bias)
+    _check(x, weight, bias, x_bias)
     if x.shape != residual.shape:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
     seed = _dropped.seed_for(x, dropout_p, seed)
-    y, s, *_ = _residual_layer_norm(x, residual, weight, bias, eps, dropout_p, seed, stream, chosen())
+    y, s, _, _, _, *again = _residual_layer_norm(
+        x, x_bias, residual, weight, bias, eps, dropout_p, seed, stream, post_norm, chosen()
+    )
+    if post_norm:
+        return y, again[0] if again else y
     return y, s
 
 
-def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+def adds_bias(x: Tensor) -> bool:
+    """Whether residual_layer_norm() adds x_bias to x in passing, so that the product before it had better not."""
+    return _by_kernel(chosen(), x)
+
+
+def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor | None = None) -> None:
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"layer_norm: x {tuple(x.shape)} must have a last dimension of at least 1 to normalise")
-    for name, parameter in (("weight", weight), ("bias", bias)):
+    for name, parameter in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
         if parameter is not None and parameter.shape != x.shape[-1:]:
             raise ValueError(
                 f"layer_norm: {name} {tuple(parameter.shape)} must be ({x.shape[-1]},), "
@@ -202,6 +214,7 @@ def _one_gradient(dtype: torch.dtype, s: Tensor, seed: Tensor | None) -> bool:
 
 def _residual_forward(
     x: Tensor,
+    x_bias: Tensor | None,
     residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -209,6 +222,7 @@ def _residual_forward(
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
+    post_norm: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, residual_rows = _layers.rows(x), _layers.rows(residual)
@@ -216,10 +230,12 @@ def _residual_forward(
         from fasttfm.kernels import layer_norm as kernel
 
         y, s, mean, rstd = kernel.residual_layer_norm(
-            rows, residual_rows, weight, bias, eps, dropout_p=dropout_p, seed=seed, stream=stream
+            rows, x_bias, residual_rows, weight, bias, eps, dropout_p=dropout_p, seed=seed, stream=stream
         )
         keep = x.new_empty(0, dtype=torch.bool)
     else:
+        if x_bias is not None:
+            rows = rows + cast(x_bias, rows.dtype)
         # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
         keep = _dropped.kept(rows, dropout_p, seed, stream)
         s = _layers.add_kept(rows, residual_rows, keep, dropout_p)
@@ -234,116 +250,129 @@ def _fake_keep(x: Tensor, residual: Tensor, seed: Tensor | None, backend: str) -
 
 
 def _residual_forward_fake(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    stream: int,
-    backend: str,
+    x: Tensor, x_bias: Tensor | None, residual: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *_, seed, _, _, backend = options
     y, s = x.new_empty(x.shape), residual.new_empty(x.shape)
     return y, s, *_fake_statistics(residual), _fake_keep(x, residual, seed, backend)
 
 
 def _residual_backward(
     dy: Tensor,
+    dy2: Tensor | None,
     ds: Tensor | None,
     s: Tensor,
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    x_bias: Tensor | None,
     keep: Tensor,
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
     dtype: torch.dtype,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (in dtype), residual, weight and bias; x's is empty where it equals residual's."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x (in dtype), residual, weight, bias and x_bias; x's is empty where it equals residual's."""
     same = _one_gradient(dtype, s, seed)
     if not keep.numel() and _by_kernel(backend, s, dy):
         from fasttfm.kernels import layer_norm as kernel
 
-        dx, dresidual, dweight, dbias = kernel.residual_layer_norm_backward(
+        dx, dresidual, *others = kernel.residual_layer_norm_backward(
             _layers.rows(dy),
+            None if dy2 is None else _layers.rows(dy2),
             None if ds is None else _layers.rows(ds),
             _layers.rows(s),
             mean,
             rstd,
             weight,
             bias,
+            x_bias,
             dropout_p=dropout_p,
             seed=seed,
             stream=stream,
             x_dtype=None if same else dtype,
         )
-    else:
-        dresidual, dweight, dbias = _normalise_backward(_layers.rows(dy), _layers.rows(s), mean, rstd, weight, bias)
-        if ds is not None:
-            dresidual += _layers.rows(ds)
-        dx = None if same else _layers.branch_gradient(dresidual, keep, dropout_p, seed, stream, dtype)
-    return s.new_empty(0) if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias
+        return s.new_empty(0) if dx is None else shaped(dx, s), shaped(dresidual, s), *others
+    if dy2 is not None:
+        dy = dy + dy2
+    dresidual, dweight, dbias = _normalise_backward(_layers.rows(dy), _layers.rows(s), mean, rstd, weight, bias)
+    if ds is not None:
+        dresidual += _layers.rows(ds)
+    dx = None if same else _layers.branch_gradient(dresidual, keep, dropout_p, seed, stream, dtype)
+    dx_bias = s.new_empty(0)
+    if x_bias is not None:
+        dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=_dropped.wide(dtype)), x_bias.dtype)
+    return s.new_empty(0) if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias, dx_bias
 
 
 def _residual_backward_fake(
     dy: Tensor,
+    dy2: Tensor | None,
     ds: Tensor | None,
     s: Tensor,
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    keep: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    stream: int,
-    dtype: torch.dtype,
-    backend: str,
+    x_bias: Tensor | None,
+    *options: Any,
 ) -> tuple[Tensor, ...]:
-    same = _one_gradient(dtype, s, seed)
-    dx = s.new_empty(0) if same else s.new_empty(s.shape, dtype=dtype)
-    return dx, s.new_empty(s.shape), *_fake_parameters(s, weight, bias)
+    _, _, seed, _, dtype, _ = options
+    dx = s.new_empty(0) if _one_gradient(dtype, s, seed) else s.new_empty(s.shape, dtype=dtype)
+    dx_bias = s.new_empty(0) if x_bias is None else torch.empty_like(x_bias)
+    return dx, s.new_empty(s.shape), *_fake_parameters(s, weight, bias), dx_bias
 
 
 def _residual_save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, _, weight, bias, _, dropout_p, seed, stream, backend = args
+    x, x_bias, _, weight, bias, _, dropout_p, seed, stream, _, backend = args
     _, s, mean, rstd, keep = outputs
     ctx.mark_non_differentiable(mean, rstd, keep)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(s, mean, rstd, weight, bias, keep, seed)
+    ctx.save_for_backward(s, mean, rstd, weight, bias, x_bias, keep, seed)
     ctx.dropout = (dropout_p, stream, x.dtype, backend)
 
 
-def _residual_autograd(ctx: Any, dy: Tensor | None, ds: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    s, mean, rstd, weight, bias, keep, seed = ctx.saved_tensors
+def _residual_autograd(
+    ctx: Any,
+    dy: Tensor | None,
+    ds: Tensor | None,
+    _mean: None,
+    _rstd: None,
+    _keep: None,
+    dy2: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    s, mean, rstd, weight, bias, x_bias, keep, seed = ctx.saved_tensors
     dropout_p, stream, dtype, backend = ctx.dropout
+    if dy is None:
+        dy, dy2 = dy2, None
     if dy is None:  # y went unused
         dy = s.new_zeros(s.shape, dtype=dtype)
-    dx, dresidual, dweight, dbias = _residual_layer_norm_backward(
-        dy, ds, s, mean, rstd, weight, bias, keep, dropout_p, seed, stream, dtype, backend
+    dx, dresidual, dweight, dbias, dx_bias = _residual_layer_norm_backward(
+        dy, dy2, ds, s, mean, rstd, weight, bias, x_bias, keep, dropout_p, seed, stream, dtype, backend
     )
     if _one_gradient(dtype, s, seed):
         dx = dresidual
     dweight, dbias = None if weight is None else dweight, None if bias is None else dbias
-    return dx, dresidual, dweight, dbias, None, None, None, None, None
+    dx_bias = None if x_bias is None else dx_bias
+    return dx, dx_bias, dresidual, dweight, dbias, None, None, None, None, None, None
 
 
 _residual_layer_norm_backward = Operator(
-    "residual_layer_norm_backward(Tensor dy, Tensor? ds, Tensor s, Tensor mean, Tensor rstd, Tensor? weight,"
-    " Tensor? bias, Tensor keep, float dropout_p, Tensor? seed, int stream, ScalarType dtype,"
-    " str backend) -> (Tensor, Tensor, Tensor, Tensor)",
+    "residual_layer_norm_backward(Tensor dy, Tensor? dy2, Tensor? ds, Tensor s, Tensor mean, Tensor rstd,"
+    " Tensor? weight, Tensor? bias, Tensor? x_bias, Tensor keep, float dropout_p, Tensor? seed, int stream,"
+    " ScalarType dtype, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _residual_backward,
     _residual_backward_fake,
 )
 _residual_layer_norm = Operator(
-    "residual_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, float dropout_p,"
-    " Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "residual_layer_norm(Tensor x, Tensor? x_bias, Tensor residual, Tensor? weight, Tensor? bias, float eps,"
+    " float dropout_p, Tensor? seed, int stream, bool post_norm, str backend)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _residual_forward,
     _residual_forward_fake,
     save=_residual_save,
     backward=_residual_autograd,
+    twice=9,
 )

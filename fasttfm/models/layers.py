@@ -47,55 +47,63 @@ class Attention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
         self.out_proj = nn.Linear(width, width)
 
-    def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(B, L, parts * d) to parts times (B, H, L, D): views, no copy."""
-        batch, length, _ = x.shape
-        return x.view(batch, length, parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    def _heads(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """The projection of x (B, L, d) by weight (parts * d, d), one product: (B, L, parts, H, D)."""
+        projected = linear(x, weight, bias)
+        return projected.view(*x.shape[:2], -1, self.heads, x.shape[2] // self.heads)
 
-    def project_all(self, y: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values of y (B, L, d), one product."""
-        return self._split(linear(y, self.in_proj_weight, self.in_proj_bias), 3)
+    def project_all(self, y: Tensor) -> Tensor:
+        """Queries, keys and values (B, L, 3, H, D) of y (B, L, d)."""
+        return self._heads(y, self.in_proj_weight, self.in_proj_bias)
+
+    def project_apart(self, y: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (B, L, H, D) of y (B, L, d), keys and values (B, S, 2, H, D) of the encoder's output (B, S, d)."""
+        sizes = [y.shape[-1], 2 * y.shape[-1]]
+        weights, biases = self.in_proj_weight.split(sizes), self.in_proj_bias.split(sizes)
+        return self._heads(y, weights[0], biases[0])[:, :, 0], self._heads(memory, weights[1], biases[1])
 
     def project_query(self, y: Tensor) -> Tensor:
         """Queries (B, H, L, D) of y (B, L, d)."""
         width = y.shape[-1]
-        return self._split(linear(y, self.in_proj_weight[:width], self.in_proj_bias[:width]), 1)[0]
+        return self._heads(y, self.in_proj_weight[:width], self.in_proj_bias[:width])[:, :, 0].transpose(1, 2)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Keys and values (B, H, S, D) of the encoder's output (B, S, d)."""
         width = memory.shape[-1]
-        return self._split(linear(memory, self.in_proj_weight[width:], self.in_proj_bias[width:]), 2)
-
-    def join(self, heads: Tensor) -> Tensor:
-        """Concat(head_1 .. head_H) W^O: (B, H, L, D) to (B, L, d)."""
-        return linear(heads.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
+        joint = self._heads(memory, self.in_proj_weight[width:], self.in_proj_bias[width:])
+        return joint.permute(2, 0, 3, 1, 4).unbind(0)
 
     def attend(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        joint: Tensor,
+        query: Tensor | None,
         dropout: Dropout,
         *,
         key_lengths: Tensor | None = None,
         causal: bool = False,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """The sub-layer's output (B, L, d); appends the weights (B, H, L, S) to `weights` where a list is given."""
+        """The joined heads (B, L, d) of joint (B, L, 3, H, D), or of query (B, L, H, D) and joint (B, S, 2, H, D).
+
+        Appends the weights (B, H, L, S) to `weights` where a list is given.
+        """
         if weights is not None:
-            weights.append(F.attention_weights(query, key, key_lengths=key_lengths, causal=causal))
-        return self.join(
-            F.attention(
-                query,
-                key,
-                value,
-                key_lengths=key_lengths,
-                causal=causal,
-                dropout_p=dropout.p(self.dropout_p),
-                seed=dropout.seed,
-                stream=self.stream,
-            )
+            parts = joint.permute(2, 0, 3, 1, 4)
+            first = parts[0] if query is None else query.transpose(1, 2)
+            weights.append(F.attention_weights(first, parts[-2], key_lengths=key_lengths, causal=causal))
+        return F.joint_attention(
+            joint,
+            query,
+            key_lengths=key_lengths,
+            causal=causal,
+            dropout_p=dropout.p(self.dropout_p),
+            seed=dropout.seed,
+            stream=self.stream,
         )
+
+    def step(self, query: Tensor, keys: Tensor, values: Tensor, key_lengths: Tensor | None = None) -> Tensor:
+        """The joined heads (B, L, d) of query (B, H, L, D) over cached keys and values (B, H, S, D), at inference."""
+        return F.attention(query, keys, values, key_lengths=key_lengths).transpose(1, 2).flatten(2)
 
 
 class _Layer(nn.Module):
@@ -111,37 +119,77 @@ class _Layer(nn.Module):
         self.linear1 = nn.Linear(config.d_model, config.d_ff)
         self.linear2 = nn.Linear(config.d_ff, config.d_model)
 
-    def _feed_forward(self, y: Tensor, dropout: Dropout) -> Tensor:
+    def _attended(
+        self,
+        heads: Tensor,
+        projection: nn.Linear,
+        stream: Tensor,
+        norm: nn.LayerNorm | None,
+        dropout: Dropout,
+        place: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Concat(head_1 .. head_H) W^O, heads (B, L, d), joined to the stream."""
+        late = _late(projection.bias, heads, norm)
+        output = linear(heads, projection.weight, projection.bias if late is None else None)
+        return self._add(output, late, stream, norm, dropout, place)
+
+    def _fed_forward(
+        self, y: Tensor, stream: Tensor, norm: nn.LayerNorm | None, dropout: Dropout, place: int
+    ) -> tuple[Tensor, Tensor]:
+        """The feed-forward sub-layer, joined to the stream."""
         p = dropout.p(self.relu_dropout_p)
+        late = _late(self.linear2.bias, y, norm)
+        weight, bias = self.linear2.weight, self.linear2.bias if late is None else None
         if self.activation == "relu" and frozen(y):  # the ReLU rides in the product, and nothing is kept for a gradient
             hidden = linear(y, self.linear1.weight, self.linear1.bias, relu=True)
-            return linear(hidden, self.linear2.weight, self.linear2.bias)
-        if self.activation == "relu":
-            return F.feed_forward(
+            output = linear(hidden, weight, bias)
+        elif self.activation == "relu":
+            output = F.feed_forward(
                 y,
                 self.linear1.weight,
                 self.linear1.bias,
-                self.linear2.weight,
-                self.linear2.bias,
+                weight,
+                bias,
                 dropout_p=p,
                 seed=dropout.seed,
                 stream=self.first_stream + 1,
             )
-        hidden = nn.functional.gelu(self.linear1(y))
-        return self.linear2(nn.functional.dropout(hidden, p))
+        else:
+            hidden = nn.functional.gelu(linear(y, self.linear1.weight, self.linear1.bias))
+            output = linear(nn.functional.dropout(hidden, p), weight, bias)
+        return self._add(output, late, stream, norm, dropout, place)
 
     def _add(
-        self, output: Tensor, stream: Tensor, norm: nn.LayerNorm | None, dropout: Dropout, place: int
+        self,
+        output: Tensor,
+        bias: Tensor | None,
+        stream: Tensor,
+        norm: nn.LayerNorm | None,
+        dropout: Dropout,
+        place: int,
     ) -> tuple[Tensor, Tensor]:
-        """Joins a sub-layer's output to the stream and normalises: (y, stream) for what comes next."""
+        """Joins a sub-layer's output, and the bias it left out, to the stream and normalises: the next (y, stream)."""
         p, seed, number = dropout.p(self.dropout_p), dropout.seed, self.first_stream + 2 + place
         if norm is None:  # the end of a pre-norm stack without a final norm
             stream = F.residual_add(output, stream, dropout_p=p, seed=seed, stream=number)
             return stream, stream
-        y, stream = F.residual_layer_norm(
-            output, stream, norm.weight, norm.bias, norm.eps, dropout_p=p, seed=seed, stream=number
+        return F.residual_layer_norm(
+            output,
+            stream,
+            norm.weight,
+            norm.bias,
+            norm.eps,
+            x_bias=bias,
+            dropout_p=p,
+            seed=seed,
+            stream=number,
+            post_norm=not self.norm_first,
         )
-        return (y, stream) if self.norm_first else (y, y)
+
+
+def _late(bias: Tensor, x: Tensor, norm: nn.LayerNorm | None) -> Tensor | None:
+    """The bias of a sub-layer's last product over x, where the norm that follows adds it in passing."""
+    return bias if norm is not None and F.adds_bias(x) else None
 
 
 class EncoderLayer(_Layer):
@@ -164,10 +212,10 @@ class EncoderLayer(_Layer):
     ) -> tuple[Tensor, Tensor]:
         """y, stream (B, S, d); following: the norm after this layer (pre-norm only). Returns the next (y, stream)."""
         norms = (self.norm2, following) if self.norm_first else (self.norm1, self.norm2)
-        query, key, value = self.self_attn.project_all(y)
-        output = self.self_attn.attend(query, key, value, dropout, key_lengths=lengths, weights=weights)
-        y, stream = self._add(output, stream, norms[0], dropout, 0)
-        return self._add(self._feed_forward(y, dropout), stream, norms[1], dropout, 1)
+        joint = self.self_attn.project_all(y)
+        heads = self.self_attn.attend(joint, None, dropout, key_lengths=lengths, weights=weights)
+        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], dropout, 0)
+        return self._fed_forward(y, stream, norms[1], dropout, 1)
 
 
 class DecoderLayer(_Layer):
@@ -198,14 +246,13 @@ class DecoderLayer(_Layer):
         """y, stream (B, L, d), memory (B, S, d). Returns the next (y, stream)."""
         norms = self._norms(following)
         own, cross = weights if weights is not None else (None, None)
-        query, key, value = self.self_attn.project_all(y)
-        output = self.self_attn.attend(query, key, value, dropout, key_lengths=lengths, causal=True, weights=own)
-        y, stream = self._add(output, stream, norms[0], dropout, 0)
-        query = self.multihead_attn.project_query(y)
-        key, value = self.multihead_attn.project_memory(memory)
-        output = self.multihead_attn.attend(query, key, value, dropout, key_lengths=memory_lengths, weights=cross)
-        y, stream = self._add(output, stream, norms[1], dropout, 1)
-        return self._add(self._feed_forward(y, dropout), stream, norms[2], dropout, 2)
+        joint = self.self_attn.project_all(y)
+        heads = self.self_attn.attend(joint, None, dropout, key_lengths=lengths, causal=True, weights=own)
+        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], dropout, 0)
+        query, joint = self.multihead_attn.project_apart(y, memory)
+        heads = self.multihead_attn.attend(joint, query, dropout, key_lengths=memory_lengths, weights=cross)
+        y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], dropout, 1)
+        return self._fed_forward(y, stream, norms[2], dropout, 2)
 
     def step(
         self,
@@ -226,14 +273,14 @@ class DecoderLayer(_Layer):
         """
         norms = self._norms(following)
         none = Dropout(None)
-        query, key, value = self.self_attn.project_all(y)
+        query, key, value = self.self_attn.project_all(y).transpose(1, 3).unbind(2)  # (R, H, 1, D)
         self_keys[:, :, position] = key[:, :, 0]
         self_values[:, :, position] = value[:, :, 0]
         seen = position + 1
-        output = self.self_attn.attend(query, self_keys[:, :, :seen], self_values[:, :, :seen], none)
-        y, stream = self._add(output, stream, norms[0], none, 0)
+        heads = self.self_attn.step(query, self_keys[:, :, :seen], self_values[:, :, :seen])
+        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], none, 0)
         rows, _, width = y.shape
         query = self.multihead_attn.project_query(y.view(cross_keys.shape[0], -1, width))  # (B, H, R / B, D)
-        output = self.multihead_attn.attend(query, cross_keys, cross_values, none, key_lengths=memory_lengths)
-        y, stream = self._add(output.view(rows, 1, width), stream, norms[1], none, 1)
-        return self._add(self._feed_forward(y, none), stream, norms[2], none, 2)
+        heads = self.multihead_attn.step(query, cross_keys, cross_values, memory_lengths).view(rows, 1, width)
+        y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], none, 1)
+        return self._fed_forward(y, stream, norms[2], none, 2)

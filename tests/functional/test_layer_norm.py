@@ -157,8 +157,11 @@ def test_opcheck(route, parameters):
     weight, bias = (weight, bias) if parameters else (None, None)
     operators = torch.ops.fasttfm
     opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, route))
-    opcheck(operators.residual_layer_norm.default, (x, residual, weight, bias, 1e-5, 0.25, SEED, 1, route))
-    opcheck(operators.residual_layer_norm.default, (x, residual, weight, bias, 1e-5, 0.0, None, 0, route))
+    x_bias = torch.randn(16, requires_grad=True)
+    for post_norm in (False, True):
+        options = (1e-5, 0.25, SEED, 1, post_norm, route)
+        opcheck(operators.residual_layer_norm.default, (x, x_bias, residual, weight, bias, *options))
+    opcheck(operators.residual_layer_norm.default, (x, None, residual, weight, bias, 1e-5, 0.0, None, 0, False, route))
     opcheck(operators.residual_add.default, (x, residual, 0.25, SEED, 1, route))
 
 

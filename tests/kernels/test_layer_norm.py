@@ -124,6 +124,28 @@ def test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once():
     check(tensors((rows, columns), torch.float32, torch.float32))
 
 
+@pytest.mark.parametrize("post_norm", [False, True], ids=["pre-norm", "post-norm"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize(("x", "stream"), [*PAIRS[:1], *PAIRS[2:]], ids=str)
+@pytest.mark.parametrize("columns", [72, kernel.MAX_COLUMNS // 4 + 1], ids=["in registers", "wide"])
+def test_the_bias_of_x_and_both_uses_of_the_outputs_have_their_gradients(post_norm, dropout_p, x, stream, columns):
+    inputs = tensors((40 if columns == 72 else 3, columns), x, stream)
+    inputs["x_bias"] = torch.randn(columns)
+    options = {"dropout_p": dropout_p, "seed": SEED, "stream": 5}
+
+    def specified(x, residual, weight, bias, x_bias):
+        y, s = reference.residual_layer_norm((x + x_bias.to(x.dtype)), residual, weight, bias, **options)
+        return (y, y * 1) if post_norm else (y, s)
+
+    def ours(**tensors):
+        return functional.residual_layer_norm(**tensors, **options, post_norm=post_norm)
+
+    wanted, exact = solve(specified, inputs), solve(specified, inputs, torch.float64)
+    for route in ("torch", "triton"):
+        with backend(route):
+            compare(solve(ours, inputs), wanted, exact)
+
+
 def only(place):
     return lambda outputs: (outputs[place].double() * torch.linspace(-1, 1, outputs[place].shape[-1])).sum()
 
@@ -192,7 +214,7 @@ def test_the_kernels_drop_exactly_what_the_reference_drops(columns):
     kept = reference.keep_mask((1, 19, columns), 0.4, SEED, stream=3)[0]
     expected = kept * reference.dropout_scale(0.4)
     _, s, *_ = kernel.residual_layer_norm(
-        ones, torch.zeros_like(ones), None, None, 1e-5, dropout_p=0.4, seed=SEED, stream=3
+        ones, None, torch.zeros_like(ones), None, None, 1e-5, dropout_p=0.4, seed=SEED, stream=3
     )
     added = add_kernel.residual_add(ones, torch.zeros_like(ones), dropout_p=0.4, seed=SEED, stream=3)
     alone = add_kernel.dropout(ones, dropout_p=0.4, seed=SEED, stream=3, dtype=torch.float32)

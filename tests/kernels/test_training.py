@@ -10,10 +10,23 @@ import torch
 from fasttfm import functional, reference
 from fasttfm.models import Transformer, TransformerConfig, layers, transformer
 
+
+def joint_attention(joint, query, **options):
+    q, k, v = (part.transpose(1, 2) for part in (*([] if query is None else [query]), *joint.unbind(2)))
+    return reference.attention(q, k, v, **options)[0].transpose(1, 2).flatten(2)
+
+
+def residual_layer_norm(*args, x_bias, post_norm, **options):
+    assert x_bias is None
+    y, s = reference.residual_layer_norm(*args, **options)
+    return (y, y) if post_norm else (y, s)
+
+
 SPECIFICATION = SimpleNamespace(
-    attention=lambda *args, **options: reference.attention(*args, **options)[0],
+    joint_attention=joint_attention,
+    adds_bias=lambda x: False,
     layer_norm=reference.layer_norm,
-    residual_layer_norm=reference.residual_layer_norm,
+    residual_layer_norm=residual_layer_norm,
     residual_add=reference.residual_add,
     feed_forward=reference.feed_forward,
     embed=reference.embed,

@@ -1,0 +1,177 @@
+"""Attention on queries, keys and values as one product wrote them, with a gradient that one product reads.
+
+A model projects all three at once, to (B, L, 3, H, D). attention() takes them as three views, and autograd then copies
+three gradients together. Here the gradient of the joint tensor is allocated once and the kernels write into it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional import _attention_kernels as kernels
+from fasttfm.functional import _attention_torch as plain
+from fasttfm.functional._backend import chosen
+from fasttfm.functional._operators import Operator
+from fasttfm.functional.attention import check, kernel_options, nothing
+from fasttfm.functional.random import draw_seed
+
+
+def joint_attention(
+    joint: Tensor,
+    query: Tensor | None = None,
+    *,
+    key_lengths: Tensor | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """attention() on projections as they lie in memory; the heads of its output are joined.
+
+    joint (B, L, 3, H, D): queries, keys and values; or (B, S, 2, H, D), keys and values, with query (B, L, H, D).
+    key_lengths, causal, dropout_p, scale, seed, stream as attention() takes them.
+    Returns (B, L, H * D). Raises ValueError for shapes or dtypes that do not agree.
+    """
+    parts = 3 if query is None else 2
+    if joint.dim() != 5 or joint.shape[2] != parts or (query is not None and query.dim() != 4):
+        given = "" if query is None else f" with query {tuple(query.shape)}"
+        raise ValueError(
+            f"joint {tuple(joint.shape)}{given} must be (B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)"
+        )
+    check(*_heads(joint, query)[:2], key_lengths, None, dropout_p)
+    if dropout_p > 0.0 and seed is None:
+        seed = draw_seed(joint.device)
+    return _forward(
+        joint,
+        query,
+        key_lengths,
+        causal,
+        dropout_p,
+        joint.shape[-1] ** -0.5 if scale is None else scale,
+        seed if dropout_p > 0.0 else None,
+        stream,
+        chosen(),
+    )[0]
+
+
+def _heads(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (B, H, ., D), as views."""
+    parts = joint.permute(2, 0, 3, 1, 4).unbind(0)
+    return parts if query is None else (query.transpose(1, 2), *parts)  # type: ignore[return-value]
+
+
+def _joined(output: Tensor) -> Tensor:
+    """(B, H, L, D), heads last in memory, to (B, L, H * D)."""
+    return output.transpose(1, 2).flatten(2)
+
+
+def _compute(
+    joint: Tensor,
+    query: Tensor | None,
+    key_lengths: Tensor | None,
+    causal: bool,
+    dropout_p: float,
+    scale: float,
+    seed: Tensor | None,
+    stream: int,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = _heads(joint, query)
+    route = kernels.route(q, v, k.shape[2], backend)
+    if route != "torch":
+        options = kernel_options(key_lengths, None, causal, 0, dropout_p, seed, stream)
+        output, saved = kernels.forward(route, q, k, v, scale, options)
+        return _joined(output), saved, nothing(joint)
+    output, weights, kept = plain.forward(q, k, v, key_lengths, None, causal, 0, dropout_p, scale, seed, stream)
+    return _joined(output), weights, nothing(joint) if kept is None else kept
+
+
+def _fake(joint: Tensor, query: Tensor | None, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *_, seed, _, backend = options
+    q, k, v = _heads(joint, query)
+    batch, heads, length, size = q.shape
+    output = joint.new_empty(batch, length, heads * size)
+    route = kernels.route(q, v, k.shape[2], backend)
+    if not kernels.saves_weights(route):
+        return output, joint.new_empty(batch, heads, length, dtype=torch.float32), nothing(joint)
+    weights = joint.new_empty(batch, heads, length, k.shape[2])
+    return output, weights, torch.empty_like(weights) if route == "torch" and seed is not None else nothing(joint)
+
+
+def _compute_backward(
+    grad: Tensor,
+    joint: Tensor,
+    query: Tensor | None,
+    output: Tensor,
+    saved: Tensor,
+    kept: Tensor,
+    key_lengths: Tensor | None,
+    causal: bool,
+    dropout_p: float,
+    scale: float,
+    seed: Tensor | None,
+    stream: int,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of joint and of query, contiguous; the latter empty where there is no query."""
+    d_joint = torch.empty(joint.shape, dtype=joint.dtype, device=joint.device)
+    d_query = None if query is None else torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    q, k, v = _heads(joint, query)
+    grad, output = (x.view(x.shape[0], x.shape[1], q.shape[1], -1).transpose(1, 2) for x in (grad, output))
+    route = kernels.route(q, v, k.shape[2], backend)
+    out = _heads(d_joint, d_query)
+    if route != "torch":
+        options = kernel_options(key_lengths, None, causal, 0, dropout_p, seed, stream)
+        kernels.backward(route, grad, q, k, v, output, saved, scale, options, mask_gradient=False, out=out)
+    else:
+        plain.backward(grad, q, k, v, saved, kept if seed is not None else None, None, scale, out=out)
+    return d_joint, nothing(joint) if d_query is None else d_query
+
+
+def _fake_backward(grad: Tensor, joint: Tensor, query: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    return joint.new_empty(joint.shape), nothing(joint) if query is None else query.new_empty(query.shape)
+
+
+def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
+    joint, query, key_lengths, *options, seed, stream, backend = args
+    ctx.save_for_backward(joint, query, *outputs, key_lengths, seed)
+    ctx.options = (*options, stream, backend)
+    ctx.mark_non_differentiable(*outputs[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
+    if grad is None:
+        return (None,) * 9
+    joint, query, output, saved, kept, key_lengths, seed = ctx.saved_tensors
+    *options, stream, backend = ctx.options
+    d_joint, d_query = _backward(grad, joint, query, output, saved, kept, key_lengths, *options, seed, stream, backend)
+    return d_joint, None if query is None else d_query, *(None,) * 7
+
+
+def _autocast(args: tuple, dtype: torch.dtype) -> tuple:
+    """Projections as matrix products take them."""
+    cast = (a if a is None or a.dtype == torch.float64 else a.to(dtype) for a in args[:2])
+    return (*cast, *args[2:])
+
+
+_backward = Operator(
+    "joint_attention_backward(Tensor grad, Tensor joint, Tensor? query, Tensor output, Tensor saved, Tensor kept, "
+    "Tensor? key_lengths, bool causal, float dropout_p, float scale, Tensor? seed, int stream, str backend) "
+    "-> (Tensor, Tensor)",
+    _compute_backward,
+    _fake_backward,
+)
+_forward = Operator(
+    "joint_attention(Tensor joint, Tensor? query, Tensor? key_lengths, bool causal, float dropout_p, float scale, "
+    "Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)",
+    _compute,
+    _fake,
+    save=_save,
+    backward=_differentiate,
+    autocast=_autocast,
+)

@@ -1,0 +1,104 @@
+"""Attention on projections as they lie in memory: both routes against reference.py, and one gradient memory."""
+
+import pytest
+import torch
+from fasttfm.kernels.launch_log import LaunchLog
+from torch.library import opcheck
+
+from fasttfm import functional as F
+from fasttfm import reference
+
+BACKENDS = ["torch", "triton"]
+B, H, L, S, D = 2, 3, 9, 14, 16
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(4)
+
+
+def leaves(cross, dtype=torch.float32, keys=S):
+    if cross:
+        return [torch.randn(B, keys, 2, H, D, dtype=dtype), torch.randn(B, L, H, D, dtype=dtype)]
+    return [torch.randn(B, keys, 3, H, D, dtype=dtype)]
+
+
+def specification(joint, query=None, **options):
+    parts = [part.transpose(1, 2) for part in joint.unbind(2)]
+    q, k, v = parts if query is None else (query.transpose(1, 2), *parts)
+    return reference.attention(q, k, v, **options)[0].transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_joint_attention_equals_the_reference_forward_and_backward(backend, cross, keys, p):
+    inputs = [x.requires_grad_() for x in leaves(cross, keys=keys)]
+    options = {"key_lengths": torch.tensor([keys - 3, 0]), "causal": not cross}
+    if p:
+        options |= {"dropout_p": p, "seed": torch.tensor([6]), "stream": 2}
+    expected = specification(*inputs, **options)
+    probe = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, probe)
+    with F.backend(backend):
+        found = F.joint_attention(*inputs, **options)
+        gradients = torch.autograd.grad(found, inputs, probe)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(gradients, wanted, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_half_precision_is_as_exact_as_apart(backend):
+    joint = leaves(False, torch.bfloat16)[0].requires_grad_()
+    with F.backend(backend):
+        found = F.joint_attention(joint, causal=True)
+        apart = F.attention(*(x.transpose(1, 2) for x in joint.unbind(2)), causal=True).transpose(1, 2).flatten(2)
+        probe = torch.randn_like(found)
+        assert torch.equal(found, apart)
+        assert torch.equal(*(torch.autograd.grad(out, joint, probe)[0] for out in (found, apart)))
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_gradients_are_written_where_the_next_product_reads_them(cross):
+    inputs = [x.requires_grad_() for x in leaves(cross)]
+    with F.backend("triton"):
+        out = F.joint_attention(*inputs)
+        with LaunchLog() as log:
+            gradients = torch.autograd.grad(out, inputs, torch.ones_like(out))
+    assert all(g.is_contiguous() for g in gradients)
+    assert log.triton == {"attention_short._backward": 1}
+    assert log.total - log.triton.total() <= 1  # ones_like
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_opcheck(backend, cross):
+    inputs = [x.requires_grad_() for x in leaves(cross)]
+    joint, query = (*inputs, None)[:2]
+    operator = torch.ops.fasttfm.joint_attention.default
+    opcheck(operator, (joint, query, torch.tensor([5, S]), False, 0.25, D**-0.5, torch.tensor([3]), 1, backend))
+    opcheck(operator, (joint, query, None, not cross, 0.0, 1.0, None, 0, backend))
+
+
+def test_autocast_computes_in_its_precision():
+    inputs = [x.requires_grad_() for x in leaves(True)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = F.joint_attention(*inputs)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert all(x.grad.dtype == torch.float32 for x in inputs)
+
+
+@pytest.mark.parametrize(
+    ("joint", "query", "message"),
+    [
+        ((2, 5, 2, 3, 8), None, r"joint \(2, 5, 2, 3, 8\) must be \(B, L, 3, H, D\)"),
+        ((2, 5, 3, 3, 8), (2, 4, 3, 8), r"with query \(2, 4, 3, 8\)"),
+        ((2, 5, 2, 3, 8), (2, 4, 4, 8), "agree in batch, heads"),
+        ((2, 5, 24), None, r"\(B, L, 3, H, D\)"),
+    ],
+)
+def test_shapes_that_do_not_agree_are_named(joint, query, message):
+    with pytest.raises(ValueError, match=message):
+        F.joint_attention(torch.randn(joint), None if query is None else torch.randn(query))
