@@ -37,7 +37,7 @@ from fasttfm.kernels.costs import Cost
 from torch import Tensor, nn
 
 from benchmarks import numerics
-from benchmarks.providers import UNSEEN, Absent
+from benchmarks.providers import UNSEEN, Absent, Provider
 from benchmarks.records import Record, rounded
 from fasttfm.timing import quantile
 
@@ -72,9 +72,6 @@ class Setting:
         return LEVELS.index(self.level) >= LEVELS.index(level)
 
 
-Provider = Callable[..., Any]
-
-
 @dataclass(slots=True, kw_only=True)
 class Work:
     """What a case runs: inputs, and who computes what from them."""
@@ -83,7 +80,7 @@ class Work:
     providers: Mapping[str, Provider | Absent]
     reference: Provider | None = None
     """Computes the right answer from the inputs cast to float64; a module in float64 where parameters take part."""
-    without_dropout: Mapping[str, Provider] | None = None
+    without_dropout: Mapping[str, Provider | Absent] | None = None
     """The same providers with dropout off, which is what the check compares. The timed ones must then differ from run
     to run, or dropout was left out."""
     plain: str = "torch eager"
@@ -92,6 +89,8 @@ class Work:
     """Of a provider's answer (output first, then gradients) against the reference's."""
     allowed: float | None = None
     """Bound of that error where the rule above is not meant."""
+    overwrites: frozenset[str] = frozenset()
+    """Providers that are documented to write over their inputs: each run gets a copy, made before the clock."""
     unit: str | None = None
     """Of the throughput, such as target tokens/s; units() of it are done by a run on these inputs."""
     units: Callable[..., float] | None = None
@@ -264,7 +263,8 @@ def _check(entries: dict[str, _Entry], case: Case, work: Work, inputs: tuple) ->
     for name in sorted((n for n, e in entries.items() if e.status == "timed"), key=lambda n: n != work.plain):
         entry = entries[name]
         try:
-            found = answer(case.passes, compared[name], inputs)
+            own = numerics.copied(inputs) if name in work.overwrites else inputs
+            found = answer(case.passes, compared[name], own)
         except Exception as error:
             entry.fail("refused", _words(error))
             continue
@@ -286,14 +286,16 @@ def _check_dropout(entry: _Entry, case: Case, inputs: tuple) -> None:
         entry.fail("wrong", "two runs with dropout gave the same: it leaves dropout out")
 
 
-def _check_memory(entry: _Entry, case: Case, work: Work, draws: list[tuple], seed: int) -> None:
+def _check_memory(name: str, entry: _Entry, case: Case, work: Work, draws: list[tuple], seed: int) -> None:
     """The same memory with new contents must give what new memory with these contents gives."""
     assert entry.function is not None
     function = entry.function if work.without_dropout is None else None
-    if function is None or case.passes not in PURE_PASSES or not numerics.tensors(draws[0]):
+    if function is None or name in work.overwrites or case.passes not in PURE_PASSES or not numerics.tensors(draws[0]):
         return
     torch.manual_seed(seed + ROTATION)
     fresh = work.inputs(ROTATION)
+    for x, like in zip(numerics.tensors(fresh), numerics.tensors(draws[0])):
+        x.requires_grad_(like.requires_grad)
     if not numerics.overwrite(draws[0], fresh):
         return
     expected, found = (answer(case.passes, function, inputs) for inputs in (fresh, draws[0]))
@@ -345,18 +347,26 @@ def _measure(
     now: Callable[[], float],
 ) -> dict[str, _Entry]:
     draws = draw(work, setting.seed)
+    if case.passes == "forward":  # as in inference; some providers refuse to compute without a gradient otherwise
+        for x in numerics.tensors(draws):
+            x.requires_grad_(False)
     rotation = Rotation(draws)
+
+    def given(name: str) -> tuple:
+        inputs = rotation.next(name)
+        return numerics.copied(inputs) if name in work.overwrites else inputs
+
     entries = {
         name: _Entry(None, "absent", provider.install) if isinstance(provider, Absent) else _Entry(provider)
         for name, provider in work.providers.items()
     }
-    _try(entries, lambda name, entry: _first_call(entry, case, rotation.next(name), setting.device))
+    _try(entries, lambda name, entry: _first_call(entry, case, given(name), setting.device))
     _check(entries, case, work, draws[0])
 
     def one(name: str, entry: _Entry, look: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
         """look(run) at a run of this provider on its next inputs."""
         assert entry.function is not None
-        inputs = rotation.next(name)
+        inputs = given(name)
         with torch.set_grad_enabled(case.passes != "forward"):
             return look(prepare(case.passes, entry.function, inputs)), inputs
 
@@ -392,7 +402,7 @@ def _measure(
         order.shuffle(names)  # who follows whom changes from round to round
         _try({name: entries[name] for name in names}, timed)
         done += 1
-    _try(entries, lambda name, entry: _check_memory(entry, case, work, draws, setting.seed))
+    _try(entries, lambda name, entry: _check_memory(name, entry, case, work, draws, setting.seed))
     return entries
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
+_NOT_RECORDS = ":(exclude)benchmarks/results"  # a run that writes its own record has not changed what it measured
 
 
 def describe() -> dict[str, Any]:
@@ -22,7 +23,7 @@ def describe() -> dict[str, Any]:
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": _command(),
         "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", _NOT_RECORDS)),
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": _processor(),
@@ -41,15 +42,28 @@ def describe() -> dict[str, Any]:
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "driver": choice_cache.driver(),
             "cuda": torch.version.cuda or torch.version.hip,
+            "clocks": _clocks(device.index),
         }
     return described
+
+
+def _clocks(index: int) -> dict[str, str] | None:
+    """What nvidia-smi says of clocks and power; None where there is none to ask."""
+    wanted = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "persistence_mode")
+    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(wanted)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return dict(zip(wanted, (value.strip() for value in done.stdout.split(","))))
 
 
 def _command() -> str:
     """How this process was started, without the folders of the machine it ran on."""
     program = Path(sys.argv[0]).resolve()
     if program.is_relative_to(ROOT):
-        program = Path(".".join(program.relative_to(ROOT).with_suffix("").parts))
+        parts = program.relative_to(ROOT).with_suffix("").parts
+        program = Path(".".join(parts[:-1] if parts[-1] == "__main__" else parts))
         return " ".join(["python", "-m", str(program), *sys.argv[1:]])
     return " ".join(["python", program.name, *sys.argv[1:]])
 

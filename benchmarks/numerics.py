@@ -55,6 +55,11 @@ def in_float64(inputs: tuple) -> tuple:
     return _mapped(inputs, double)
 
 
+def copied(inputs: tuple) -> tuple:
+    """The inputs in memory of their own."""
+    return _mapped(inputs, lambda x: x.detach().clone().requires_grad_(x.requires_grad))
+
+
 _cotangents: dict[tuple, Tensor] = {}
 
 

@@ -7,10 +7,14 @@ answers whether it is installed. `have("liger")` is None where it is, and otherw
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+Provider = Callable[..., Any]
+"""Computes its answer from the arguments that it is given."""
 OURS = "fasttfm"
 EAGER = "torch eager"
 COMPILE = "torch.compile"

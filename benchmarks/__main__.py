@@ -1,0 +1,225 @@
+"""Times fasttfm beside its peers and keeps a record of every row.
+
+    python -m benchmarks                          every group, this machine's device
+    python -m benchmarks --quick kernels blocks   some groups, in a few minutes
+    python -m benchmarks report                   one page from all records
+    python -m benchmarks compare OLD NEW          what changed between two files of records
+
+docs/benchmarks.md says how to read a row, what is measured how, and how to add a case or a provider.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.records import RESULTS
+from fasttfm.cli.parser import Parser
+from fasttfm.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.harness import Case, Setting
+    from benchmarks.records import Record
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
+GROUPS = {
+    "kernels": "benchmarks.kernels",
+}
+"""Group -> the module whose cases(setting) lists its cases. A new group is a line here."""
+COMMANDS = {"report": "benchmarks.report", "compare": "benchmarks.compare"}
+DTYPES = ("float32", "float16", "bfloat16")
+SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
+"""Of timed runs a case, all its providers together."""
+LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m benchmarks",
+        description=__doc__.split("\n\n")[0],
+        epilog="Also: `python -m benchmarks report` and `python -m benchmarks compare OLD NEW`, each with its own "
+        "--help. Stopping with Ctrl-C keeps what was measured. docs/benchmarks.md tells how to read a row.",
+    )
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; default: all")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose line of progress contains TEXT")
+    level = parser.add_mutually_exclusive_group()
+    level.add_argument("--quick", action="store_true", help="fewer cases and runs: minutes for all groups")
+    level.add_argument("--full", action="store_true", help="more shapes and runs: for a record to publish")
+    level.add_argument(
+        "--smoke", action="store_true", help="the smallest shapes, to see that all runs; no times to keep"
+    )
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda where there is one")
+    parser.add_argument("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}; default: what the device trains in")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the records; default: %(default)s"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU; default: one a core")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs; default: %(default)s")
+    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    return parser
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    """The device, dtype and level that the arguments ask for. Raises UserError for what is not here."""
+    import torch
+
+    from benchmarks.harness import Setting
+
+    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name} is no device: cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name} is not one that fasttfm is timed on: cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise UserError(f"--device {name} is not here: torch sees {count} CUDA or ROCm devices")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    if args.dtype not in (None, *DTYPES):
+        raise UserError(f"--dtype {args.dtype} is unknown: {', '.join(DTYPES)}")
+    if args.threads is not None and args.threads < 1:
+        raise UserError(f"--threads {args.threads} cannot be: at least 1")
+    threads = args.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    level = next((name for name in ("quick", "full", "smoke") if getattr(args, name)), "standard")
+    dtype = getattr(torch, args.dtype) if args.dtype else usual_dtype(device)
+    return Setting(device=device, dtype=dtype, level=level, seed=args.seed, threads=threads)
+
+
+def usual_dtype(device: torch.device) -> torch.dtype:
+    """What one trains in there: bfloat16 from sm_80, float16 on sm_70 and 75 and AMD's, float32 on the rest."""
+    import torch
+
+    if device.type == "cpu":
+        return torch.float32
+    capability = torch.cuda.get_device_capability(device)
+    return torch.bfloat16 if capability >= (8, 0) else torch.float16 if capability >= (7, 0) else torch.float32
+
+
+def chosen_cases(groups: Sequence[str], only: str, setting: Setting) -> list[Case]:
+    """The cases of the groups, in order. Raises UserError for a group that is not one, or when no case is left."""
+    for group in groups:
+        if group not in GROUPS:
+            raise UserError(f"{group} is no group: {', '.join(GROUPS)} (or report, compare)")
+    cases = [c for g in GROUPS if not groups or g in groups for c in importlib.import_module(GROUPS[g]).cases(setting)]
+    left = [case for case in cases if only in f"{case.group} {case.title}"]
+    if not left:
+        raise UserError(f"no case contains {only!r}: --list names the {len(cases)} cases that there are")
+    return left
+
+
+def summary(rows: Sequence[Record]) -> str:
+    """A case's rows on one line: times, and what others take for one of ours."""
+    ours = next((r["time_us"]["p50"] for r in rows if r["provider"] == "fasttfm" and r["time_us"]), None)
+    words = []
+    for row in rows:
+        if row["time_us"]:
+            time_us = row["time_us"]["p50"]
+            ratio = "" if ours is None or row["provider"] == "fasttfm" else f" ({time_us / ours:.2f}x)"
+            words.append(f"{row['provider']} {duration(time_us)}{ratio}")
+    for status in ("wrong", "refused", "absent"):
+        names = [r["provider"] for r in rows if r["status"] == status]
+        if names:
+            words.append(f"{status}: {', '.join(names)}")
+    return "; ".join(words)
+
+
+def duration(us: float) -> str:
+    """Microseconds in the unit that reads best."""
+    return f"{us:.1f} us" if us < 1e3 else f"{us / 1e3:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
+
+
+def writable(folder: Path) -> None:
+    """Raises UserError where no record could be kept, before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.tmp"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be written to ({error.strerror}): name another folder") from error
+
+
+def run_cases(cases: Sequence[Case], setting: Setting, out: Path) -> int:
+    """Runs the cases, writing each one's rows when they are known. Returns 1 when a case was broken, else 0."""
+    from benchmarks import ceilings, harness, machine, records
+    from benchmarks.clocks import Clocks
+
+    warnings.simplefilter("ignore")  # why a provider refused is in its row
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    described = machine.describe()
+    clocks = Clocks(setting.device)
+    ceiling = ceilings.of(setting)
+    device = described.get("device") or described["processor"]
+    print(
+        f"{device}, {setting.threads} CPU threads, {setting.dtype_name}: copies "
+        f"{ceiling.bytes_per_s / 1e9:.3g} GB/s, products {ceiling.flops_per_s / 1e12:.3g} TFLOP/s",
+        flush=True,
+    )
+    began = time.monotonic()
+    files: dict[Path, None] = {}
+    broken = 0
+    for number, case in enumerate(cases, 1):
+        print(f"[{number}/{len(cases)} {time.monotonic() - began:.0f} s] {case.group} {case.title}", flush=True)
+        try:
+            rows = harness.run(
+                case,
+                setting,
+                clocks.of(case),
+                SECONDS[setting.level],
+                ceilings=ceiling,
+                machine=described,
+                least_rounds=LEAST_ROUNDS[setting.level],
+            )
+        except Exception:  # a fault of the case: the others can still be measured
+            traceback.print_exc()
+            broken += 1
+            continue
+        file = out / records.file_name(case.group, described)
+        records.write(file, rows)
+        files[file] = None
+        print(f"    {summary(rows)}", flush=True)
+    for file in files:
+        print(f"kept in {file}")
+    if broken:
+        print(f"{broken} of {len(cases)} cases are broken (see above)", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+        args = _parser().parse_args(arguments)
+        setting = setting_of(args)
+        cases = chosen_cases(args.groups, args.only, setting)
+        if args.list:
+            print("\n".join(f"{case.group} {case.title}" for case in cases))
+            return 0
+        writable(args.out)
+        return run_cases(cases, setting, args.out)
+    except UserError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmarks: interrupted; the cases before this one are kept", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
