@@ -314,8 +314,8 @@ def _packed(lengths: list[int], H: int, D: int, causal: bool, compile: bool, set
         providers={
             peers.OURS: ours,
             peers.EAGER: padded(_eager(mask, 0.0)),
-            "SDPA, padded": padded(sdpa),
-            "SDPA, nested": _nested(starts, longest, causal),
+            peers.SDPA_PADDED: padded(sdpa),
+            peers.SDPA_NESTED: _nested(starts, longest, causal),
             **({peers.FLEX: _flex_packed(number, tokens, causal, device)} if compile else {}),
             peers.FLASH_ATTN: peers.have(peers.FLASH_ATTN, device) or _flash_attn_packed(starts, longest, causal),
             peers.XFORMERS: peers.have(peers.XFORMERS, device) or _xformers_packed(lengths, causal),

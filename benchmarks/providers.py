@@ -23,6 +23,8 @@ SDPA_MATH = "SDPA math"
 SDPA_FLASH = "SDPA flash"
 SDPA_EFFICIENT = "SDPA efficient"
 SDPA_CUDNN = "SDPA cuDNN"
+SDPA_PADDED = "SDPA, padded"
+SDPA_NESTED = "SDPA, nested"
 FLEX = "FlexAttention"
 LIGER = "Liger-Kernel"
 FLASH_ATTN = "flash-attn"
@@ -30,8 +32,9 @@ XFORMERS = "xformers"
 HUGGING_FACE = "Hugging Face"
 CTRANSLATE2 = "CTranslate2"
 
-UNSEEN = frozenset({COMPILE, FLEX, FLASH_ATTN, XFORMERS, CTRANSLATE2})
-"""What these launch does not pass through torch's dispatcher one by one, so that nobody can count it there."""
+UNSEEN = frozenset({COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS, CTRANSLATE2})
+"""What these launch does not pass through torch's dispatcher one by one, so that nobody can count it there (and nested
+tensors do not work under a dispatch mode)."""
 
 
 @dataclass(frozen=True, slots=True)
