@@ -1,0 +1,159 @@
+"""Hugging Face's Marian model with our weights: the same post-norm Transformer, its training step and its generate().
+
+https://huggingface.co/docs/transformers/model_doc/marian                  the model
+https://huggingface.co/docs/transformers/main_classes/text_generation      generate() and its options
+https://huggingface.co/docs/transformers/attention_interface               attn_implementation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.data import Batch
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
+from fasttfm.decoding.batches import padded
+from fasttfm.models import TransformerConfig
+from fasttfm.training.config import TrainingConfig
+
+
+def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout: float = 0.0) -> Any:
+    """transformers.MarianMTModel with the weights of a post-norm model in torch.nn's names, in eval mode.
+
+    SDPA is its attention, the fastest that needs nothing else. Raises ValueError for what Marian cannot be.
+    """
+    from transformers import MarianConfig, MarianMTModel
+
+    if config.norm_first or config.share_embeddings != "all" or config.activation != "relu":
+        raise ValueError("Marian is post-norm with one shared embedding and ReLU: choose such a model")
+    model = MarianMTModel(
+        MarianConfig(  # type: ignore[call-arg]  # attn_implementation is every configuration's
+            vocab_size=config.vocab_size,
+            d_model=config.d_model,
+            encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers,
+            encoder_attention_heads=config.heads,
+            decoder_attention_heads=config.heads,
+            encoder_ffn_dim=config.d_ff,
+            decoder_ffn_dim=config.d_ff,
+            activation_function="relu",
+            dropout=dropout,
+            attention_dropout=config.attention_dropout,
+            activation_dropout=config.relu_dropout,
+            max_position_embeddings=config.max_length,
+            scale_embedding=True,
+            share_encoder_decoder_embeddings=True,
+            pad_token_id=PAD,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            decoder_start_token_id=BOS,
+            forced_eos_token_id=None,
+            attn_implementation="sdpa",
+        )
+    )
+    table = positions(config)
+    found = {
+        "model.shared.weight": weights["target_embedding.weight"],
+        "final_logits_bias": torch.zeros(1, config.vocab_size),
+    }
+    for stack in ("encoder", "decoder"):
+        found[f"model.{stack}.embed_tokens.weight"] = weights["target_embedding.weight"]
+        found[f"model.{stack}.embed_positions.weight"] = table
+        for layer in range(len(getattr(model.model, stack).layers)):
+            here, there = f"{stack}.layers.{layer}.", f"model.{stack}.layers.{layer}."
+            attentions = {"self_attn": "self_attn"} | ({"multihead_attn": "encoder_attn"} if stack == "decoder" else {})
+            for ours, theirs in attentions.items():
+                for kind in ("weight", "bias"):
+                    parts = weights[f"{here}{ours}.in_proj_{kind}"].chunk(3)
+                    for name, part in zip("qkv", parts):
+                        found[f"{there}{theirs}.{name}_proj.{kind}"] = part
+                    found[f"{there}{theirs}.out_proj.{kind}"] = weights[f"{here}{ours}.out_proj.{kind}"]
+            renamed = {"linear1": "fc1", "linear2": "fc2", "norm1": "self_attn_layer_norm"}
+            norms = {"norm2": "encoder_attn_layer_norm", "norm3": "final_layer_norm"}
+            renamed |= norms if stack == "decoder" else {"norm2": "final_layer_norm"}
+            for ours, theirs in renamed.items():
+                for kind in ("weight", "bias"):
+                    found[f"{there}{theirs}.{kind}"] = weights[f"{here}{ours}.{kind}"]
+    found["lm_head.weight"] = weights["target_embedding.weight"]
+    model.load_state_dict(found)
+    return model.eval()
+
+
+def positions(config: TransformerConfig) -> Tensor:
+    """The model's own table (max_length, d), which Marian orders in another way."""
+    from fasttfm.reference import positional_encoding
+
+    return positional_encoding(config.max_length, config.d_model, config.positional_encoding)
+
+
+def loss(model: Any, batch: Batch, label_smoothing: float) -> Tensor:
+    """Label-smoothed cross entropy summed over the target tokens, 0-d."""
+    mask = None
+    if batch.source_tokens < batch.source.numel():
+        length = torch.arange(batch.source.shape[1], device=batch.source.device)
+        mask = (length < batch.source_lengths[:, None]).long()
+    logits = model(
+        input_ids=batch.source, attention_mask=mask, decoder_input_ids=batch.target_in, use_cache=False
+    ).logits
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        batch.target_out.flatten(),
+        ignore_index=PAD,
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+
+
+class Step:
+    """One training step: forward, backward, clipping where asked for, Adam."""
+
+    def __init__(self, model: Any, training: TrainingConfig, autocast: torch.dtype | None) -> None:
+        self.model = model.train()
+        self.adam = torch.optim.Adam(
+            model.parameters(), lr=training.lr, betas=training.adam_betas, eps=training.adam_eps, fused=True
+        )
+        self.training, self.autocast = training, autocast
+        self.scaler = torch.amp.GradScaler(model.device.type, enabled=autocast == torch.float16)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss a target token before the step, 0-d without gradient."""
+        with torch.autocast(self.model.device.type, self.autocast, enabled=self.autocast is not None):
+            value = loss(self.model, batch, self.training.label_smoothing) / batch.target_tokens
+        self.scaler.scale(value).backward()
+        if self.training.clip_norm:
+            self.scaler.unscale_(self.adam)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
+        self.scaler.step(self.adam)
+        self.scaler.update()
+        self.adam.zero_grad(set_to_none=True)
+        return value.detach()
+
+
+class Generate:
+    """generate() on id lists: K hypotheses of exactly `length` tokens for each source, the best first."""
+
+    def __init__(self, model: Any, beam: int, length: int) -> None:
+        self.model = model
+        self.options = {
+            "num_beams": beam,
+            "num_return_sequences": beam,
+            "do_sample": False,
+            "min_new_tokens": length,
+            "max_new_tokens": length,
+            "length_penalty": 0.0,
+            "suppress_tokens": [PAD, UNK, BOS],
+            "use_cache": True,
+        }
+        if beam == 1:
+            del self.options["length_penalty"]
+
+    def __call__(self, sources: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+        """sources: ids with end-of-sentence."""
+        ids, lengths = padded(sources, self.model.device)
+        mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
+        with torch.inference_mode():
+            found = self.model.generate(input_ids=ids, attention_mask=mask, **self.options)
+        return found[:, 1:].view(len(sources), -1, found.shape[1] - 1).tolist()

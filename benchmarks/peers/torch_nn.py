@@ -1,0 +1,153 @@
+"""The Transformer that a good PyTorch user writes without us: torch.nn's layers, autocast, fused Adam.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.TransformerDecoderLayer.html      layers, masks, is_causal
+    https://docs.pytorch.org/docs/stable/amp.html                                             autocast
+    https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html                      fused=True
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html                      set_to_none, mask as None
+
+No padding mask is built where nothing is padded, and the causal decoder is told so by a flag and given no padding mask
+of its own (what lies past a target's end is never looked at from before it, and carries no loss): both let torch choose
+its faster attention. Parameters carry the same names as fasttfm.models.Transformer's, so weights travel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.data import Batch
+from fasttfm.models import TransformerConfig
+
+
+class TorchTransformer(nn.Module):
+    """torch.nn's encoder and decoder between a shared embedding and its output layer."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        """config with one vocabulary (share_embeddings all), one dropout, and the paper's positions."""
+        super().__init__()
+        self.pad_id = config.pad_id
+        self.target_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.source_embedding = self.target_embedding
+        options: dict[str, Any] = {
+            "d_model": config.d_model,
+            "nhead": config.heads,
+            "dim_feedforward": config.d_ff,
+            "dropout": config.dropout,
+            "activation": config.activation,
+            "layer_norm_eps": config.layer_norm_eps,
+            "norm_first": config.norm_first,
+            "batch_first": True,
+        }
+
+        def norm() -> nn.LayerNorm | None:
+            return nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.final_norm else None
+
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(**options), config.encoder_layers, norm(), enable_nested_tensor=False
+        )
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**options), config.decoder_layers, norm())
+        for module in self.modules():  # torch.nn's layers drop attention weights and hidden units as well; ours do not
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = config.attention_dropout
+            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                module.dropout.p = config.relu_dropout
+        self.dropout = nn.Dropout(config.embedding_dropout_p)
+        self.output = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.output.weight = self.target_embedding.weight
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        nn.init.normal_(self.target_embedding.weight, std=config.d_model**-0.5)
+        self.scale = math.sqrt(config.d_model)
+        angle = torch.arange(config.max_length)[:, None] * 10_000.0 ** -(
+            torch.arange(0, config.d_model, 2) / config.d_model
+        )
+        self.register_buffer("positions", torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1), persistent=False)
+        causal = nn.Transformer.generate_square_subsequent_mask(config.max_length)
+        self.register_buffer("causal", causal, persistent=False)
+
+    def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """tokens (B, L) to (B, L, d)."""
+        positions = self.positions[first : first + tokens.shape[1]]  # type: ignore[index]
+        return self.dropout(self.target_embedding(tokens) * self.scale + positions)
+
+    def forward(self, source: Tensor, target: Tensor, source_padding: Tensor | None = None) -> Tensor:
+        """Logits (B, L, V) for source (B, S) and target inputs (B, L); source_padding (B, S) bool, True is padding."""
+        memory = self.encoder(self.embed(source), src_key_padding_mask=source_padding)
+        length = target.shape[1]
+        hidden = self.decoder(
+            self.embed(target),
+            memory,
+            tgt_mask=self.causal[:length, :length],  # type: ignore[index]
+            tgt_is_causal=True,
+            memory_key_padding_mask=source_padding,
+        )
+        return self.output(hidden)
+
+
+def padding_of(batch: Batch) -> Tensor | None:
+    """The source's padding mask (B, S), None where nothing is padded; known without asking the device."""
+    if batch.source_tokens == batch.source.numel():
+        return None
+    return torch.arange(batch.source.shape[1], device=batch.source.device) >= batch.source_lengths[:, None]
+
+
+def loss(model: Callable[..., Tensor], batch: Batch, label_smoothing: float, pad_id: int = 0) -> Tensor:
+    """Label-smoothed cross entropy summed over the target tokens, 0-d; model as TorchTransformer or compiled from it.
+
+    float32, which autocast makes cross_entropy anyhow.
+    """
+    logits = model(batch.source, batch.target_in, padding_of(batch))
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        batch.target_out.flatten(),
+        ignore_index=pad_id,
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+
+
+class Step:
+    """One training step: forward, backward, clipping where asked for, Adam."""
+
+    def __init__(
+        self,
+        model: TorchTransformer,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        clip_norm: float,
+        label_smoothing: float,
+        autocast: torch.dtype | None,
+        compiled: bool = False,
+    ) -> None:
+        """autocast: dtype of matrix products, None for float32; float16 scales its loss. compiled: torch.compile."""
+        self.model = model
+        self.device = model.output.weight.device
+        self.forward = torch.compile(model) if compiled else model
+        self.adam = torch.optim.Adam(model.parameters(), lr=lr, betas=betas, eps=eps, fused=True)
+        self.clip_norm = clip_norm
+        self.label_smoothing = label_smoothing
+        self.autocast = autocast
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast == torch.float16)
+
+    def __call__(self, batch: Batch, lr: float | None = None) -> Tensor:
+        """The loss a target token before the step, 0-d without gradient."""
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            value = loss(self.forward, batch, self.label_smoothing, self.model.pad_id) / batch.target_tokens
+        self.scaler.scale(value).backward()
+        if self.clip_norm:
+            self.scaler.unscale_(self.adam)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        if lr is not None:
+            for group in self.adam.param_groups:
+                group["lr"] = lr
+        self.scaler.step(self.adam)
+        self.scaler.update()
+        self.adam.zero_grad(set_to_none=True)
+        return value.detach()
