@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
 GROUPS = {
     "kernels": "benchmarks.kernels",
+    "blocks": "benchmarks.blocks",
     "training_step": "benchmarks.training_step",
 }
 """Group -> the module whose cases(setting) lists its cases. A new group is a line here."""

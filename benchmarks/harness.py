@@ -13,7 +13,8 @@ round, empties the caches and synchronizes. It refuses inputs that are constant,
 (status "wrong", no time), one that writes over its inputs, one that answers from memory when the same memory has new
 contents, and one that leaves out the dropout it was given. What a pass means:
 
-    forward            function(*inputs) without gradients
+    forward            function(*inputs) without gradients, as in inference
+    training forward   function(*inputs), keeping what its backward needs
     backward           the gradients of the outputs of a fresh graph, built before the clock starts on cold caches, with
                        respect to the inputs that ask for one and the parameters of a provider that is a module
     forward+backward   both, in one run
@@ -46,7 +47,8 @@ ROTATION = 4
 LEVELS = ("smoke", "quick", "standard", "full")
 """smoke: the smallest shapes, to see that everything runs; its times mean nothing."""
 GRADIENT_PASSES = ("backward", "forward+backward")
-PURE_PASSES = ("forward", *GRADIENT_PASSES)
+PURE_PASSES = ("forward", "training forward", *GRADIENT_PASSES)
+"""Same inputs, same answer: their works have no state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +89,12 @@ class Work:
     """The provider whose error bounds the others': twice its own, plus a floor (see numerics.allowed)."""
     error: Callable[[Any, Any], float] = numerics.relative_error
     """Of a provider's answer (output first, then gradients) against the reference's."""
+    measure: str = "max |x - float64| / max |float64|"
+    """What error() measures, in words for the record."""
     allowed: float | None = None
     """Bound of that error where the rule above is not meant."""
+    gradient: Callable[[Tensor], Tensor] = numerics.cotangent
+    """The gradient that reaches an output, in the passes that have one."""
     overwrites: frozenset[str] = frozenset()
     """Providers that are documented to write over their inputs: each run gets a copy, made before the clock."""
     unit: str | None = None
@@ -177,7 +183,7 @@ def _parameters(function: Provider) -> list[Tensor]:
     return [p for p in function.parameters() if p.requires_grad] if isinstance(function, nn.Module) else []
 
 
-def prepare(passes: str, function: Provider, inputs: tuple) -> Callable[[], Any]:
+def prepare(passes: str, function: Provider, inputs: tuple, gradient: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
     """What the clock is to see of a pass: for a backward alone, the forward is run here."""
     if passes not in GRADIENT_PASSES:
         return lambda: function(*inputs)
@@ -193,24 +199,24 @@ def prepare(passes: str, function: Provider, inputs: tuple) -> Callable[[], Any]
 
         def both() -> Any:
             outputs = forward()
-            return torch.autograd.grad(outputs, wanted, [numerics.cotangent(o) for o in outputs])
+            return torch.autograd.grad(outputs, wanted, [gradient(o) for o in outputs])
 
         return both
     outputs = forward()
-    cotangents = [numerics.cotangent(o) for o in outputs]
+    cotangents = [gradient(o) for o in outputs]
     return lambda: torch.autograd.grad(outputs, wanted, cotangents)
 
 
-def answer(passes: str, function: Provider, inputs: tuple) -> Any:
+def answer(passes: str, function: Provider, inputs: tuple, gradient: Callable[[Tensor], Tensor]) -> Any:
     """What the check compares: the output; in passes with gradients [outputs], [input gradients], parameters' norm."""
     if passes not in GRADIENT_PASSES:
-        with torch.set_grad_enabled(passes not in PURE_PASSES):
+        with torch.set_grad_enabled(passes != "forward"):
             return function(*inputs)
     outputs = numerics.tensors(function(*inputs))
     differentiable = [x for x in outputs if x.requires_grad]
     parameters = _parameters(function)
     wanted = [x for x in numerics.tensors(inputs) if x.requires_grad]
-    cotangents = [numerics.cotangent(o) for o in differentiable]
+    cotangents = [gradient(o) for o in differentiable]
     gradients = torch.autograd.grad(differentiable, wanted + parameters, cotangents)
     norms = [g.double().norm() for g in gradients[len(wanted) :]]  # the same however a module splits its parameters
     norm = [torch.stack(norms).norm()] if norms else []
@@ -242,11 +248,11 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
 
 
-def _first_call(entry: _Entry, case: Case, inputs: tuple, device: torch.device) -> None:
+def _first_call(entry: _Entry, case: Case, work: Work, inputs: tuple, device: torch.device) -> None:
     assert entry.function is not None
     start = time.perf_counter()
     with torch.set_grad_enabled(case.passes != "forward"):
-        entry.last = prepare(case.passes, entry.function, inputs)()
+        prepare(case.passes, entry.function, inputs, work.gradient)()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     entry.compile_s = time.perf_counter() - start
@@ -257,14 +263,14 @@ def _check(entries: dict[str, _Entry], case: Case, work: Work, inputs: tuple) ->
     compared: Mapping[str, Any] = work.providers if work.without_dropout is None else work.without_dropout
     if work.reference is None:
         return
-    expected = answer(case.passes, work.reference, numerics.in_float64(inputs))
+    expected = answer(case.passes, work.reference, numerics.in_float64(inputs), work.gradient)
     before = numerics.fingerprint(inputs)
     # the plain one first: the others' bound is made from its error
     for name in sorted((n for n, e in entries.items() if e.status == "timed"), key=lambda n: n != work.plain):
         entry = entries[name]
         try:
             own = numerics.copied(inputs) if name in work.overwrites else inputs
-            found = answer(case.passes, compared[name], own)
+            found = answer(case.passes, compared[name], own, work.gradient)
         except Exception as error:
             entry.fail("refused", _words(error))
             continue
@@ -276,12 +282,12 @@ def _check(entries: dict[str, _Entry], case: Case, work: Work, inputs: tuple) ->
         elif numerics.fingerprint(inputs) != before:
             entry.fail("wrong", "writes over its inputs")
         elif work.without_dropout is not None and name in work.providers:
-            _check_dropout(entry, case, inputs)
+            _check_dropout(entry, case, work, inputs)
 
 
-def _check_dropout(entry: _Entry, case: Case, inputs: tuple) -> None:
+def _check_dropout(entry: _Entry, case: Case, work: Work, inputs: tuple) -> None:
     assert entry.function is not None
-    one, other = (numerics.tensors(answer(case.passes, entry.function, inputs)) for _ in range(2))
+    one, other = (numerics.tensors(answer(case.passes, entry.function, inputs, work.gradient)) for _ in range(2))
     if all(torch.equal(a, b) for a, b in zip(one, other)):
         entry.fail("wrong", "two runs with dropout gave the same: it leaves dropout out")
 
@@ -298,8 +304,8 @@ def _check_memory(name: str, entry: _Entry, case: Case, work: Work, draws: list[
         x.requires_grad_(like.requires_grad)
     if not numerics.overwrite(draws[0], fresh):
         return
-    expected, found = (answer(case.passes, function, inputs) for inputs in (fresh, draws[0]))
-    if not numerics.relative_error(found, expected) <= numerics.allowed(case.dtype, None):
+    expected, found = (answer(case.passes, function, x, work.gradient) for x in (fresh, draws[0]))
+    if not work.error(found, expected) <= numerics.allowed(case.dtype, None):
         entry.fail("wrong", "gave the same again when its inputs' memory had new contents: it answers from memory")
 
 
@@ -360,7 +366,7 @@ def _measure(
         name: _Entry(None, "absent", provider.install) if isinstance(provider, Absent) else _Entry(provider)
         for name, provider in work.providers.items()
     }
-    _try(entries, lambda name, entry: _first_call(entry, case, given(name), setting.device))
+    _try(entries, lambda name, entry: _first_call(entry, case, work, given(name), setting.device))
     _check(entries, case, work, draws[0])
 
     def one(name: str, entry: _Entry, look: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
@@ -368,7 +374,7 @@ def _measure(
         assert entry.function is not None
         inputs = given(name)
         with torch.set_grad_enabled(case.passes != "forward"):
-            return look(prepare(case.passes, entry.function, inputs)), inputs
+            return look(prepare(case.passes, entry.function, inputs, work.gradient)), inputs
 
     def warm(name: str, entry: _Entry) -> None:
         for _ in range(work.warm_up):
@@ -380,12 +386,12 @@ def _measure(
 
     def timed(name: str, entry: _Entry) -> None:
         def look(act: Callable[[], Any]) -> float:
-            def keep() -> None:
-                entry.last = act()
+            made: list[Any] = []  # dropped when the clock has stopped: freeing it is not the provider's work
+            taken = clock.microseconds(lambda: made.append(act()))
+            if work.details is not None:
+                entry.last = made[0]
+            return taken
 
-            return clock.microseconds(keep)
-
-        entry.last = None  # before the clock: what the last run made must not be freed inside it
         taken, inputs = one(name, entry, look)
         entry.times.append(taken)
         if work.units is not None:
@@ -446,7 +452,7 @@ def _record(
         record["error"] = {
             "value": rounded(entry.error),
             "allowed": rounded(entry.allowed),
-            "measure": "max |x - float64| / max |float64|" if work.error is numerics.relative_error else "its own",
+            "measure": work.measure,
         }
     if timed and entry.times:
         p50 = quantile(entry.times, 0.5)

@@ -21,6 +21,11 @@ from benchmarks.kernels_rows import (
 PASSES = ("forward", "backward")
 
 
+def _kept(passes: str, dropout: float) -> str:
+    """Dropout is for training, whose forward pass keeps what the backward needs."""
+    return "training forward" if passes == "forward" and dropout else passes
+
+
 def cases(setting: Setting) -> list[Case]:
     return [*_attention(setting), *_rows(setting)]
 
@@ -36,9 +41,9 @@ def _attention(setting: Setting) -> list[Case]:
             B = tokens // length
             for mask, dropout in (("lengths", 0.0), ("lengths+causal", 0.0), ("lengths", 0.1)):
                 # compiled once a length where time is short: forms differ little in what a compiler can do
-                compile = standard or (mask == "lengths" and not dropout and length == short[-1])
+                compile = standard or (not smoke and mask == "lengths" and not dropout and length == short[-1])
                 form = Form(B=B, H=H, L=length, S=length, D=D, mask=mask, dropout=dropout)
-                found.append(dense(form, passes, setting, compile=compile))
+                found.append(dense(form, _kept(passes, dropout), setting, compile=compile))
         length, B = short[-1], tokens // short[-1]
         for mask in ("none", "bool", "additive"):
             form = Form(B=B, H=H, L=length, S=length, D=D, mask=mask)
@@ -76,11 +81,12 @@ def _rows(setting: Setting) -> list[Case]:
         for passes in PASSES:
             found.append(layer_norm(rows, N, passes, setting, compile=standard))
             found.append(residual_layer_norm(rows, N, 0.0, passes, setting, compile=standard))
-            found.append(residual_layer_norm(rows, N, 0.1, passes, setting))
+            found.append(residual_layer_norm(rows, N, 0.1, _kept(passes, 0.1), setting, compile=not smoke))
             found.append(feed_forward(rows, N, 4 * N, 0.0, passes, setting, compile=standard))
-            found.append(feed_forward(rows, N, 4 * N, 0.1, passes, setting, compile=standard))
+            found.append(feed_forward(rows, N, 4 * N, 0.1, _kept(passes, 0.1), setting, compile=standard))
         found.append(linear_cross_entropy(few, N, V, setting, compile=standard))
     for passes in PASSES:
         found.append(cross_entropy(few, V, passes, setting, compile=standard))
-        found.append(embedding(rows // length, length, widths[0], V, 0.1, passes, setting, compile=standard))
+        kept = _kept(passes, 0.1)
+        found.append(embedding(rows // length, length, widths[0], V, 0.1, kept, setting, compile=standard))
     return found

@@ -381,7 +381,7 @@ def weights(form: Form, passes: str, setting: Setting) -> Case:
     rows = size * form.B * form.H * (form.L + form.S) * form.D
     forward = Cost(2 * scores * form.D, rows + size * scores, 2)
     backward = Cost(4 * scores * form.D, 2 * rows + 2 * size * scores, 3)
-    cost = {"forward": forward, "backward": backward, "forward+backward": forward + backward}[passes]
+    cost = {"backward": backward, "forward+backward": forward + backward}.get(passes, forward)
     return Case(
         group="kernels",
         name="attention weights",
