@@ -50,7 +50,7 @@ def inference(model: nn.Module) -> Iterator[torch.device]:
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), frozen_weights():
+        with torch.inference_mode(), frozen_weights(model):
             yield next(model.parameters()).device
     finally:
         model.train(training)

@@ -8,48 +8,78 @@ and 178, 288 and 362, 357 and 410.
 
 from __future__ import annotations
 
+import functools
 import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as nnF
 
 _LEAST = 1 << 15
 """Elements of the smallest weight that is laid out anew: below, the call costs more than it saves."""
 
-_lock = threading.Lock()
-_readers = 0
-_kept: dict[tuple, tuple] | None = None
+_STRIDE = 509
+"""Of the elements that are looked at to see whether a weight has changed."""
+
+_Kept = dict[tuple, tuple]
 """By address, shape and dtype: the weight, so that nothing else gets its memory; from its second use on also what was
 made of it and of its bias."""
 
+_of_models: WeakKeyDictionary[nn.Module, tuple[tuple, _Kept]] = WeakKeyDictionary()
+"""What was kept of a model's weights, and which weights these were."""
+_thread = threading.local()
+
 
 @contextmanager
-def frozen_weights() -> Iterator[None]:
-    """Inside, linear() keeps what it makes of a weight: the caller promises that no weight changes meanwhile.
+def frozen_weights(model: nn.Module) -> Iterator[None]:
+    """Inside, on this thread, linear() keeps what it makes of the model's weights, which must not change meanwhile.
 
-    Costs a second copy of the weights in memory, until the block ends. Only calls without gradients take part.
+    It is found again the next time, unless weights have changed: replaced, written to as PyTorch counts it, or trained
+    (fused optimizers are not counted, so a sample of every weight is looked at; writing a few elements through
+    `parameter.data` goes unseen). Costs a second copy of the weights in memory, for as long as they stay. Only calls
+    without gradients take part, and only on a CPU.
     """
-    global _readers, _kept
-    with _lock:
-        _readers += 1
-        if _kept is None and _usable():
-            _kept = {}
+    before = getattr(_thread, "kept", None)
+    _thread.kept = _kept_of(model)
     try:
         yield
     finally:
-        with _lock:
-            _readers -= 1
-            if not _readers:
-                _kept = None
+        _thread.kept = before
+
+
+def _kept_of(model: nn.Module) -> _Kept | None:
+    parameters = list(model.parameters())
+    if not _usable() or any(type(p) is not nn.Parameter or p.device.type != "cpu" for p in parameters):
+        return None
+    try:
+        now = tuple((p.data_ptr(), p._version) for p in parameters) + _sample(parameters)
+    except RuntimeError:  # made under inference mode: nobody counts their changes
+        return {}
+    known = _of_models.get(model)
+    if known is None or known[0] != now:
+        known = _of_models[model] = (now, {})
+    return known[1]
+
+
+@torch.no_grad()
+def _sample(parameters: list[nn.Parameter]) -> tuple[float, ...]:
+    """The sum over some elements of each: any step of an optimizer shows."""
+    return tuple(torch.stack([p.flatten()[::_STRIDE].sum(dtype=torch.float64) for p in parameters]).tolist())
 
 
 def frozen(x: Tensor) -> bool:
     """Whether linear() keeps what it makes of weights now: inside frozen_weights(), x on a CPU where it helps."""
-    return _kept is not None and x.device.type == "cpu" and type(x) is Tensor and not torch.is_grad_enabled()
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and getattr(_thread, "kept", None) is not None
+        and x.device.type == "cpu"
+        and type(x) is Tensor
+    )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
@@ -57,11 +87,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
 
     x (..., K), weight (N, K), bias (N,); returns (..., N). weight must be a parameter or a view of one.
     """
-    kept = _kept
-    if kept is not None and weight.numel() >= _LEAST and frozen(x):
+    if weight.numel() >= _LEAST and frozen(x):
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
         if dtype == torch.float32 or (dtype == torch.bfloat16 and _has_bfloat16()):
-            packed, bias = _packed(kept, weight, bias, dtype)
+            packed, bias = _packed(_thread.kept, weight, bias, dtype)
             if packed is not None:
                 rows = x.reshape(-1, x.shape[-1]).to(dtype)
                 y = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "relu" if relu else "none", [], "")
@@ -71,7 +100,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
 
 
 def _packed(
-    kept: dict[tuple, tuple], weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    kept: _Kept, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """The weight as oneDNN wants it, and the bias in dtype. The first use only notes the weight: one that is used once
     in a search, such as an encoder's, is not worth laying out."""
@@ -96,5 +125,6 @@ def _usable() -> bool:
     )
 
 
+@functools.cache
 def _has_bfloat16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
