@@ -23,7 +23,7 @@ from benchmarks.providers import Absent, Provider
 from fasttfm import nn as fnn
 
 PACKED = f"{peers.OURS}, packed"
-_COMPILED = f"{peers.TORCH_NN}, compiled"
+COMPILED = f"{peers.TORCH_NN}, compiled"
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -152,7 +152,7 @@ def _make(
         }
         if compile:
             # https://docs.pytorch.org/docs/stable/generated/torch.compile.html: dynamic=False is its best for one shape
-            found[_COMPILED] = torch.compile(wrap(copy.deepcopy(theirs), padding), dynamic=False)
+            found[COMPILED] = torch.compile(wrap(copy.deepcopy(theirs), padding), dynamic=False)
         found[peers.HUGGING_FACE] = peers.have(peers.HUGGING_FACE, device) or _hugging_face(plain, padding, p)
         for module in found.values():
             if isinstance(module, nn.Module):

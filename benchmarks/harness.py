@@ -169,13 +169,16 @@ class Rotation:
         return self._draws[index]
 
 
-def draw(work: Work, seed: int, count: int = ROTATION) -> list[tuple]:
+def draw(case: Case, work: Work, seed: int, count: int = ROTATION) -> list[tuple]:
     """The inputs of a work. Raises ValueError where they are constant or shared, so that a time would flatter."""
     draws = []
     for i in range(count):
         torch.manual_seed(seed + i)
         draws.append(work.inputs(i))
     numerics.refuse_flattering_inputs(draws)
+    if case.passes == "forward":  # as in inference; some providers refuse to compute without a gradient otherwise
+        for x in numerics.tensors(draws):
+            x.requires_grad_(False)
     return draws
 
 
@@ -224,7 +227,7 @@ def answer(passes: str, function: Provider, inputs: tuple, gradient: Callable[[T
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
     """What is known so far of one provider."""
 
     function: Provider | None
@@ -248,7 +251,7 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
 
 
-def _first_call(entry: _Entry, case: Case, work: Work, inputs: tuple, device: torch.device) -> None:
+def _first_call(entry: Entry, case: Case, work: Work, inputs: tuple, device: torch.device) -> None:
     assert entry.function is not None
     start = time.perf_counter()
     with torch.set_grad_enabled(case.passes != "forward"):
@@ -258,7 +261,7 @@ def _first_call(entry: _Entry, case: Case, work: Work, inputs: tuple, device: to
     entry.compile_s = time.perf_counter() - start
 
 
-def _check(entries: dict[str, _Entry], case: Case, work: Work, inputs: tuple) -> None:
+def _check(entries: dict[str, Entry], case: Case, work: Work, inputs: tuple) -> None:
     """Gives every provider its error, and status "wrong" to one whose error is too large."""
     compared: Mapping[str, Any] = work.providers if work.without_dropout is None else work.without_dropout
     if work.reference is None:
@@ -285,14 +288,14 @@ def _check(entries: dict[str, _Entry], case: Case, work: Work, inputs: tuple) ->
             _check_dropout(entry, case, work, inputs)
 
 
-def _check_dropout(entry: _Entry, case: Case, work: Work, inputs: tuple) -> None:
+def _check_dropout(entry: Entry, case: Case, work: Work, inputs: tuple) -> None:
     assert entry.function is not None
     one, other = (numerics.tensors(answer(case.passes, entry.function, inputs, work.gradient)) for _ in range(2))
     if all(torch.equal(a, b) for a, b in zip(one, other)):
         entry.fail("wrong", "two runs with dropout gave the same: it leaves dropout out")
 
 
-def _check_memory(name: str, entry: _Entry, case: Case, work: Work, draws: list[tuple], seed: int) -> None:
+def _check_memory(name: str, entry: Entry, case: Case, work: Work, draws: list[tuple], seed: int) -> None:
     """The same memory with new contents must give what new memory with these contents gives."""
     assert entry.function is not None
     function = entry.function if work.without_dropout is None else None
@@ -309,7 +312,7 @@ def _check_memory(name: str, entry: _Entry, case: Case, work: Work, draws: list[
         entry.fail("wrong", "gave the same again when its inputs' memory had new contents: it answers from memory")
 
 
-def _try(entries: dict[str, _Entry], act: Callable[[str, _Entry], None]) -> None:
+def _try(entries: dict[str, Entry], act: Callable[[str, Entry], None]) -> None:
     """act on every provider that still stands; one that raises is refused, in its own words."""
     for name, entry in entries.items():
         if entry.status == "timed":
@@ -317,6 +320,19 @@ def _try(entries: dict[str, _Entry], act: Callable[[str, _Entry], None]) -> None
                 act(name, entry)
             except Exception as error:  # a provider that refuses these inputs is a result
                 entry.fail("refused", _words(error))
+
+
+def begun(
+    case: Case, work: Work, given: Callable[[str], tuple], inputs: tuple, device: torch.device
+) -> dict[str, Entry]:
+    """Every provider called once and checked: what may be timed has status "timed"."""
+    entries = {
+        name: Entry(None, "absent", provider.install) if isinstance(provider, Absent) else Entry(provider)
+        for name, provider in work.providers.items()
+    }
+    _try(entries, lambda name, entry: _first_call(entry, case, work, given(name), device))
+    _check(entries, case, work, inputs)
+    return entries
 
 
 def run(
@@ -351,32 +367,24 @@ def _measure(
     seconds: float,
     least_rounds: int,
     now: Callable[[], float],
-) -> dict[str, _Entry]:
-    draws = draw(work, setting.seed)
-    if case.passes == "forward":  # as in inference; some providers refuse to compute without a gradient otherwise
-        for x in numerics.tensors(draws):
-            x.requires_grad_(False)
+) -> dict[str, Entry]:
+    draws = draw(case, work, setting.seed)
     rotation = Rotation(draws)
 
     def given(name: str) -> tuple:
         inputs = rotation.next(name)
         return numerics.copied(inputs) if name in work.overwrites else inputs
 
-    entries = {
-        name: _Entry(None, "absent", provider.install) if isinstance(provider, Absent) else _Entry(provider)
-        for name, provider in work.providers.items()
-    }
-    _try(entries, lambda name, entry: _first_call(entry, case, work, given(name), setting.device))
-    _check(entries, case, work, draws[0])
+    entries = begun(case, work, given, draws[0], setting.device)
 
-    def one(name: str, entry: _Entry, look: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
+    def one(name: str, entry: Entry, look: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
         """look(run) at a run of this provider on its next inputs."""
         assert entry.function is not None
         inputs = given(name)
         with torch.set_grad_enabled(case.passes != "forward"):
             return look(prepare(case.passes, entry.function, inputs, work.gradient)), inputs
 
-    def warm(name: str, entry: _Entry) -> None:
+    def warm(name: str, entry: Entry) -> None:
         for _ in range(work.warm_up):
             one(name, entry, lambda act: act())
         if work.rounds is None:  # a run too long to repeat is not repeated to be counted
@@ -384,7 +392,7 @@ def _measure(
             if name not in UNSEEN:
                 entry.launches, _ = one(name, entry, clock.launches)
 
-    def timed(name: str, entry: _Entry) -> None:
+    def timed(name: str, entry: Entry) -> None:
         def look(act: Callable[[], Any]) -> float:
             made: list[Any] = []  # dropped when the clock has stopped: freeing it is not the provider's work
             taken = clock.microseconds(lambda: made.append(act()))
@@ -416,7 +424,7 @@ def _record(
     case: Case,
     work: Work,
     name: str,
-    entry: _Entry,
+    entry: Entry,
     setting: Setting,
     clock: Clock,
     ceilings: Ceilings | None,

@@ -1,5 +1,6 @@
-"""The kernel benchmarks without a GPU: providers compute the same thing, and timings are kept as they were taken."""
+"""The registry of the benchmarks: every operator and form is there, every provider of it computes the same thing."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -8,81 +9,135 @@ import sys
 import pytest
 import torch
 
-from benchmarks import gpu_check, kernel_cases, machine
-from fasttfm.timing import Timing, measure, quantile
+from benchmarks import blocks, gpu_check, harness, kernels, machine, providers, records
+from benchmarks.clocks import Clocks
+from benchmarks.harness import Absent, Setting
+from fasttfm.timing import measure, quantile
 
-CPU = {"dtype": torch.float32, "device": "cpu"}
-
-
-def small_cases(backward):
-    for padded, causal in ((True, False), (True, True), (False, True), (False, False)):
-        yield kernel_cases.attention(2, 2, 12, 8, padded=padded, causal=causal, dropout_p=0.0, backward=backward, **CPU)
-    yield kernel_cases.residual_layer_norm(10, 16, dropout_p=0.0, backward=backward, **CPU)
-    yield kernel_cases.feed_forward(10, 16, 32, dropout_p=0.0, backward=backward, **CPU)
-    if backward:
-        yield kernel_cases.linear_cross_entropy(10, 16, 40, **CPU)
+SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
+HERE = machine.describe()
+CLOCKS = Clocks(SMOKE.device)
+COMPILED = (providers.COMPILE, providers.FLEX, blocks.COMPILED)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_every_provider_computes_the_same(backward):
-    compared = 0
-    for case in small_cases(backward):
-        expected = case.providers["fasttfm"]()
-        for name in ("eager", "sdpa-math"):
-            if name in case.providers:
-                found = case.providers[name]()
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=f"{case.record()} {name}")
-                compared += 1
-    assert compared == (11 if backward else 10)
+def run(case, setting=SMOKE):
+    """The case's records, without what has to be compiled, which takes seconds each."""
+
+    whole = case.make
+
+    def make(setting):
+        work = whole(setting)
+        kept = {name: p for name, p in work.providers.items() if name not in COMPILED}
+        return dataclasses.replace(work, providers=kept)
+
+    case = dataclasses.replace(case, make=make)
+    return harness.run(case, setting, CLOCKS.of(case), 0.0, machine=HERE, least_rounds=1)
 
 
-def test_forward_alone_keeps_no_graph():
-    case = kernel_cases.feed_forward(4, 8, 16, dropout_p=0.0, backward=False, **CPU)
-    assert not case.providers["fasttfm"]().requires_grad
+@pytest.mark.filterwarnings("ignore")  # SDPA warns of what it refuses
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", [kernels, blocks])
+def test_every_provider_of_every_case_is_right_or_says_why_it_is_not_there(group, dtype):
+    setting = dataclasses.replace(SMOKE, dtype=dtype)
+    for case in group.cases(setting):
+        rows = run(case, setting)
+        for row in rows:
+            records.validate(row)
+            assert row["status"] != "wrong", (case.title, row["provider"], row["reason"])
+            if row["provider"].startswith(("fasttfm", "torch eager", "torch.nn")):
+                assert row["status"] == "timed", (case.title, row["provider"], row["reason"])
+                assert row["error"]["value"] <= row["error"]["allowed"]
+                assert row["peak_bytes"] is not None
+                assert row["launches"] > 0
 
 
-def test_each_run_draws_its_own_dropout():
-    case = kernel_cases.residual_layer_norm(10, 16, dropout_p=0.5, backward=False, **CPU)
-    assert not torch.equal(case.providers["fasttfm"](), case.providers["fasttfm"]())
+def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
+    for level in harness.LEVELS:
+        found = kernels.cases(dataclasses.replace(SMOKE, level=level))
+        assert {case.name for case in found} == {
+            "LayerNorm",
+            "attention",
+            "attention weights",
+            "cross attention",
+            "cross entropy",
+            "embedding",
+            "feed-forward",
+            "linear + cross entropy",
+            "packed attention",
+            "residual + dropout + LayerNorm",
+        }
+        attention = [case for case in found if case.name == "attention"]
+        assert {case.shape["mask"] for case in attention} == {
+            "none", "causal", "lengths", "lengths+causal", "bool", "additive",
+        }  # fmt: skip
+        assert {case.shape["dropout"] for case in attention} == {0.0, 0.1}
+        for name in {case.name for case in found} - {"linear + cross entropy"}:
+            passes = {case.passes for case in found if case.name == name}
+            assert "backward" in passes
+            assert passes & {"forward", "training forward"}
+        assert all(case.cost is not None and case.cost.bytes > 0 for case in found)
+        assert len({case.title for case in found}) == len(found)
 
 
-def test_the_check_has_every_family():
-    assert {name for name, _ in kernel_cases.all_cases()} == {
-        "attention",
-        "embedding",
-        "feed_forward",
-        "linear_cross_entropy",
-        "residual_layer_norm",
+def test_every_provider_is_there_or_absent_with_its_install_line():
+    case = next(c for c in kernels.cases(dataclasses.replace(SMOKE, level="standard")) if c.shape.get("mask") == "none")
+    work = case.make(SMOKE)
+    assert set(work.providers) == {
+        "fasttfm", "torch eager", "torch.compile", "SDPA math", "SDPA flash", "FlexAttention", "flash-attn", "xformers",
+    }  # fmt: skip
+    for name, provider in work.providers.items():
+        if isinstance(provider, Absent):
+            assert "pip install" in provider.install or "installed" in provider.install, name
+
+
+def test_padding_and_causality_lessen_what_a_case_must_cost():
+    by_mask = {
+        case.shape["mask"]: case.cost
+        for case in kernels.cases(dataclasses.replace(SMOKE, level="quick"))
+        if case.name == "attention" and case.passes == "forward" and case.shape["L"] == 100
     }
+    # lengths from half of the keys to all: three quarters; causal sees every second pair of what is left
+    assert by_mask["lengths"].flops == pytest.approx(0.75 * by_mask["none"].flops, rel=0.02)
+    assert by_mask["lengths+causal"].flops < 0.55 * by_mask["none"].flops
+    assert by_mask["bool"].flops == by_mask["none"].flops
+    assert by_mask["additive"].bytes > by_mask["bool"].bytes > by_mask["none"].bytes
 
 
-class FakeClock:
-    """Runs take the number of microseconds that they return."""
-
-    def microseconds(self, run):
-        return run()
-
-    def peak_bytes(self, run):
-        return 1000
-
-
-def refuses():
-    raise RuntimeError("No available kernel.\nAnd a second line.")
+def test_the_rows_run_under_pytest_benchmark(tmp_path):
+    file = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "-q", "-rs", "-p", "no:cacheprovider"]
+    command += ["-k", "LayerNorm and not dropout and forward", f"--benchmark-json={file}"]
+    environment = {**os.environ, "FASTTFM_BENCHMARK_LEVEL": "smoke", "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, cwd=machine.ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())["benchmarks"]
+    assert {row["params"]["provider"] for row in rows} == {"fasttfm", "torch eager"}
+    assert "pip install liger-kernel" in done.stdout
 
 
-def test_providers_take_turns_and_a_refusal_does_not_stop_the_others():
+def test_the_tuner_gives_every_candidate_its_turn():
     order = []
     seconds = iter(range(100))
 
-    def run(name, times):
+    class FakeClock:
+        def microseconds(self, run):
+            return run()
+
+        def peak_bytes(self, run):
+            return 1000
+
+    def candidate(name, times):
         def once():
             order.append(name)
             return float(next(times))
 
         return once
 
+    def refuses():
+        raise RuntimeError("No available kernel.\nAnd a second line.")
+
     found = measure(
-        {"a": run("a", iter(range(100))), "b": refuses, "c": run("c", iter(range(100, 200)))},
+        {"a": candidate("a", iter(range(100))), "b": refuses, "c": candidate("c", iter(range(100, 200)))},
         FakeClock(),
         seconds=10,
         warm_up=1,
@@ -90,34 +145,25 @@ def test_providers_take_turns_and_a_refusal_does_not_stop_the_others():
         now=lambda: next(seconds),
     )
     assert order == ["a", "c"] + ["a", "c"] * 12  # once to warm up; three rounds, then until the tenth second has come
-    assert found["a"] == Timing(
-        median_us=6.5, p20_us=pytest.approx(3.2), p80_us=pytest.approx(9.8), runs=12, peak_bytes=1000
-    )
+    assert (found["a"].median_us, found["a"].runs, found["a"].peak_bytes) == (6.5, 12, 1000)
+    assert (found["a"].p20_us, found["a"].p80_us) == (pytest.approx(3.2), pytest.approx(9.8))
     assert found["b"] == "RuntimeError: No available kernel."
-    assert list(found) == ["a", "b", "c"]
 
 
-def test_at_least_so_many_rounds_however_slow():
-    found = measure({"a": lambda: 1.0}, FakeClock(), seconds=0, least_runs=7)
-    assert found["a"].runs == 7
+def test_the_tuner_runs_so_many_rounds_at_least_however_slow():
+    class FakeClock:
+        def microseconds(self, run):
+            return run()
+
+        def peak_bytes(self, run):
+            return 0
+
+    assert measure({"a": lambda: 1.0}, FakeClock(), seconds=0, least_runs=7)["a"].runs == 7
 
 
 def test_quantiles_lie_between_neighbours():
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
     assert quantile([5.0], 0.8) == 5.0
-
-
-def test_every_line_says_what_ran_how_long_and_where(tmp_path, capsys):
-    case = kernel_cases.residual_layer_norm(10, 16, dropout_p=0.0, backward=False, **CPU)
-    case = kernel_cases.Case("norm", case.shape, case.dtype, False, case.cost, {"x": lambda: 20.0, "y": refuses})
-    file = tmp_path / "results" / "a.jsonl"
-    gpu_check.run_timings([case], FakeClock(), seconds_per_case=0, file=file, where={"device": "a fake"})
-    first, second = (json.loads(line) for line in file.read_text().splitlines())
-    assert (first["benchmark"], first["M"], first["provider"], first["device"]) == ("norm", 10, "x", "a fake")
-    assert first["median_us"] == 20.0
-    assert first["needed_gb_per_s"] == round(case.cost.bytes / 20e-6 / 1e9, 1)
-    assert second["refused"].startswith("RuntimeError: No available kernel")
-    assert "x 20.0 us" in capsys.readouterr().out
 
 
 def test_a_measurement_names_commit_and_versions():
@@ -127,11 +173,9 @@ def test_a_measurement_names_commit_and_versions():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_gpu_the_check_refuses_in_one_line():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check"], cwd=machine.ROOT, env=os.environ, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "no CUDA or ROCm device" in done.stderr
+def test_without_a_gpu_the_check_refuses_in_one_line(capsys):
+    assert gpu_check.main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.strip().splitlines()) == 1
+    assert "no CUDA or ROCm device" in printed.err

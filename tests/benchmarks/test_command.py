@@ -1,0 +1,170 @@
+"""`python -m benchmarks`: runs, refuses in one line, and keeps what it measured when it is stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import harness, machine, records
+from benchmarks.harness import Case, Work
+
+ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
+
+
+def test_it_runs_from_the_shell_and_keeps_records_that_follow_the_schema(tmp_path):
+    words = [sys.executable, "-m", "benchmarks", "kernels", "blocks", "--smoke", "--device", "cpu", "--threads", "1"]
+    done = subprocess.run(
+        [*words, "--only", "forward", "--out", str(tmp_path)],
+        cwd=machine.ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert {path.name.split("-")[0] for path in tmp_path.iterdir()} == {"kernels", "blocks"}
+    rows = [row for path in tmp_path.iterdir() for row in records.read(path)]
+    assert {row["status"] for row in rows} == {"timed", "refused", "absent"}
+    assert {row["threads"] for row in rows} == {1}
+    ours = [row for row in rows if row["provider"] == "fasttfm"]
+    assert len(ours) > 20
+    assert all(row["roofline"]["ceilings"]["tflop_per_s"] > 0 for row in ours)
+    assert all(row["machine"]["command"].startswith("python -m benchmarks kernels blocks --smoke") for row in ours)
+    assert "[1/" in done.stdout
+    assert "fasttfm" in done.stdout
+    assert f"kept in {tmp_path}" in done.stdout
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A group of a single case, in which torch eager and ours are one; its provider may be exchanged."""
+    module = type(sys)("a_group")
+    module.function = torch.tanh
+
+    def cases(setting):
+        def make(setting):
+            inputs = {"inputs": lambda i: (torch.randn(4),), "reference": torch.tanh}
+            return Work(providers={"torch eager": torch.tanh, "fasttfm": lambda x: module.function(x)}, **inputs)
+
+        def case(name):
+            return Case(group="kernels", name=name, shape={}, dtype="float32", passes="forward", make=make)
+
+        return [case("first"), case("second")]
+
+    module.cases = cases
+    monkeypatch.setitem(sys.modules, "a_group", module)
+    monkeypatch.setattr(command, "GROUPS", {"kernels": "a_group"})
+    monkeypatch.setattr("benchmarks.ceilings.of", lambda setting: harness.Ceilings(1e9, 1e9))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    return module
+
+
+def rows_in(folder):
+    return [row for path in folder.iterdir() for row in records.read(path)]
+
+
+def test_what_is_wrong_has_no_time_in_the_file_and_is_said(group, tmp_path, capsys):
+    group.function = torch.sinh
+    assert command.main(["--smoke", "--out", str(tmp_path)]) == 0
+    status = {(row["case"], row["provider"]): (row["status"], row["time_us"] is None) for row in rows_in(tmp_path)}
+    assert status["first", "fasttfm"] == ("wrong", True)
+    assert status["first", "torch eager"] == ("timed", False)
+    assert "wrong: fasttfm" in capsys.readouterr().out
+
+
+def test_stopping_keeps_what_was_measured(group, tmp_path, capsys):
+    calls = []
+
+    def stops(x):
+        calls.append(1)
+        if len(rows_in(tmp_path)) == 2:
+            raise KeyboardInterrupt
+        return torch.tanh(x)
+
+    group.function = stops
+    assert command.main(["--smoke", "--out", str(tmp_path)]) == 130
+    assert {row["case"] for row in rows_in(tmp_path)} == {"first"}
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
+    whole = group.cases
+
+    def cases(setting):
+        first, second = whole(setting)
+        broken = Case(group="kernels", name="broken", shape={}, dtype="float32", passes="forward", make=lambda s: 1 / 0)
+        return [first, broken, second]
+
+    group.cases = cases
+    assert command.main(["--smoke", "--out", str(tmp_path)]) == 1
+    assert {row["case"] for row in rows_in(tmp_path)} == {"first", "second"}
+    printed = capsys.readouterr()
+    assert "ZeroDivisionError" in printed.err
+    assert "1 of 3 cases are broken" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["kernals"], "kernals is no group: kernels"),
+        (["--only", "nothing like it"], "no case contains 'nothing like it'"),
+        (["--device", "gpu"], "--device gpu is no device"),
+        (["--device", "meta"], "--device meta is not one"),
+        (["--device", "cuda:77"], "--device cuda:77 is not here"),
+        (["--dtype", "float8"], "--dtype float8 is unknown: float32, float16, bfloat16"),
+        (["--threads", "0"], "--threads 0 cannot be"),
+        (["--ful"], "--ful is unknown: did you mean --full?"),
+        (["--quick", "--full"], "not allowed with"),
+        (["--smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere cannot be written to"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(group, words, message, capsys):
+    assert command.main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+
+
+def test_cases_can_be_listed_without_running(group, tmp_path, capsys):
+    assert command.main(["--list", "--only", "second", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "kernels second  float32 forward\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_help_names_groups_and_commands(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--help"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    for word in (*command.GROUPS, "report", "compare", "--quick", "--full", "--only", "--device", "--dtype", "--out"):
+        assert word in printed
+
+
+def test_report_and_compare_get_the_rest_of_the_line(monkeypatch):
+    got = []
+    module = type(sys)("another")
+    module.main = lambda argv: got.append(argv) or 3
+    monkeypatch.setitem(sys.modules, "another", module)
+    monkeypatch.setattr(command, "COMMANDS", {"report": "another"})
+    assert command.main(["report", "--out", "x"]) == 3
+    assert got == [["--out", "x"]]
+
+
+def test_the_shell_sees_130_after_ctrl_c(tmp_path):
+    words = [sys.executable, "-m", "benchmarks", "kernels", "--quick", "--device", "cpu", "--threads", "1"]
+    process = subprocess.Popen(
+        [*words, "--out", str(tmp_path)], cwd=machine.ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # the ceilings: it is measuring
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 130

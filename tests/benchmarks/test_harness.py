@@ -1,0 +1,312 @@
+"""The harness is honest: what would make a time flatter is refused, and a wrong number has no time at all."""
+
+import itertools
+import time
+
+import pytest
+import torch
+from fasttfm.kernels.costs import Cost
+
+from benchmarks import harness, numerics, records
+from benchmarks.clocks import HostClock, host_peak_bytes, last_level_cache
+from benchmarks.harness import Absent, Case, Ceilings, Rotation, Setting, Work
+from benchmarks.machine import describe
+
+HERE = describe()
+SHARED = torch.linspace(0, 1, 16)
+SETTING = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
+
+
+class FakeClock:
+    """Every run takes ten microseconds; keeps who ran."""
+
+    name = "fake"
+
+    def __init__(self):
+        self.runs = 0
+
+    def microseconds(self, run):
+        self.runs += 1
+        run()
+        return 10.0
+
+    def peak_bytes(self, run):
+        run()
+        return 1000
+
+    def launches(self, run):
+        run()
+        return 3
+
+
+def draw(i):
+    return (torch.randn(8, 16, requires_grad=True),)
+
+
+def plain(x):
+    return torch.tanh(x) * 2
+
+
+def rows(providers, passes="forward", *, seconds=0.0, cost=None, ceilings=None, clock=None, **work):
+    """Records by provider, of a work whose right answer is plain()'s."""
+    work = Work(**{"inputs": draw, "providers": providers, "reference": plain, **work})
+    case = Case(
+        group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, cost=cost, make=lambda _: work
+    )
+    found = harness.run(case, SETTING, clock or FakeClock(), seconds, ceilings=ceilings, machine=HERE, least_rounds=3)
+    for record in found:
+        records.validate(record)
+    return {record["provider"]: record for record in found}
+
+
+@pytest.mark.parametrize("passes", ["forward", "training forward", "backward", "forward+backward"])
+def test_a_wrong_provider_has_no_time(passes):
+    found = rows({"torch eager": plain, "fasttfm": plain, "off": lambda x: plain(x) * 1.001}, passes)
+    assert found["fasttfm"]["status"] == found["torch eager"]["status"] == "timed"
+    assert found["fasttfm"]["time_us"] == {"p20": 10.0, "p50": 10.0, "p80": 10.0, "runs": 3}
+    off = found["off"]
+    assert off["status"] == "wrong"
+    assert off["time_us"] is None
+    assert off["error"]["value"] > off["error"]["allowed"]
+    assert "is allowed" in off["reason"]
+
+
+def test_a_wrong_gradient_has_no_time():
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / 2
+
+    found = rows({"torch eager": plain, "off": lambda x: plain(Half.apply(x))}, "backward")
+    assert found["off"]["status"] == "wrong"
+    assert rows({"torch eager": plain, "off": lambda x: plain(Half.apply(x))})["off"]["status"] == "timed"
+
+
+def test_a_wrong_gradient_of_a_parameter_has_no_time():
+    class Layer(torch.nn.Linear):
+        def __init__(self, scale):
+            super().__init__(16, 4)
+            self.scale = scale
+
+        def forward(self, x):
+            weight = self.weight * self.scale + (self.weight * (1 - self.scale)).detach()
+            return torch.nn.functional.linear(x, weight, self.bias)
+
+    layers = [Layer(1.0), Layer(1.0), Layer(0.5)]
+    for layer in layers[1:]:
+        layer.load_state_dict(layers[0].state_dict())
+    double = Layer(1.0).double()
+    double.load_state_dict(layers[0].state_dict())
+    found = rows(dict(zip(("torch eager", "fasttfm", "off"), layers)), "backward", reference=double)
+    assert [found[name]["status"] for name in ("torch eager", "fasttfm", "off")] == ["timed", "timed", "wrong"]
+
+
+def test_nothing_but_numbers_counts_as_right():
+    found = rows({"torch eager": plain, "nan": lambda x: plain(x) / 0 * 0, "short": lambda x: plain(x)[:-1]})
+    assert found["nan"]["status"] == found["short"]["status"] == "wrong"
+
+
+def test_plain_pytorch_must_be_right_too():
+    assert rows({"torch eager": lambda x: plain(x) + 0.1})["torch eager"]["status"] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        (lambda i: (torch.zeros(4, 4),), "constant"),
+        (lambda i: (torch.full((4,), 1.5), torch.randn(3)), "constant"),
+        (lambda i: (torch.ones(5, dtype=torch.int64),), "nothing but constants"),
+        (lambda i: (SHARED,), "share a tensor"),
+        (lambda i: (SHARED.clone(),), "the same numbers"),
+        (lambda i: (["a", "b"],), "are equal"),
+    ],
+    ids=["zeros", "one constant", "integers", "same object", "same numbers", "same text"],
+)
+def test_inputs_that_flatter_are_refused(inputs, why):
+    with pytest.raises(ValueError, match=why):
+        rows({"torch eager": plain}, inputs=inputs)
+
+
+def test_no_input_comes_twice_in_a_row():
+    seen = []
+
+    def watched(name):
+        def run(x):
+            seen.append((name, x.data_ptr()))
+            return plain(x)
+
+        return run
+
+    for count in (1, 2, 3, 4, 5):
+        seen.clear()
+        rows({f"p{i}": watched(f"p{i}") for i in range(count)}, reference=None)
+        addresses = [address for _, address in seen]
+        # all runs but those of the last check, which looks at one memory twice on purpose
+        timed = addresses[: -2 * count]
+        assert all(a != b for a, b in itertools.pairwise(timed))
+        for i in range(count):
+            own = [address for name, address in seen[: -2 * count] if name == f"p{i}"]
+            assert all(a != b for a, b in itertools.pairwise(own))
+
+
+def test_too_few_inputs_cannot_be_handed_round():
+    with pytest.raises(ValueError, match="three are needed"):
+        Rotation([(1,), (2,)])
+
+
+def test_an_answer_from_memory_has_no_time():
+    known = {}
+
+    def remembers(x):
+        return known.setdefault(x.data_ptr(), plain(x))
+
+    assert rows({"torch eager": plain, "remembers": remembers})["remembers"]["status"] == "wrong"
+
+
+def test_writing_over_the_inputs_has_no_time_unless_it_is_known():
+    def writes(x):
+        y = plain(x)
+        x.data.mul_(0.5)
+        return y
+
+    assert "writes over" in rows({"writes": writes, "torch eager": plain})["writes"]["reason"]
+    known = rows({"torch eager": plain, "writes": writes}, overwrites=frozenset({"writes"}))
+    assert known["writes"]["status"] == "timed"
+
+
+def test_dropout_that_is_left_out_has_no_time():
+    def drops(x):
+        return torch.nn.functional.dropout(plain(x), 0.5)
+
+    found = rows({"torch eager": drops, "forgets": plain}, without_dropout={"torch eager": plain, "forgets": plain})
+    assert found["torch eager"]["status"] == "timed"
+    assert found["forgets"]["status"] == "wrong"
+    assert "leaves dropout out" in found["forgets"]["reason"]
+
+
+def test_a_refusal_is_a_row_in_its_own_words_and_an_absent_one_says_how_to_install():
+    def refuses(x):
+        raise RuntimeError("No available kernel.\nAnd a second line.")
+
+    found = rows({"torch eager": plain, "refuses": refuses, "away": Absent("pip install away")})
+    assert found["refuses"]["status"] == "refused"
+    assert found["refuses"]["reason"] == "RuntimeError: No available kernel."
+    assert (found["away"]["status"], found["away"]["reason"]) == ("absent", "pip install away")
+    assert found["torch eager"]["status"] == "timed"
+
+
+def test_providers_take_turns():
+    order = []
+
+    def named(name):
+        def run(x):
+            order.append(name)
+            return plain(x)
+
+        return run
+
+    rows({"a": named("a"), "b": named("b"), "c": named("c")}, reference=None)
+    timed = order[-3 * 3 - 3 * 2 : -3 * 2]  # three rounds before the last check's two runs each
+    assert [sorted(timed[i : i + 3]) for i in (0, 3, 6)] == [["a", "b", "c"]] * 3
+
+
+def test_a_provider_never_sees_the_clock_and_a_backward_is_timed_without_its_forward():
+    inside = []
+
+    class Watching(FakeClock):
+        def microseconds(self, run):
+            inside.append("start")
+            run()
+            inside.append("stop")
+            return 10.0
+
+    class Marked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            inside.append("forward")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            inside.append("backward")
+            return grad.clone()
+
+    rows({"marked": lambda x: Marked.apply(x) * 2}, "backward", reference=None, clock=Watching())
+    for i, word in enumerate(inside):
+        if word == "start":
+            assert inside[i - 1 : i + 3] == ["forward", "start", "backward", "stop"]
+
+
+def test_forward_keeps_no_graph_and_training_forward_does():
+    kept = {}
+
+    def looks(x):
+        y = plain(x)
+        kept[passes] = y.requires_grad
+        return y
+
+    for passes in ("forward", "training forward"):
+        rows({"looks": looks}, passes)
+    assert kept == {"forward": False, "training forward": True}
+
+
+def test_rates_follow_from_cost_and_time():
+    cost = Cost(flops=40_000_000, bytes=1_000_000)
+    row = rows({"torch eager": plain}, cost=cost, ceilings=Ceilings(bytes_per_s=1e12, flops_per_s=8e12))["torch eager"]
+    assert row["tflop_per_s"] == pytest.approx(4.0)
+    assert row["gb_per_s"] == pytest.approx(100.0)
+    assert row["roofline"] == {
+        "floor_us": 5.0,
+        "share": 0.5,
+        "ceilings": {"gb_per_s": 1000.0, "tflop_per_s": 8.0},
+    }
+    assert (row["peak_bytes"], row["launches"]) == (1000, 3)
+
+
+def test_throughput_is_useful_units_a_second():
+    row = rows({"torch eager": plain}, unit="rows/s", units=lambda x: 8.0)["torch eager"]
+    assert row["throughput"] == {"value": 800_000.0, "unit": "rows/s"}
+
+
+def test_long_runs_are_run_as_often_as_asked_and_may_bring_details():
+    calls = []
+
+    def step(x):
+        calls.append(1)
+        return plain(x)
+
+    row = rows({"one": step}, "step", reference=None, rounds=2, warm_up=0, details=lambda y: {"rows": len(y)})["one"]
+    assert row["time_us"]["runs"] == 2
+    assert row["details"] == {"rows": 8}
+    assert len(calls) == 3  # the first call and the two
+
+
+def test_the_host_clock_waits_for_the_run_and_overwrites_the_cache():
+    clock = HostClock(torch.device("cpu"))
+    before = clock._flush.clone()
+    assert clock.microseconds(lambda: time.sleep(0.01)) >= 10_000
+    assert not torch.equal(clock._flush, before)
+    assert clock._flush.nbytes >= 2 * last_level_cache()
+
+
+def test_peak_memory_of_the_host_is_the_most_at_once():
+    def run():
+        a = torch.empty(1000, 1000)
+        b = a + 1
+        del a
+        c = torch.empty(500, 1000)
+        return b, c
+
+    assert host_peak_bytes(run) == pytest.approx(8_000_000, abs=1000)  # and a few bytes for scalars
+
+
+def test_error_is_taken_tensor_by_tensor():
+    expected = [torch.tensor([1000.0, 1.0]), torch.tensor([0.01, 0.02])]
+    found = [torch.tensor([1000.0, 2.0]), torch.tensor([0.01, 0.03])]
+    assert numerics.relative_error(found, expected) == pytest.approx(0.5)
+    assert numerics.allowed("float32", 1e-6) == pytest.approx(2e-6 + 4 * 2**-23)
+    assert numerics.allowed("bfloat16", None) == pytest.approx(2**-3.5)
