@@ -59,5 +59,5 @@ class Packing:
     def unpack(self, y: Tensor, batch_first: bool = True) -> Tensor:
         """y (T, E) to (B, S, E), or (S, B, E), zero at padding."""
         x = y.new_zeros(self.batch * self.length, y.shape[-1]).index_copy(0, self.positions, y)
-        x = x.view(self.batch, self.length, -1)
+        x = x.view(self.batch, self.length, y.shape[-1])
         return x if batch_first else x.transpose(0, 1)

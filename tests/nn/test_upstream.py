@@ -1,0 +1,407 @@
+"""What PyTorch's own tests of these modules ask, beyond what the other files here compare: see behaviours.md."""
+
+import logging
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fasttfm.nn
+
+from .twins import as_floats, hides_some, padding, twins
+
+HERE = Path(__file__).parent
+
+
+def upstream_cases(*arguments: str) -> int:
+    """Cases of torch.testing that agree; fails where one differs."""
+    command = [sys.executable, str(HERE / "upstream_cases.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    found = re.search(r"^(\d+) cases agree, 0 differ$", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    return int(found[1])
+
+
+@pytest.mark.slow
+def test_the_inputs_that_torch_tests_itself_with() -> None:
+    assert upstream_cases("torch") >= 500
+
+
+@pytest.mark.slow
+def test_the_inputs_that_torch_tests_itself_with_on_the_kernels() -> None:
+    assert upstream_cases("triton", "--modes", "train", "--every", "2") >= 130
+
+
+def test_every_behaviour_names_tests_that_exist() -> None:
+    rows = [line.split("|")[1:-1] for line in (HERE / "behaviours.md").read_text(encoding="utf-8").splitlines()
+            if line.startswith("| test_")]  # fmt: skip
+    assert len(rows) >= 60
+    for upstream, behaviour, covered in rows:
+        assert behaviour.strip(), upstream
+        named = re.findall(r"(\w+)\.py::(\w+)", covered)
+        assert named or covered.strip().startswith("not of the modules"), f"{upstream.strip()} is not covered"
+        for file, test in named:
+            found = [p for p in HERE.parent.rglob(f"{file}.py") if f"def {test}(" in p.read_text(encoding="utf-8")]
+            assert found, f"{upstream.strip()}: there is no {file}.py::{test}"
+
+
+# ------------------------------------------------------------------------------------------------- MultiheadAttention
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("mask", [None, "2-D", "3-D"])
+@pytest.mark.parametrize("form", ["bool", "float"])
+@torch.no_grad()
+def test_attention_at_inference_is_what_the_fast_path_gives(form: str, mask: str | None, padded: bool) -> None:
+    theirs, ours = twins("MultiheadAttention", 8, 4, batch_first=True)
+    theirs.eval()
+    x = torch.randn(2, 4, 8, dtype=torch.float64)
+    shape = {"2-D": (4, 4), "3-D": (8, 4, 4)}
+    attn = None if mask is None else hides_some(*shape[mask])
+    keys = hides_some(2, 4) if padded else None
+    if form == "float":
+        attn, keys = (None if m is None else as_floats(m) for m in (attn, keys))
+    expected, _ = theirs(x, x, x, keys, need_weights=False, attn_mask=attn)
+    for mode in (True, False):
+        got, weights = ours.train(mode)(x, x, x, keys, need_weights=False, attn_mask=attn)
+        torch.testing.assert_close(got, expected)
+        assert weights is None
+
+
+@torch.no_grad()
+def test_rows_that_see_something_agree_with_the_fast_path_when_others_see_nothing() -> None:
+    theirs, ours = twins("MultiheadAttention", 14, 7, batch_first=True)
+    x = torch.randn(8, 5, 14, dtype=torch.float64)
+    mask, keys = torch.rand(5, 5) < 0.5, torch.rand(8, 5) < 0.5
+    sees = ~(mask[None] | keys[:, None]).all(-1)
+    assert not sees.all()
+    expected, _ = theirs.eval()(x, x, x, keys, attn_mask=mask)
+    got, _ = ours.eval()(x, x, x, keys, attn_mask=mask)
+    torch.testing.assert_close(got[sees], expected[sees])
+    assert torch.isfinite(got).all()
+
+
+def test_a_3d_mask_is_a_2d_mask_for_each_sequence() -> None:
+    ours = fasttfm.nn.MultiheadAttention(8, 4).double()
+    query, key = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(3, 3, 8, dtype=torch.float64)
+    mask = hides_some(3, 2, 3)
+    together = ours(query, key, key, attn_mask=mask.repeat_interleave(4, dim=0))[0]
+    for i in range(3):
+        one = slice(i, i + 1)
+        torch.testing.assert_close(
+            together[:, one], ours(query[:, one], key[:, one], key[:, one], attn_mask=mask[i])[0]
+        )
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_attention_keeps_shape_and_dtype(dtype: Any, batch_first: bool, training: bool, need_weights: bool) -> None:
+    ours = fasttfm.nn.MultiheadAttention(16, 8, batch_first=batch_first).to(dtype).train(training)
+    x = torch.randn(8, 10, 16, dtype=dtype)
+    with torch.set_grad_enabled(training):
+        output, weights = ours(x, x, x, need_weights=need_weights)
+    assert output.shape == x.shape
+    assert output.dtype == dtype
+    assert weights is None or weights.dtype == dtype
+
+
+@torch.no_grad()
+def test_a_bias_of_another_dtype_is_taken_as_torch_takes_it() -> None:
+    theirs, ours = twins("MultiheadAttention", 4, 4, batch_first=True)
+    for module in (theirs, ours):
+        module.eval().in_proj_bias = nn.Parameter(module.in_proj_bias.half())
+    x = torch.randn(4, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(ours(x, x, x)[0], theirs(x, x, x)[0])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@torch.no_grad()
+def test_nested_tensors_attend_through_torch() -> None:
+    theirs, ours = twins("MultiheadAttention", 8, 2, batch_first=True)
+    nested = torch.nested.nested_tensor([torch.randn(length, 8, dtype=torch.float64) for length in (4, 6)])
+    expected, got = (m.eval()(nested, nested, nested, need_weights=False)[0] for m in (theirs, ours))
+    assert got.is_nested
+    for a, b in zip(got.unbind(), expected.unbind(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+@torch.no_grad()
+def test_nested_tensors_that_torch_refuses_are_refused(options: dict[str, bool]) -> None:
+    nested = torch.nested.nested_tensor([torch.randn(length, 8) for length in (4, 6)])
+    for room in (nn, fasttfm.nn):
+        with pytest.raises(AssertionError, match="NestedTensor"):
+            room.MultiheadAttention(8, 2, batch_first=True, **options).eval()(nested, nested, nested)
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize("empty", ["batch", "length"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("name", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
+def test_nothing_in_gives_nothing_out(name: str, batch_first: bool, training: bool, empty: str) -> None:
+    """Layers and their stacks, padding masks included."""
+    layer = getattr(fasttfm.nn, name)(16, 2, 24, batch_first=batch_first)
+    stack = getattr(fasttfm.nn, name.removesuffix("Layer"))(layer, 2).train(training)
+    batch, length = (0, 5) if empty == "batch" else (3, 0)
+    x = torch.randn(batch, length, 16) if batch_first else torch.randn(length, batch, 16)
+    mask = torch.zeros(batch, length, dtype=torch.bool)
+    inputs, padded = ((x,), "src_key_padding_mask") if "Encoder" in name else ((x, x), "memory_key_padding_mask")
+    with torch.set_grad_enabled(training):
+        for module in (layer.train(training), stack):
+            for options in ({}, {padded: mask}):
+                output = module(*inputs, **options)
+                assert output.shape == x.shape
+                if training:
+                    output.sum().backward()
+
+
+def test_a_transformer_takes_empty_batches() -> None:
+    model = fasttfm.nn.Transformer(16, 2, 1, 1, 24)
+    output = model(torch.randn(5, 0, 16), torch.randn(4, 0, 16))
+    assert output.shape == (4, 0, 16)
+    output.sum().backward()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_as_many_sequences_as_positions_are_not_confused(training: bool, grad: bool) -> None:
+    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 16, 0.0, batch_first=True), 2).double()
+    ours = fasttfm.nn.TransformerEncoder(
+        fasttfm.nn.TransformerEncoderLayer(4, 2, 16, 0.0, batch_first=True), 2, enable_nested_tensor=False
+    ).double()
+    ours.load_state_dict(theirs.state_dict())
+    x, mask = torch.randn(2, 2, 4, dtype=torch.float64), torch.tensor([[False, True], [False, False]])
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(ours.train(training)(x, mask=mask), theirs.train(training)(x, mask=mask))
+
+
+@pytest.mark.parametrize("lengths", [(1020, 1024), (1024, 1025, 1031, 1040)])
+@torch.no_grad()
+def test_sequences_of_a_thousand_positions(lengths: tuple[int, ...]) -> None:
+    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 4, 12, batch_first=True), 2).eval()
+    ours = fasttfm.nn.TransformerEncoder(fasttfm.nn.TransformerEncoderLayer(12, 4, 12, batch_first=True), 2).eval()
+    ours.load_state_dict(theirs.state_dict())
+    mask = padding(*lengths)
+    x = torch.randn(len(lengths), max(lengths), 12)
+    expected = theirs(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(ours(x, src_key_padding_mask=mask)[~mask], expected[~mask], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [1, 6])
+@pytest.mark.parametrize("name", ["Encoder", "Decoder"])
+def test_stacks_of_one_and_of_six_layers(name: str, layers: int) -> None:
+    made = []
+    for room in (nn, fasttfm.nn):
+        torch.manual_seed(0)
+        layer = getattr(room, f"Transformer{name}Layer")(4, 2, 16, 0.0, batch_first=True)
+        made.append(getattr(room, f"Transformer{name}")(layer, layers, room.LayerNorm(4)).double())
+    inputs = [torch.randn(2, length, 4, dtype=torch.float64) for length in (3, 5)][: 1 if name == "Encoder" else 2]
+    expected, got = (module(*inputs) for module in made)
+    torch.testing.assert_close(got, expected)
+    expected.sum().backward()
+    got.sum().backward()
+    for a, b in zip(*(module.parameters() for module in made), strict=True):
+        torch.testing.assert_close(b.grad, a.grad)
+
+
+def test_bool_masks_together_give_no_warning_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    causal, hidden = torch.ones(3, 3, dtype=torch.bool).triu_(1), padding(3, 2)
+    x = torch.randn(2, 3, 16)
+    with warnings.catch_warnings(), caplog.at_level(logging.DEBUG):
+        warnings.simplefilter("error")
+        encoder_layer = fasttfm.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        encoder = fasttfm.nn.TransformerEncoder(encoder_layer, 2, fasttfm.nn.LayerNorm(16))
+        decoder_layer = fasttfm.nn.TransformerDecoderLayer(16, 2, 32, batch_first=True)
+        decoder = fasttfm.nn.TransformerDecoder(decoder_layer, 2, fasttfm.nn.LayerNorm(16))
+        memory = encoder(x, mask=causal, src_key_padding_mask=hidden)
+        decoder(x, memory, tgt_mask=causal, tgt_key_padding_mask=hidden, memory_key_padding_mask=hidden)
+    assert not caplog.records
+
+
+def test_training_with_padding_learns_and_eval_agrees_with_training() -> None:
+    torch.manual_seed(0)
+    layer = fasttfm.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, activation="gelu", batch_first=True)
+    encoder = fasttfm.nn.TransformerEncoder(layer, 2)
+    optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-2)
+    mask = torch.tensor([[False, False, True, True]])
+    x = torch.cat([torch.randn(1, 2, 4), torch.zeros(1, 2, 4)], dim=1)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(encoder(x, src_key_padding_mask=mask)[:, :2], x[:, :2])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    with torch.no_grad():
+        trained = encoder(x, src_key_padding_mask=mask)[:, :2]
+        torch.testing.assert_close(encoder.eval()(x, src_key_padding_mask=mask)[:, :2], trained)
+
+
+def test_training_with_a_causal_hint_is_training_with_the_mask() -> None:
+    losses: list[list[float]] = []
+    for hint in (False, True):
+        torch.manual_seed(0)
+        layer = fasttfm.nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+        encoder = fasttfm.nn.TransformerEncoder(layer, 2)
+        optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(2, 5, 8)
+        mask = nn.Transformer.generate_square_subsequent_mask(5)
+        losses.append([])
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(encoder(x, mask=mask, is_causal=hint)[:, :-1], x[:, 1:])
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "at_the_end", "left_out"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"mask_check": False}, False, True),
+        ({"enable_nested_tensor": False}, True, False),
+    ],
+)
+@torch.no_grad()
+def test_padding_is_left_out_where_torch_would_nest(options: Any, at_the_end: bool, left_out: bool) -> None:
+    layer = fasttfm.nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    encoder = fasttfm.nn.TransformerEncoder(layer, 2, **options).eval()
+    seen = []
+    encoder.layers[0].linear1.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+    mask = torch.tensor([[False, at_the_end is False, at_the_end], [False, False, False]])
+    encoder(torch.randn(2, 3, 8), src_key_padding_mask=mask)
+    assert seen == [(5, 12) if left_out else (2, 3, 12)]
+
+
+def test_a_causal_mask_sets_the_hint_of_the_layers() -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Tensor, *positional: Any, **named: Any) -> Tensor:
+            given.append((positional, named))
+            return x
+
+    x, square = torch.randn(1, 4, 2), torch.ones(4, 4, dtype=torch.bool).triu(1)
+    for mask, causal in ((square, True), (as_floats(square, torch.float32), True), (square.t(), False)):
+        for room in (nn, fasttfm.nn):
+            given: list[Any] = []
+            layer = room.TransformerEncoderLayer(2, 1, 4, batch_first=True)
+            encoder = room.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            encoder.layers[1] = Layer()
+            encoder(x, mask=mask)
+            assert [(positional, sorted(named), named["is_causal"]) for positional, named in given] == [
+                ((), ["is_causal", "src_key_padding_mask", "src_mask"], causal)
+            ]
+
+
+def test_attention_of_a_constant_is_the_constant() -> None:
+    ours = fasttfm.nn.MultiheadAttention(4, 1)
+    with torch.no_grad():
+        ours.in_proj_weight.fill_(1.0)
+        ours.out_proj.weight.fill_(1.0)
+    x = torch.ones(3, 2, 4)
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    for options in ({"attn_mask": mask, "is_causal": True}, {"attn_mask": mask}, {"is_causal": True}):
+        assert torch.equal(ours(x, x, x, need_weights=False, **options)[0], torch.full((3, 2, 4), 16.0))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_layers_without_biases_at_inference(bias: bool) -> None:
+    theirs, ours = twins("TransformerEncoderLayer", 8, 2, 12, batch_first=True, bias=bias)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+@pytest.mark.parametrize("name", ["self_attn", "norm1", "linear1", "dropout", "linear2", "dropout1", "norm2"])
+def test_hooks_fire_at_inference_too(name: str) -> None:
+    layer = fasttfm.nn.TransformerEncoderLayer(12, 3, 12, batch_first=True).eval()
+    calls = []
+    getattr(layer, name).register_forward_hook(lambda *_: calls.append(name))
+    with torch.inference_mode():
+        layer(torch.rand(2, 4, 12))
+    assert calls == [name]
+
+
+def test_a_transformer_with_every_mask_and_dropout_trains() -> None:
+    for batch_first in (True, False):
+        model = fasttfm.nn.Transformer(32, 4, 2, 2, 24, 0.3, batch_first=batch_first, dtype=torch.float64)
+        src, tgt = (torch.randn(4, length, 32, dtype=torch.float64) for length in (9, 5))
+        src, tgt = (src, tgt) if batch_first else (src.transpose(0, 1), tgt.transpose(0, 1))
+        output = model(
+            src,
+            tgt,
+            src_mask=model.generate_square_subsequent_mask(9).double(),
+            tgt_mask=model.generate_square_subsequent_mask(5).double(),
+            memory_mask=torch.randn(5, 9, dtype=torch.float64),
+            src_key_padding_mask=torch.rand(4, 9) >= 0.5,
+            tgt_key_padding_mask=torch.rand(4, 5) >= 0.5,
+            memory_key_padding_mask=torch.rand(4, 9) >= 0.5,
+        )
+        output.sum().backward()
+        assert torch.isfinite(output).all()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------------------- TorchScript
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused_until_the_modules_are_restored() -> None:
+    layer = fasttfm.nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True).eval()
+    x = torch.randn(2, 4, 8)
+    expected = layer(x)
+    with pytest.raises(Exception, match="keyword-only"):
+        torch.jit.script(layer)
+    fasttfm.restore_modules(layer)
+    torch.testing.assert_close(torch.jit.script(layer)(x), expected)
+
+
+# --------------------------------------------------------------------------------------------------------- LayerNorm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_layer_norm_follows_its_formula(dtype: torch.dtype) -> None:
+    def by_hand(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        variance, mean = torch.var_mean(x.double().flatten(-2), dim=-1, correction=0)
+        shape = (*mean.shape, 1, 1)
+        y = (x.double() - mean.view(shape)) / (variance.view(shape) + norm.eps).sqrt()
+        return (y * norm.weight.double() + norm.bias.double()).to(dtype)
+
+    norm = fasttfm.nn.LayerNorm((3, 5), dtype=dtype)
+    with torch.no_grad():
+        norm.weight.normal_()
+        norm.bias.normal_()
+    x = torch.randn(4, 3, 5, dtype=dtype) * 7 + 2
+    torch.testing.assert_close(norm(x), by_hand(x, norm))
+
+
+def test_layer_norm_of_a_constant_is_the_bias() -> None:
+    norm = fasttfm.nn.LayerNorm(5)
+    with torch.no_grad():
+        norm.bias.normal_()
+    torch.testing.assert_close(norm(torch.full((3, 5), 4.0)), norm.bias.expand(3, 5))
+
+
+def test_layer_norm_takes_float32_weights_with_half_precision_input_as_torch_does() -> None:
+    theirs, ours = twins("LayerNorm", 5, dtype=torch.float32)
+    x = torch.randn(3, 5).bfloat16()
+    expected, got = theirs(x), ours(x)
+    assert got.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
