@@ -115,8 +115,8 @@ def saved_mask_bytes(rows, columns):
 def test_opcheck(route):
     x, weight1, bias1, weight2, bias2 = leaves()
     operator = torch.ops.fasttfm.feed_forward.default
-    opcheck(operator, (x, weight1, bias1, weight2, bias2, 0.25, SEED, 1, route))
-    opcheck(operator, (x, weight1, None, weight2, None, 0.0, None, 0, route))
+    opcheck(operator, (x, weight1, bias1, weight2, bias2, None, 0.25, SEED, 1, route))
+    opcheck(operator, (x, weight1, None, weight2, None, None, 0.0, None, 0, route))
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
@@ -133,6 +133,7 @@ def test_torch_compile_finds_one_graph_and_the_same_result(route):
 
 
 @pytest.mark.slow
+@pytest.mark.inductor
 def test_inductor_compiles_it_with_its_neighbours():
     inputs = leaves(rows=(8,), width=24, out=24)
 
