@@ -38,6 +38,7 @@ GROUPS = {
     "kernels": "benchmarks.kernels",
     "blocks": "benchmarks.blocks",
     "training_step": "benchmarks.training_step",
+    "decoding": "benchmarks.decoding",
 }
 """Group -> the module whose cases(setting) lists its cases. A new group is a line here."""
 COMMANDS = {"report": "benchmarks.report", "compare": "benchmarks.compare"}

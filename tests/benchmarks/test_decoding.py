@@ -1,0 +1,112 @@
+"""The decoding group: peers find what fasttfm finds, and taking its caches away changes nothing but the time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import decoding, synthetic
+from benchmarks.decoding_steps import RUNGS, Less
+from benchmarks.harness import Setting
+from benchmarks.peers import ctranslate2, huggingface
+from fasttfm.decoding import DecodingConfig, translate_ids
+from fasttfm.models import Transformer, TransformerConfig
+
+CPU = torch.device("cpu")
+CONFIG = TransformerConfig(
+    vocab_size=120, d_model=64, heads=4, d_ff=128, encoder_layers=2, decoder_layers=2, dropout=0.0, max_length=64
+)
+SOURCES = [*synthetic.sources(5, 9, 120, seed=1), *synthetic.sources(3, 4, 120, seed=2)]
+LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return decoding.random_model(CONFIG, 0)
+
+
+def sets(hypotheses):
+    return [{*map(tuple, each)} for each in hypotheses]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("peer", ["Hugging Face", "CTranslate2"])
+def test_a_peer_filled_with_our_weights_finds_the_same_hypotheses(model, peer, beam):
+    weights = model.state_dict()
+    if peer == "Hugging Face":
+        pytest.importorskip("transformers")
+        search = huggingface.Generate(huggingface.marian(CONFIG, weights), beam, LENGTH)
+    else:
+        pytest.importorskip("ctranslate2")
+        options = {"compute_type": "float32", "device": CPU, "threads": 1}
+        search = ctranslate2.Translate(CONFIG, weights, beam=beam, length=LENGTH, **options)
+    found, ours = search(SOURCES), decoding.Ours(model, beam=beam, length=LENGTH)(SOURCES)
+    assert [len(each) for each in ours] == [beam] * len(SOURCES)
+    assert sets(found) == sets(ours)
+    assert len({tuple(each[0]) for each in ours}) > len(SOURCES) / 2, "outputs that hardly differ would prove nothing"
+
+
+def test_ctranslate2_takes_a_pre_norm_model_too():
+    pytest.importorskip("ctranslate2")
+    import dataclasses
+
+    config = dataclasses.replace(CONFIG, norm_first=True, final_norm=True)
+    torch.manual_seed(3)
+    pre_norm = Transformer(config).eval()
+    with torch.no_grad():
+        pre_norm.decoder.norm.weight.normal_(std=4.0)
+        pre_norm.target_embedding.weight[:4] = 0.0
+    options = {"compute_type": "float32", "device": CPU, "threads": 1}
+    search = ctranslate2.Translate(config, pre_norm.state_dict(), beam=2, length=LENGTH, **options)
+    assert sets(search(SOURCES)) == sets(decoding.Ours(pre_norm, beam=2, length=LENGTH)(SOURCES))
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_search_that_keeps_less_finds_the_same(model, rung, beam):
+    less = Less(model, **RUNGS[rung])
+    search, expected = (decoding.Ours(each, beam=beam, length=LENGTH)(SOURCES) for each in (less, model))
+    assert search == expected
+    # outputs of different lengths leave the batch at different times
+    settings = DecodingConfig(beam=beam, max_len_a=0.5, max_len_b=2)
+    assert translate_ids(less, SOURCES, settings) == translate_ids(model, SOURCES, settings)
+
+
+def test_the_error_is_zero_for_equal_tokens_and_grows_with_what_was_missed(model):
+    exact = Transformer(CONFIG).double().eval()
+    exact.load_state_dict(model.state_dict())
+    right = decoding.Ours(model, beam=2, length=LENGTH)(SOURCES)
+    expected = (SOURCES, right)
+    assert decoding.error(exact, right, expected) == 0.0
+    swapped = [each[::-1] for each in right]
+    assert decoding.error(exact, swapped, expected) == 0.0, "the order of a beam is not compared"
+    wrong = [[[token + 1 for token in tokens] for tokens in each] for each in right]
+    assert decoding.error(exact, wrong, expected) > 0.05
+    one = [*right[:-1], wrong[-1]]
+    assert 1e-5 < decoding.error(exact, one, expected) < decoding.error(exact, wrong, expected)
+    assert decoding.error(exact, right[:-1], expected) == float("inf")
+    shorter = [[tokens[:-1] for tokens in each] for each in right]
+    assert decoding.error(exact, shorter, expected) > 0.05
+
+
+def test_the_cost_of_a_search_is_counted_by_hand():
+    tiny = TransformerConfig(vocab_size=10, d_model=4, heads=1, d_ff=8, encoder_layers=1, decoder_layers=1)
+    cost = decoding.search_cost(tiny, batch=2, beam=3, source=5, length=4, size=4)
+    encoder, cross, decoder = 4 * 16 + 2 * 32, 2 * 16, 6 * 16 + 2 * 32 + 40
+    rows = 2 + 2 * 3 * 3
+    attention = 4 * 10 * 5 * 4 + 4 * rows * 4 * (5 + 2)
+    assert cost.flops == 2 * (10 * (encoder + cross) + rows * decoder) + attention
+    assert cost.bytes == 4 * (encoder + cross + 4 * decoder + 2 * 4 * (4 * 10 + rows * 2))
+
+
+def test_cases_of_every_level():
+    def listed(level: str, device: str = "cpu"):
+        setting = Setting(device=torch.device(device), dtype=torch.float32, level=level)
+        return {(case.name, case.dtype, case.shape["batch"], case.shape["beam"]) for case in decoding.cases(setting)}
+
+    assert {("paper-base", "float32", batch, beam) for batch in (1, 32) for beam in (1, 4)} <= listed("quick")
+    assert {batch for _, _, batch, _ in listed("full")} >= {1, 8, 32, 128}
+    assert {beam for _, _, _, beam in listed("standard")} == {1, 4, 8}
+    assert {dtype for _, dtype, _, _ in listed("standard")} == {"float32", "bfloat16"}
+    assert {dtype for _, dtype, _, _ in listed("standard", "cuda")} == {"float32"}
+    assert {name for name, *_ in listed("quick")} == {"paper-base", "reuse"}

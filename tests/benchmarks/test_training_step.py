@@ -1,0 +1,97 @@
+"""The training-step group: every provider takes the same step, and what is counted is what was trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from benchmarks import synthetic, training_step
+from benchmarks.harness import Setting
+from benchmarks.peers import huggingface, torch_nn
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.training.config import TrainingConfig
+
+CONFIG = TransformerConfig(
+    vocab_size=60, d_model=32, heads=4, d_ff=64, encoder_layers=2, decoder_layers=2, dropout=0.0, max_length=64
+)
+TRAINING = TrainingConfig(lr=1e-3, clip_norm=1.0, precision="fp32")
+CPU = torch.device("cpu")
+
+
+def batch(padding: float = 0.3, seed: int = 0):
+    return synthetic.batch(6, 10, padding, CONFIG.vocab_size, seed)
+
+
+def torch_step(model, **changes):
+    options = {"lr": TRAINING.lr, "betas": TRAINING.adam_betas, "eps": TRAINING.adam_eps, "clip_norm": 1.0}
+    return torch_nn.Step(model, **{**options, "label_smoothing": 0.1, "autocast": None, **changes})
+
+
+@pytest.mark.parametrize("padding", [0.0, 0.4])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_three_steps_of_every_provider_give_the_same_losses(norm_first, padding):
+    config = dataclasses.replace(CONFIG, norm_first=norm_first, final_norm=norm_first)
+    torch.manual_seed(0)
+    plain = torch_nn.TorchTransformer(config)
+    weights = {name: value.clone() for name, value in plain.state_dict().items()}
+    model = Transformer(config)
+    model.load_state_dict(weights)
+    steps = {"torch.nn": torch_step(plain), "fasttfm": training_step.OurStep(model, TRAINING, CPU, None)}
+    if not norm_first:
+        pytest.importorskip("transformers")
+        steps["Hugging Face"] = huggingface.Step(huggingface.marian(config, weights), TRAINING, None)
+    batches = [batch(padding, seed) for seed in range(3)]
+    losses = {name: [float(step(each)) for each in batches] for name, step in steps.items()}
+    expected = losses.pop("torch.nn")
+    assert len(set(expected)) == 3
+    for name, found in losses.items():
+        # the embedding of padding has a gradient in torch.nn's model alone, which never reaches a loss
+        assert found == pytest.approx(expected, rel=2e-4), name
+
+
+def test_dropout_of_the_plain_trainer_stands_where_ours_does():
+    config = dataclasses.replace(CONFIG, dropout=0.25, embedding_dropout=0.5)
+    model = torch_nn.TorchTransformer(config)
+    layer = model.decoder.layers[0]
+    assert model.dropout.p == 0.5
+    assert [layer.dropout1.p, layer.dropout2.p, layer.dropout3.p] == [0.25] * 3
+    assert layer.dropout.p == layer.self_attn.dropout == layer.multihead_attn.dropout == 0.0  # after ReLU and softmax
+
+
+def test_a_synthetic_batch_has_the_padding_asked_for():
+    for padding in (0.0, 0.05, 0.2, 0.6):
+        made = synthetic.batch(400, 40, padding, 100, seed=3)
+        assert made.source.shape == made.target_in.shape == (400, 40)
+        assert made.padding_ratio == pytest.approx(padding, abs=0.03)
+        assert made.source_tokens == int((made.source != 0).sum())
+    assert synthetic.batch(4, 9, 0.6, 100, seed=1).padding_ratio > 0
+    one, other = (synthetic.batch(4, 9, 0.6, 100, seed=seed).source for seed in (1, 2))
+    assert one.shape == other.shape
+    assert not torch.equal(one, other)
+
+
+def test_without_padding_the_plain_trainer_builds_no_mask():
+    assert torch_nn.padding_of(batch(0.0)) is None
+    mask = torch_nn.padding_of(batch(0.5))
+    assert torch.equal(mask, batch(0.5).source == 0)
+
+
+def test_cases_of_every_level_on_both_devices():
+    def listed(level: str, device: str) -> list[tuple[str, float]]:
+        setting = Setting(device=torch.device(device), dtype=torch.float32, level=level)
+        return [(case.name, case.shape["padding"]) for case in training_step.cases(setting)]
+
+    assert {name for name, _ in listed("quick", "cuda")} == {"paper-base"}
+    assert {name for name, _ in listed("standard", "cuda")} == {"paper-base", "paper-big"}
+    assert {padding for _, padding in listed("standard", "cuda")} == {0.0, 0.05, 0.2, 0.6}
+    assert {name for name, _ in listed("standard", "cpu")} == {"multi30k"}
+    assert {name for name, _ in listed("full", "cpu")} == {"multi30k", "paper-base"}
+
+
+def test_a_case_counts_the_tokens_that_are_not_padding():
+    setting = Setting(device=CPU, dtype=torch.float32, level="quick")
+    half, none = (case.cost for case in training_step.cases(setting) if case.shape["padding"] in (0.6, 0.0))
+    assert half.flops / none.flops == pytest.approx(0.4, abs=0.02)
+    assert {case.dtype for case in training_step.cases(setting)} == {"bfloat16"}
