@@ -263,7 +263,7 @@ def convert(value: Any, kind: Any, where: str) -> Any:
             return str(value)
     except (TypeError, ValueError):
         pass
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    names = {bool: "true or false", int: "a whole number below 2^63", float: "a number", str: "a text"}
     raise UserError(f"{where}: {value!r} was given, it must be {names.get(kind, kind)}")
 
 
@@ -280,7 +280,10 @@ def _to_int(value: Any) -> int:
     number = float(value) if isinstance(value, str) and not value.strip().lstrip("+-").isdigit() else value
     if isinstance(number, float) and not number.is_integer():
         raise ValueError
-    return int(number)
+    whole = int(number)
+    if abs(whole) >= 1 << 63:
+        raise ValueError
+    return whole
 
 
 # Command line

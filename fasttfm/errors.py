@@ -9,3 +9,12 @@ class UserError(Exception):
     The message is one line that names what was given (file and line where there is one), what is allowed and what to
     do. `fasttfm` prints it without a traceback and exits with status 2; a program that uses the package catches it.
     """
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """MemoryError, or what torch raises in its place: OutOfMemoryError for a GPU, a plain RuntimeError for the CPU."""
+    # the last: a size that not even 64 bits can count
+    told = ("can't allocate memory", "not enough memory", "out of memory", "overflow")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+    )

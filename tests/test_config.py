@@ -72,6 +72,10 @@ def test_what_is_dumped_reads_back_equal(tmp_path):
         ("modle:\n  d_model: 64\n", "line 1: section 'modle' is unknown: did you mean model?"),
         ("model:\n  d_model: wide\n", "line 2: model.d_model: 'wide' was given, it must be a whole number"),
         ("model:\n  d_model: 64.5\n", "line 2: model.d_model: 64.5 was given, it must be a whole number"),
+        (
+            "model:\n  d_ff: 9999999999999999999\n",
+            "line 2: model.d_ff: 9999999999999999999 was given, it must be a whole number below",
+        ),
         ("model:\n  norm_first: 1\n", "line 2: model.norm_first: 1 was given, it must be true or false"),
         ("model:\n  activation: tanh\n", "line 2: model.activation: 'tanh' was given, allowed are relu, gelu"),
         ("training:\n  adam_betas: 0.9\n", "line 2: training.adam_betas: 0.9 was given, it must be 2 values"),

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from fasttfm.cli.parser import Parser
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, is_out_of_memory
 
 COMMANDS = {
     "prepare": ("prepare", "turn parallel text into a prepared data directory"),
@@ -32,6 +32,13 @@ COMMANDS = {
     "demo-data": ("demo", "write the built-in English-German demo corpus"),
 }
 """Command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""
+
+_LESS_MEMORY = {
+    "train": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
+    "translate": "give a smaller --batch-tokens, --beam, --max-len-b or --max-source-length",
+    "plot-attention": "give a shorter sentence",
+}
+"""Command -> what makes it need less memory."""
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # what a shell reports for SIGINT
@@ -62,6 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
         _discard_output()
         return EXIT_BROKEN_PIPE
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        remedy = _LESS_MEMORY.get(name or "", "close other programs, or use a machine with more")
+        return _fail(where, f"out of memory: {remedy} ({str(error).strip() or 'MemoryError'})", EXIT_USER_ERROR)
     except OSError as error:
         if error.errno is None:
             raise  # raised by hand somewhere, not by the operating system: a bug deserves its traceback

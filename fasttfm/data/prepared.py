@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,10 @@ class PreparedData:
             source_tokenizer = Tokenizer.load(path / "spm.src.model")
             target_tokenizer = Tokenizer.load(path / "spm.tgt.model")
         train, valid = (
-            ParallelTokens(*_load_side(path, split, "src"), *_load_side(path, split, "tgt"))
+            ParallelTokens(
+                *_load_side(path, split, "src", len(source_tokenizer)),
+                *_load_side(path, split, "tgt", len(target_tokenizer)),
+            )
             for split in ("train", "valid")
         )
         for split, tokens in (("train", train), ("valid", valid)):
@@ -116,12 +120,12 @@ class PreparedData:
     @property
     def valid_source_text(self) -> list[str]:
         """The raw source lines of the validation pairs."""
-        return _load_text(self.path / "valid.src.txt")
+        return _load_text(self.path / "valid.src.txt", len(self.valid))
 
     @property
     def valid_target_text(self) -> list[str]:
         """The raw target lines of the validation pairs: the references."""
-        return _load_text(self.path / "valid.tgt.txt")
+        return _load_text(self.path / "valid.tgt.txt", len(self.valid))
 
 
 def is_prepared(path: Path, fingerprint: dict[str, Any]) -> bool:
@@ -207,28 +211,44 @@ def _save(path: Path, array: np.ndarray) -> None:
         file.write(array.tobytes())
 
 
-def _load_side(path: Path, split: str, side: str) -> tuple[np.ndarray, np.ndarray]:
-    ids, offsets = _load(path / f"{split}.{side}.npy"), _load(path / f"{split}.{side}.offsets.npy")
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(ids):
-        raise UserError(f"{path / f'{split}.{side}.npy'}: does not match its offsets: run fasttfm prepare again")
+def _load_side(path: Path, split: str, side: str, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    file = path / f"{split}.{side}.npy"
+    ids = _load(file, (np.uint16, np.int32))
+    offsets = _load(path / f"{split}.{side}.offsets.npy", (np.int64,))
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(ids) or (offsets[1:] < offsets[:-1]).any():
+        raise UserError(f"{file}: does not match its offsets: run fasttfm prepare again")
+    # one pass over memory that training reads anyway; an embedding would fail on the id in the middle of an epoch
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        wrong = int(ids.max() if ids.max() >= vocab_size else ids.min())
+        raise UserError(
+            f"{file}: holds the token {wrong}, but the vocabulary has {vocab_size:,}: run fasttfm prepare again"
+        )
     return ids, offsets
 
 
-def _load(path: Path) -> np.ndarray:
+def _load(path: Path, dtypes: tuple[type, ...]) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.ndim != 1 or array.dtype not in dtypes:
+            raise ValueError(f"{array.ndim} dimensions of {array.dtype}")
     except FileNotFoundError:
         raise UserError(f"{path}: missing from the prepared data: run fasttfm prepare again") from None
-    except (ValueError, EOFError) as error:
+    # numpy reads the header as Python text, so that a flipped bit may raise nearly anything
+    except (ValueError, EOFError, SyntaxError, TokenError, TypeError, OverflowError, MemoryError) as error:
         raise UserError(f"{path}: cut off or damaged ({error}): run fasttfm prepare again") from None
+    return array
 
 
-def _load_text(path: Path) -> list[str]:
+def _load_text(path: Path, lines: int) -> list[str]:
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode().split("\n")[:-1]
     except FileNotFoundError:
         raise UserError(f"{path}: missing from the prepared data: run fasttfm prepare again") from None
-    return text.split("\n")[:-1]
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: damaged, it is not valid UTF-8: run fasttfm prepare again") from None
+    if len(text) != lines:
+        raise UserError(f"{path}: has {len(text):,} lines for {lines:,} pairs: run fasttfm prepare again")
+    return text
 
 
 def _description(path: Path) -> dict[str, Any] | None:
@@ -236,7 +256,8 @@ def _description(path: Path) -> dict[str, Any] | None:
         content = yaml.safe_load((path / DESCRIPTION).read_bytes())
     except (OSError, yaml.YAMLError):
         return None
-    return content if isinstance(content, dict) and content.get("format") == FORMAT else None
+    whole = isinstance(content, dict) and content.get("format") == FORMAT
+    return content if whole and content.get("vocabulary") in ("joint", "separate") else None
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -140,6 +140,8 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
+        if "KeyboardInterrupt" in str(error):  # Ctrl-C while it was reading lines
+            raise KeyboardInterrupt from None
         raise _vocabulary_error(str(error), vocab_size) from None
     return Tokenizer(written.getvalue())
 

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+_MOST = (1 << 31) - 1
+"""No setting that counts something is larger: tensors and tables are indexed with such numbers."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodingConfig:
@@ -47,8 +50,9 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         for name in ("beam", "nbest", "batch_tokens", "buffer_size", "max_source_length"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("max_len_b", "min_len", "sampling_topk", "sampling_seed"):
+        for name in ("max_len_b", "min_len", "sampling_topk"):
             _at_least(name, getattr(self, name), 0)
+        _at_least("sampling_seed", self.sampling_seed, 0, most=(1 << 63) - 1)
         if self.length_penalty not in ("gnmt", "avg", "none"):
             raise ValueError(f"length_penalty {self.length_penalty!r} is unknown: choose gnmt, avg or none")
         for name in ("alpha", "max_len_a"):
@@ -64,9 +68,11 @@ class DecodingConfig:
 
     def longest_output(self, source_tokens: int) -> int:
         """Most tokens of an output, end-of-sentence not counted, for a source of so many tokens (likewise)."""
-        return max(int(self.max_len_a * source_tokens) + self.max_len_b, self.min_len)
+        return min(max(int(min(self.max_len_a * source_tokens, _MOST)) + self.max_len_b, self.min_len), _MOST)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def _at_least(name: str, value: int, least: int, most: int = _MOST) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} {value!r} must be a whole number of at least {least}")
+    if value > most:
+        raise ValueError(f"{name} {value!r} must be at most {most:,}")

@@ -73,7 +73,7 @@ class Translator:
         there is one. precision: type of weights and matrix products. decoding: fields of DecodingConfig that differ
         from those in the model's config.yaml. Raises UserError naming what is missing, damaged or of another model.
         """
-        from fasttfm.config import resolve
+        from fasttfm.config import build, gather
         from fasttfm.models import Transformer
         from fasttfm.training.checkpoint import load_weights, read_weights, resolve_checkpoint
 
@@ -83,7 +83,10 @@ class Translator:
                 "has no config.yaml" if path.is_dir() else "is not a directory" if path.exists() else "does not exist"
             )
             raise UserError(f"{path}: {what}: give the model directory that fasttfm train --out made")
-        config = resolve(files=[path / "config.yaml"], overrides=decoding)
+        values = gather(files=[path / "config.yaml"], overrides=decoding)
+        if "vocab_size" not in values["model"]:
+            raise UserError(f"{path / 'config.yaml'}: is cut off: it has no model.vocab_size; copy it back")
+        config = build(values)
         joint = (path / "spm.model").exists()
         source_tokenizer = Tokenizer.load(path / ("spm.model" if joint else "spm.src.model"))
         target_tokenizer = source_tokenizer if joint else Tokenizer.load(path / "spm.tgt.model")
@@ -187,4 +190,9 @@ def pick_device(device: str | torch.device | None) -> torch.device:
         raise UserError(f"device {device!r} is unknown: give cpu, cuda or cuda:1") from None
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {device!s} is not there ({torch.cuda.device_count()} GPUs are visible): give cpu")
+    try:
+        torch.zeros((), device=chosen).item()
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise UserError(f"device {device!s} cannot be used here ({reason}): give cpu or cuda") from None
     return chosen

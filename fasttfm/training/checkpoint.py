@@ -2,7 +2,8 @@
 
     MODEL/checkpoints/step-000001000/model.safetensors    weights, as translated with
                                      state.safetensors    all that resuming needs (newest two checkpoints only)
-                                     meta.json            step, shapes' fingerprint, validation scores
+                                     sha256sums           of the two, as `sha256sum --check` reads it
+                                     meta.json            step, epoch, the best step so far
     MODEL/checkpoints/average/       the same without state
 
 A checkpoint is written under a temporary name, synced to the disk and then renamed, so a process killed at any moment
@@ -12,6 +13,7 @@ leaves the earlier ones as they were. `last` is the newest step, `best` the one 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -30,6 +32,7 @@ from fasttfm.errors import UserError
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
 META_FILE = "meta.json"
+DIGESTS_FILE = "sha256sums"
 _TEMPORARY = ".writing-"
 _REPLACED = ".replaced-"
 _STATES_KEPT = 2
@@ -75,9 +78,13 @@ def save_checkpoint(
         recover(target.parent)
         temporary.mkdir()
         # meta.json last: with it the directory would be complete even if the rename were not atomic
-        _write_tensors(temporary / MODEL_FILE, weights, {"format": "pt"})
+        digests = {MODEL_FILE: _write_tensors(temporary / MODEL_FILE, weights, {"format": "pt"})}
         if state is not None:
-            _write_tensors(temporary / STATE_FILE, state.tensors, {"values": json.dumps(state.values)})
+            values = {"values": json.dumps(state.values)}
+            digests[STATE_FILE] = _write_tensors(temporary / STATE_FILE, state.tensors, values)
+        lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+        (temporary / DIGESTS_FILE).write_text(lines, encoding="utf-8")
+        _sync(temporary / DIGESTS_FILE)
         (temporary / META_FILE).write_text(json.dumps(dict(meta), indent=1) + "\n", encoding="utf-8")
         _sync(temporary / META_FILE)
         _sync(temporary)
@@ -95,10 +102,12 @@ def save_checkpoint(
     recover(target.parent)
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    # not save_file, whose files only their owner may read whatever the umask says
-    path.write_bytes(save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, metadata))
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
+    """Write a .safetensors file and return the SHA-256 of its bytes."""
+    content = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, metadata)
+    path.write_bytes(content)  # not save_file, whose files only their owner may read whatever the umask says
     _sync(path)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -178,9 +187,9 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
             return last
         best = read_meta(last).get("best_step")
         return step_folder(model_dir, best) if best in steps else last
-    if which.isdigit() and int(which) in steps:
+    if which.isdecimal() and int(which) in steps:
         return step_folder(model_dir, int(which))
-    if Path(which).exists():
+    if which and Path(which).exists():
         return Path(which)
     found = ", ".join(map(str, steps)) or "none"
     raise UserError(
@@ -201,20 +210,40 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """Weights of a checkpoint directory or of a .safetensors file; UserError when it is cut off."""
+    """Weights of a checkpoint directory or of a .safetensors file; UserError when it is cut off or damaged."""
     path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint
     with _opened(path, device) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        _check_digest(path)
+    return weights
 
 
 def read_state(checkpoint: Path) -> TrainingState:
-    """Training state of a checkpoint directory, on the CPU; UserError when it is missing or cut off."""
+    """Training state of a checkpoint directory, on the CPU; UserError when it is missing, cut off or damaged."""
     with _opened(checkpoint / STATE_FILE, "cpu") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         values = (file.metadata() or {}).get("values")
         if values is None:
             raise ValueError("it holds no training state")
+        _check_digest(checkpoint / STATE_FILE)
         return TrainingState(tensors=tensors, values=json.loads(values))
+
+
+def _check_digest(path: Path) -> None:
+    """Raise ValueError when a checkpoint's file is not, bit for bit, what was written: safetensors would not notice."""
+    try:
+        lines = (path.parent / DIGESTS_FILE).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return  # weights that somebody else wrote
+    written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    if path.name not in written:
+        return
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != written[path.name]:
+        raise ValueError(f"its SHA-256 is not the one in {DIGESTS_FILE}")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from fasttfm.config import Config, Values, read_yaml
+from fasttfm.config import SECTIONS, Config, Values, field_types, read_yaml
 from fasttfm.data import PreparedData
 from fasttfm.errors import UserError
 from fasttfm.training.checkpoint import saved_steps
@@ -73,7 +73,15 @@ def read_config(path: Path) -> Values:
     """config.yaml of a model directory; UserError when there is none."""
     if not (path / CONFIG_FILE).is_file():
         raise UserError(f"{path}: is not a model directory (it has no {CONFIG_FILE}); fasttfm train --out makes one")
-    return read_yaml(path / CONFIG_FILE)
+    values = read_yaml(path / CONFIG_FILE)
+    for section, cls in SECTIONS.items():
+        for name in field_types(cls):
+            if name not in values[section]:
+                raise UserError(
+                    f"{path / CONFIG_FILE}: is cut off: it has no {section}.{name}; copy it back, or train into "
+                    "another --out"
+                )
+    return values
 
 
 @contextmanager
@@ -99,7 +107,7 @@ def _refuse_other_recipe(path: Path, config: Config) -> None:
     before, now = read_config(path), config.to_values()
     for section in ("model", "data", "training"):
         for name, value in now[section].items():
-            old = before[section].get(name, value)
+            old = before[section][name]
             changes_rate = name == "max_update" and config.training.schedule == "cosine"
             if old != value and (name not in _MAY_CHANGE or changes_rate):
                 raise UserError(

@@ -11,7 +11,7 @@ import torch
 
 from fasttfm.config import Config, Values, build
 from fasttfm.data import PreparedData, TokenBatches
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.models import Transformer
 from fasttfm.training.average import average_last
 from fasttfm.training.checkpoint import load_weights, read_weights, saved_steps
@@ -67,7 +67,9 @@ def _train(config: Config, data: PreparedData, model_dir: Path, device: torch.de
         _say(_summary(model, trainer.batches, model_dir, device))
         try:
             reason = trainer.run()
-        except torch.OutOfMemoryError as error:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
             raise UserError(
                 f"{device} is out of memory with batches of {config.data.max_tokens:,} tokens: give --max-tokens "
                 f"{config.data.max_tokens // 2} --update-freq {config.training.update_freq * 2} and a new --out, which "

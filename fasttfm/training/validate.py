@@ -65,8 +65,11 @@ class Validator:
         self.decoding = None if decoding is None else replace(decoding, nbest=1, sampling=False)
         self.device = device
         self.bleu_tokenizer = bleu_tokenizer
+        self._references: list[str] = []
         if decoding is not None:
-            bleu(["."], ["."], tokenize=bleu_tokenizer)  # what is not installed is better said now than in an hour
+            # what is damaged or not installed is better said now than in an hour
+            self._references = data.valid_target_text
+            bleu(["."], ["."], tokenize=bleu_tokenizer)
         self.autocast = autocast
         pairs = data.valid
         groups = sorted_batches(pairs.source_lengths, pairs.target_lengths, max_tokens)
@@ -86,7 +89,7 @@ class Validator:
         finally:
             model.train(training)
         translations = [one_line(self.data.target_tokenizer.decode(ids)) for ids in found]
-        score = bleu(translations, self.data.valid_target_text, tokenize=self.bleu_tokenizer)
+        score = bleu(translations, self._references, tokenize=self.bleu_tokenizer)
         return Validation(loss=loss, nll=nll, bleu=score.value, translations=translations)
 
     def _loss(self, model: Transformer) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 from fasttfm.cli import main as cli
 from fasttfm.errors import UserError
@@ -140,3 +141,15 @@ def test_closed_standard_streams_are_empty_ones(tmp_path):
     assert result.returncode == 2
     assert result.stderr.startswith("fasttfm score: standard input has 0 lines")
     assert result.stderr.count("\n") == 1
+
+
+def test_memory_that_does_not_suffice_is_one_line(command, capsys):
+    for take in (lambda: torch.empty(1 << 55), lambda: torch.empty(1 << 62, 4), raising(MemoryError())):
+        command(take)
+        assert cli.main(["score"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("fasttfm score: out of memory: close other programs")
+        assert said.count("\n") == 1
+    command(raising(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["score"])

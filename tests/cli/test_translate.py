@@ -150,6 +150,9 @@ def test_what_cannot_be_used_ends_in_one_line(translate, model_dir, tmp_path):
     assert "last, best, average" in failure(translate(model_dir, "--checkpoint", "newest"))
     assert "fasttfm average" in failure(translate(model_dir, "--checkpoint", "average"))
     assert "cuda:99" in failure(translate(model_dir, "--device", "cuda:99"))
+    assert "device meta cannot be used here" in failure(translate(model_dir, "--device", "meta"))
+    assert "checkpoint '' was not found" in failure(translate(model_dir, "--checkpoint", ""))
+    assert "below 2^63" in failure(translate(model_dir, "--buffer-size", 10**30))
 
 
 def test_a_damaged_model_ends_in_one_line(translate, model_dir, tmp_path):
@@ -164,6 +167,10 @@ def test_a_damaged_model_ends_in_one_line(translate, model_dir, tmp_path):
         (broken / "config.yaml").read_text().replace("d_model: 16", "d_model: 32"), encoding="utf-8"
     )
     assert "is of another model" in failure(translate(broken))
+    config = (broken / "config.yaml").read_bytes()
+    (broken / "config.yaml").write_bytes(b"")
+    assert "is cut off: it has no model.vocab_size" in failure(translate(broken))
+    (broken / "config.yaml").write_bytes(config)
     (broken / "spm.model").write_bytes(b"nothing")
     assert "not a SentencePiece model" in failure(translate(broken))
     train_tokenizer(TEXT, vocab_size=310).save(broken / "spm.model")

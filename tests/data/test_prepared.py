@@ -272,3 +272,56 @@ def test_a_reader_of_the_progress_that_leaves_is_no_failed_disk(text, tmp_path: 
 
     with pytest.raises(BrokenPipeError):
         run(text, tmp_path / "DATA", say=say)
+
+
+@pytest.mark.parametrize("token", [499, 500, 65535])
+def test_a_token_outside_of_the_vocabulary_is_named_before_training(text, tmp_path: Path, token: int):
+    run(text, tmp_path / "DATA")
+    ids = np.load(tmp_path / "DATA" / "train.tgt.npy")
+    ids[7] = token
+    np.save(tmp_path / "DATA" / "train.tgt.npy", ids)
+    if token < SMALL.vocab_size:
+        assert PreparedData.open(tmp_path / "DATA").train.target(0)[7] == token
+        return
+    with pytest.raises(UserError, match=rf"train\.tgt\.npy: holds the token {token}, but the vocabulary has 500"):
+        PreparedData.open(tmp_path / "DATA")
+
+
+def test_offsets_that_go_back_and_arrays_of_another_kind_are_refused(text, tmp_path: Path):
+    run(text, tmp_path / "DATA")
+    file = tmp_path / "DATA" / "valid.src.offsets.npy"
+    offsets = np.load(file)
+    for broken, complaint in (
+        (np.concatenate([offsets[:1], offsets[-1:], offsets[2:]]), "does not match its offsets"),
+        (offsets.astype(np.float64), "cut off or damaged .1 dimensions of float64"),
+        (offsets.reshape(1, -1), "cut off or damaged .2 dimensions of int64"),
+    ):
+        np.save(file, broken)
+        with pytest.raises(UserError, match=complaint):
+            PreparedData.open(tmp_path / "DATA")
+
+
+def test_every_flipped_bit_of_a_header_is_one_line_or_harmless(text, tmp_path: Path):
+    run(text, tmp_path / "DATA")
+    refused = 0
+    for name in ("train.src.npy", "data.yaml"):
+        file = tmp_path / "DATA" / name
+        whole = file.read_bytes()
+        for place in range(128):
+            broken = bytearray(whole)
+            broken[place] ^= 1 << place % 8
+            file.write_bytes(bytes(broken))
+            try:
+                PreparedData.open(tmp_path / "DATA")
+            except UserError as error:
+                refused += "prepare" in str(error)
+        file.write_bytes(whole)
+    assert refused > 50
+
+
+@pytest.mark.parametrize("broken", [b"one line\n", b"\xff\n" * 20])
+def test_damaged_validation_text_is_named(text, tmp_path: Path, broken: bytes):
+    run(text, tmp_path / "DATA")
+    (tmp_path / "DATA" / "valid.tgt.txt").write_bytes(broken)
+    with pytest.raises(UserError, match=r"valid\.tgt\.txt: (has 1 lines for 20 pairs|damaged)"):
+        _ = PreparedData.open(tmp_path / "DATA").valid_target_text

@@ -95,3 +95,12 @@ def test_a_damaged_model_is_refused(tmp_path: Path, tokenizer: Tokenizer):
         Tokenizer.load(path)
     with pytest.raises(UserError, match="no such SentencePiece model"):
         Tokenizer.load(tmp_path / "absent.model")
+
+
+def test_ctrl_c_while_sentencepiece_reads_is_ctrl_c(lines: list[str]):
+    def interrupted():
+        yield from lines[:50]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_tokenizer(interrupted(), vocab_size=800)

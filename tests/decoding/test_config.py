@@ -22,6 +22,9 @@ from fasttfm.decoding.hypotheses import length_penalty
         ({"sampling_topk": -1}, "sampling_topk -1"),
         ({"max_len_b": -1}, "max_len_b -1"),
         ({"buffer_size": 0}, "buffer_size 0"),
+        ({"beam": 1 << 31}, "beam 2147483648 must be at most 2,147,483,647"),
+        ({"max_len_b": 10**30}, "max_len_b 10+ must be at most"),
+        ({"sampling_seed": 1 << 63}, "sampling_seed 9223372036854775808 must be at most"),
     ],
 )
 def test_wrong_values_are_refused(changes, message):
@@ -44,3 +47,8 @@ def test_the_default_length_penalty_is_the_papers():
 def test_the_default_longest_output_is_the_input_plus_50():
     assert DecodingConfig().longest_output(7) == 57
     assert DecodingConfig(max_len_a=1.5, max_len_b=2).longest_output(7) == 12
+
+
+def test_the_longest_output_is_a_number_that_tensors_can_hold():
+    assert DecodingConfig(max_len_a=1e300).longest_output(20) == (1 << 31) - 1
+    assert DecodingConfig(max_len_a=1.5, max_len_b=7).longest_output(20) == 37

@@ -1,5 +1,6 @@
 """Checkpoints: complete or not there, told apart, found by name, and never at the cost of an earlier one."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -254,3 +255,32 @@ def test_weights_in_the_place_of_the_training_state_are_refused(tmp_path):
     (folder / "state.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match="holds no training state"):
         read_state(folder)
+
+
+@pytest.mark.parametrize(("file", "read"), [("model.safetensors", read_weights), ("state.safetensors", read_state)])
+def test_a_single_flipped_bit_is_noticed(tmp_path, file, read):
+    save(tmp_path, 3, 1.0)
+    path = step_folder(tmp_path, 3) / file
+    whole = path.read_bytes()
+    for place in (len(whole) - 1, len(whole) // 2, 9):
+        broken = bytearray(whole)
+        broken[place] ^= 1
+        path.write_bytes(broken)
+        with pytest.raises(UserError, match=rf"{file}: is cut off or not what its name says .*delete"):
+            read(path.parent)
+    path.write_bytes(whole)
+    read(path.parent)
+
+
+def test_the_digests_are_what_sha256sum_checks(tmp_path):
+    save(tmp_path, 3)
+    folder = step_folder(tmp_path, 3)
+    lines = (folder / "sha256sums").read_text().splitlines()
+    files = ["model.safetensors", "state.safetensors"]
+    assert lines == [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in files]
+
+
+def test_weights_of_another_program_need_no_digest(tmp_path):
+    save(tmp_path, 3, 2.0)
+    (step_folder(tmp_path, 3) / "sha256sums").unlink()
+    assert read_weights(step_folder(tmp_path, 3))["weight"][0, 0] == 2.0

@@ -353,3 +353,21 @@ def test_a_log_that_cannot_be_written_is_one_line_with_the_remedy(tiny_data, tin
     monkeypatch.setattr("fasttfm.training.log.RunLog.write", full)
     with pytest.raises(UserError, match=r"MODEL: No space left on device; checkpoints saved before .* make room"):
         train(tiny_values(), tiny_data, tmp_path / "MODEL")
+
+
+@pytest.mark.parametrize("lines", [0, 3, 20])
+def test_a_configuration_that_was_cut_off_is_named(tiny_data, tiny_values, tmp_path, lines):
+    train(tiny_values(max_update=1), tiny_data, tmp_path / "MODEL")
+    path = tmp_path / "MODEL" / "config.yaml"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.raises(UserError, match=r"config\.yaml: is cut off: it has no \w+\.\w+; copy it back"):
+        train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
+
+
+def test_memory_that_does_not_suffice_is_one_line_with_the_remedy(tiny_data, tiny_values, tmp_path, monkeypatch):
+    def too_large(self, batch):
+        return torch.empty(1 << 55)
+
+    monkeypatch.setattr("fasttfm.training.trainer.Trainer._loss", too_large)
+    with pytest.raises(UserError, match=r"out of memory with batches of .* --update-freq"):
+        train(tiny_values(), tiny_data, tmp_path / "MODEL", torch.device("cpu"))

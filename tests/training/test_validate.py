@@ -1,6 +1,7 @@
 """Validation says what translating and scoring would say, and disturbs nothing."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -75,3 +76,12 @@ def test_better_is_higher_bleu_then_lower_loss():
 def test_an_unknown_bleu_tokenizer_is_refused_before_training(tiny_data, tiny_values, tmp_path):
     with pytest.raises(UserError, match="'13b' is unknown: one of 13a, intl"):
         train(tiny_values(valid_bleu_tokenizer="13b"), tiny_data, tmp_path / "MODEL")
+
+
+def test_damaged_references_are_refused_before_training(tiny_data, tiny_values, tmp_path):
+    copy = tmp_path / "DATA"
+    shutil.copytree(tiny_data, copy)
+    (copy / "valid.tgt.txt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"valid\.tgt\.txt: has 0 lines"):
+        train(tiny_values(valid_bleu=True), copy, tmp_path / "MODEL")
+    assert not (tmp_path / "MODEL" / "train.log.jsonl").exists()
