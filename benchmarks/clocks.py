@@ -52,7 +52,7 @@ class HostClock:
         return host_peak_bytes(run)
 
     def launches(self, run: Callable[[], Any]) -> int | None:
-        return count_launches(run)
+        return count_launches(run) if self._device.type == "cuda" else None  # a CPU is launched nothing
 
 
 class EventClock(DeviceClock):
@@ -80,7 +80,7 @@ class Clocks:
 
 
 def count_launches(run: Callable[[], Any]) -> int | None:
-    """Of Triton kernels and ATen operators that compute; on a CPU the operators that would be launches."""
+    """Of Triton kernels and ATen operators that compute."""
     with LaunchLog() as log:
         run()
     return log.total

@@ -32,7 +32,7 @@ def cases(setting: Setting) -> list[Case]:
 
 def _attention(setting: Setting) -> list[Case]:
     smoke, standard, full = setting.level == "smoke", setting.at_least("standard"), setting.level == "full"
-    tokens = 48 if smoke else 25_000 if setting.on_gpu else 1_600
+    tokens = 48 if smoke else 25_000 if setting.on_gpu else 1_600 if standard else 800
     H, D = (2, 16) if smoke else (8, 64)
     short = (8, 12) if smoke else (27, 100)
     found = []
@@ -71,7 +71,7 @@ def _long(setting: Setting) -> tuple[int, ...]:
 
 def _rows(setting: Setting) -> list[Case]:
     smoke, standard, full = setting.level == "smoke", setting.at_least("standard"), setting.level == "full"
-    rows = 40 if smoke else 25_000 if setting.on_gpu else 1_600
+    rows = 40 if smoke else 25_000 if setting.on_gpu else 1_600 if standard else 800
     length = 10 if smoke else 100
     widths = (16,) if smoke else (512, 1024) if setting.on_gpu or full else (512,)
     V = 50 if smoke else 37_000 if setting.on_gpu else 8_000

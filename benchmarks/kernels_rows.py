@@ -15,6 +15,7 @@ from fasttfm.kernels import costs
 from fasttfm.kernels.costs import Cost
 from torch import Tensor
 
+from benchmarks import numerics
 from benchmarks import providers as peers
 from benchmarks.harness import Case, Setting, Work
 from benchmarks.providers import Absent, Provider
@@ -145,6 +146,8 @@ def feed_forward(
             providers=functions(dropout),
             reference=partial(eager, 0.0),
             without_dropout=functions(0.0) if dropout else None,
+            error=numerics.kinked_error,
+            measure=numerics.KINKED_MEASURE,
         )
 
     shape = {"M": M, "N": N, "F": hidden, "dropout": dropout}

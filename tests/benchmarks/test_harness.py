@@ -308,5 +308,18 @@ def test_error_is_taken_tensor_by_tensor():
     expected = [torch.tensor([1000.0, 1.0]), torch.tensor([0.01, 0.02])]
     found = [torch.tensor([1000.0, 2.0]), torch.tensor([0.01, 0.03])]
     assert numerics.relative_error(found, expected) == pytest.approx(0.5)
-    assert numerics.allowed("float32", 1e-6) == pytest.approx(2e-6 + 4 * 2**-23)
+    assert numerics.allowed("float32", 1e-6) == pytest.approx(2e-6 + 16 * 2**-23)
+    assert numerics.allowed("bfloat16", 0.01) == pytest.approx(0.02 + 2**-7)
     assert numerics.allowed("bfloat16", None) == pytest.approx(2**-3.5)
+
+
+def test_a_unit_at_the_kink_of_a_relu_may_go_either_way_but_no_more():
+    expected = torch.linspace(1, 2, 1000)
+    found = expected.clone()
+    found[:10] += 0.1
+    assert numerics.kinked_error(found, expected) < 1e-6 < numerics.relative_error(found, expected)
+    found[10] += 0.1
+    assert numerics.kinked_error(found, expected) == pytest.approx(0.05)
+    found[10] -= 0.1
+    found[0] += 0.3
+    assert numerics.kinked_error(found, expected) == pytest.approx(0.2)

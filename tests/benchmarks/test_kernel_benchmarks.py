@@ -48,7 +48,7 @@ def test_every_provider_of_every_case_is_right_or_says_why_it_is_not_there(group
                 assert row["status"] == "timed", (case.title, row["provider"], row["reason"])
                 assert row["error"]["value"] <= row["error"]["allowed"]
                 assert row["peak_bytes"] is not None
-                assert row["launches"] > 0
+                assert row["launches"] is None  # nothing is launched on a CPU
 
 
 def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
