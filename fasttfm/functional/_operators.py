@@ -122,26 +122,24 @@ class Operator:
         if _compiling() or _dispatch_modes() or _transforms() or _profiling() or forward_ad._current_level >= 0:
             return self.dispatched(*args)
         gradient = False
-        tensor = None
         for i in self._tensors:
             a = args[i]
             kind = type(a)
             if kind is Tensor or kind is Parameter:
-                if a.is_meta or a.is_neg():
+                if a.is_neg():
                     return self.dispatched(*args)
                 if a.requires_grad:
                     gradient = True
-                if tensor is None:
-                    tensor = a
             elif a is not None:
                 return self.dispatched(*args)
-        if tensor is None:
-            return self.dispatched(*args)
-        on_gpu = tensor.is_cuda
-        if on_gpu and tensor.get_device() != _current_gpu():
+        first = args[0]
+        if first.is_cpu:
+            device = "cpu"
+        elif first.is_cuda and first.get_device() == _current_gpu():
+            device = "cuda"
+        else:  # a meta tensor, another GPU than the current one, another kind of device
             return self.dispatched(*args)
         run = self._differentiate if gradient and _grad_enabled() else self._compute
-        device = "cuda" if on_gpu else "cpu" if tensor.is_cpu else tensor.device.type
         if not _autocast_enabled(device):
             return run(*args)
         if self._cast is not None:
