@@ -39,6 +39,7 @@ GROUPS = {
     "blocks": "benchmarks.blocks",
     "training_step": "benchmarks.training_step",
     "decoding": "benchmarks.decoding",
+    "padding": "benchmarks.padding",
 }
 """Group -> the module whose cases(setting) lists its cases. A new group is a line here."""
 COMMANDS = {"report": "benchmarks.report", "compare": "benchmarks.compare"}

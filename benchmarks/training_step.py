@@ -57,6 +57,32 @@ def model_config(preset: str) -> TransformerConfig:
     return TransformerConfig(**{**preset_section(preset, "model"), "vocab_size": vocabulary})
 
 
+def training_config(preset: str, precision: torch.dtype) -> TrainingConfig:
+    """The preset's optimizer, with a constant learning rate that changes little in a few steps."""
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return TrainingConfig(**{**preset_section(preset, "training"), "precision": names[precision], "lr": _LR})
+
+
+def torch_step(
+    model: torch_nn.TorchTransformer,
+    training: TrainingConfig,
+    autocast: torch.dtype | None,
+    *,
+    compiled: bool = False,
+) -> torch_nn.Step:
+    """The plain trainer's step with fasttfm's settings."""
+    return torch_nn.Step(
+        model,
+        lr=training.lr,
+        betas=training.adam_betas,
+        eps=training.adam_eps,
+        clip_norm=training.clip_norm,
+        label_smoothing=training.label_smoothing,
+        autocast=autocast,
+        compiled=compiled,
+    )
+
+
 def shape_of(config: TransformerConfig) -> Shape:
     """The model as costs counts it."""
     return Shape(
@@ -84,8 +110,7 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
 
 def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding: float, setting: Setting) -> Work:
     autocast = None if precision(setting) == torch.float32 else precision(setting)
-    names = {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-    training = TrainingConfig(**{**preset_section(preset, "training"), "precision": names[autocast], "lr": _LR})
+    training = training_config(preset, precision(setting))
     torch.manual_seed(setting.seed)
     weights = torch_nn.TorchTransformer(config).state_dict()
 
@@ -99,28 +124,16 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
         model.load_state_dict(weights)
         return model.to(setting.device)
 
-    def torch_step(compiled: bool) -> torch_nn.Step:
-        return torch_nn.Step(
-            plain(),
-            lr=training.lr,
-            betas=training.adam_betas,
-            eps=training.adam_eps,
-            clip_norm=training.clip_norm,
-            label_smoothing=training.label_smoothing,
-            autocast=autocast,
-            compiled=compiled,
-        )
-
     def torch_loss(model: torch_nn.TorchTransformer, batch: Batch) -> Tensor:
         return torch_nn.loss(model, batch, training.label_smoothing)
 
     providers: dict[str, Provider | Absent] = {
         OURS: OurStep(ours(), training, setting.device, autocast),
-        TORCH_NN: torch_step(compiled=False),
-        COMPILE: _compiled(setting, partial(torch_step, compiled=True)),
+        TORCH_NN: torch_step(plain(), training, autocast),
+        COMPILE: _compiled(setting, lambda: torch_step(plain(), training, autocast, compiled=True)),
     }
     checked: dict[str, Provider] = {
-        OURS: _checked(ours(), partial(_our_loss, training.label_smoothing), setting.device, autocast),
+        OURS: _checked(ours(), partial(our_loss, training.label_smoothing), setting.device, autocast),
         TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
     }
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
@@ -169,13 +182,13 @@ class OurStep:
     def __call__(self, batch: Batch) -> Tensor:
         """The loss a target token before the step, 0-d without gradient."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            loss = _our_loss(self.label_smoothing, self.model, batch) / batch.target_tokens
+            loss = our_loss(self.label_smoothing, self.model, batch) / batch.target_tokens
         self.optimization.backward(loss)
         self.optimization.step(self.lr)
         return loss.detach()
 
 
-def _our_loss(label_smoothing: float, model: Transformer, batch: Batch) -> Tensor:
+def our_loss(label_smoothing: float, model: Transformer, batch: Batch) -> Tensor:
     return model.loss(
         batch.source,
         batch.target_in,
