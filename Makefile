@@ -12,6 +12,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := demo
 WORKERS ?= 2
+BENCH ?= --quick
 
 .PHONY: help install demo test lint types tests format compile-matrix gpu-check bench clean
 help:
@@ -52,8 +53,9 @@ compile-matrix: install
 gpu-check: install
 	@$(BIN)/python -m benchmarks.gpu_check
 
+# Every benchmark beside its peers, minutes; `make bench BENCH="--full kernels"` for a record to publish.
 bench: install
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,9 @@
 """What makes a time worth printing: right numbers from inputs that do not flatter.
 
-Error is the largest difference from the float64 result over that result's largest magnitude, tensor by tensor, the worst
-of them. It may be twice that of plain PyTorch in the same dtype plus a floor, the rule of flash-attention's tests;
-plain PyTorch itself must stay within half the dtype's digits. The floor is a rounding in half precision, whose results
-are rounded once from float32, and sixteen in float32, where sums differ by their order alone.
+Error is the largest difference from the float64 result over that result's largest magnitude, tensor by tensor, the
+worst of them. It may be twice that of plain PyTorch in the same dtype plus a floor, the rule of flash-attention's
+tests; plain PyTorch itself must stay within half the dtype's digits. The floor is a rounding in half precision, whose
+results are rounded once from float32, and sixteen in float32, where sums differ by their order alone.
 """
 
 from __future__ import annotations

@@ -1,0 +1,57 @@
+"""docs/benchmarks.md: its examples run and are as short as it says, its tables name what there is."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from benchmarks import harness, machine, records
+from benchmarks.clocks import Clocks
+from benchmarks.harness import Setting
+
+PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
+
+
+def test_a_case_takes_less_than_twenty_lines_and_runs():
+    names = {}
+    exec(compile(BLOCKS[0], "docs/benchmarks.md", "exec"), names)
+    case = names["softmax"](SMOKE)
+    rows = harness.run(case, SMOKE, Clocks(SMOKE.device).of(case), 0.0, machine=machine.describe(), least_rounds=1)
+    for row in rows:
+        records.validate(row)
+    assert {row["provider"]: row["status"] for row in rows} == {"torch eager": "timed", "exponentials": "timed"}
+
+
+def test_a_provider_takes_less_than_twenty_lines_and_runs(capsys):
+    names = {}
+    exec(compile(BLOCKS[1], "docs/benchmarks.md", "exec"), names)
+    assert {row["provider"]: row["status"] for row in names["rows"]}["mine"] == "timed"
+    assert "pip install liger-kernel" in capsys.readouterr().out
+
+
+def test_the_examples_are_short():
+    assert len(BLOCKS) == 2
+    assert all(len([line for line in block.splitlines() if line.strip()]) < 20 for block in BLOCKS)
+
+
+def test_the_page_has_every_group_field_and_status():
+    for name in (*records.GROUPS, *records.STATUSES):
+        assert f"`{name}`" in PAGE
+    told = {
+        "schema",
+        "group",
+        "case",
+        "shape",
+        "dtype",
+        "provider",
+        "status",
+        "reason",
+        "seed",
+        "level",
+        "threads",
+        "details",
+    }
+    for field in set(records.BENCHMARK["properties"]) - told:
+        assert f"`{field}`" in PAGE, field
