@@ -93,6 +93,8 @@ def weights(
         scaled = scores * scale if scores.dtype == wide else scores.to(wide).mul_(scale)
     else:
         scaled = torch.add(bias, scores, alpha=scale)
+        if scores.dtype == torch.float16:
+            scaled.masked_fill_(bias == -math.inf, -math.inf)  # a hidden score beyond 65,504 is inf, and inf - inf nan
     p = _softmax(scaled)
     if empty is not None:
         p.masked_fill_(empty, 0.0)
@@ -132,8 +134,13 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output, the weights before dropout (B, H, L, S), and after it (None without dropout)."""
     batch, heads, queries, _ = query.shape
-    scores = torch.bmm(_flat(query), _flat(key).transpose(1, 2)).view(batch, heads, queries, key.shape[2])
-    p = weights(scores, scale, key_lengths, mask, causal, causal_offset)
+    q, left = _flat(query), scale
+    if query.dtype == torch.float16 and 0.0 < scale < 1.0:
+        # a power of two rounds nothing, and keeps the products in range as the kernels' float32 sums are
+        power = 2.0 ** math.floor(math.log2(scale))
+        q, left = q * power, scale / power
+    scores = torch.bmm(q, _flat(key).transpose(1, 2)).view(batch, heads, queries, key.shape[2])
+    p = weights(scores, left, key_lengths, mask, causal, causal_offset)
     kept = drop(p, dropout_p, seed, stream) if seed is not None and dropout_p > 0.0 else None
     output = torch.bmm(_flat(p if kept is None else kept), _flat(value))
     return _heads_last(output, batch, heads), p, kept

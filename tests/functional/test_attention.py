@@ -87,6 +87,46 @@ def test_an_additive_mask_takes_a_gradient_in_its_own_shape_and_dtype(backend, s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "hide",
+    [
+        {"key_lengths": torch.tensor([2])},
+        {"mask": torch.tensor([True, True, False, False])},
+        {"mask": torch.tensor([0.0, 0.0, -torch.inf, -torch.inf])},
+        {"causal": True, "causal_offset": 1},
+    ],
+    ids=["lengths", "bool", "additive", "causal"],
+)
+def test_hidden_keys_whose_float16_scores_overflow_stay_hidden(backend, hide):
+    """The trap: inf where a product leaves float16's range, plus the mask's -inf, is not a number."""
+    q = torch.full((1, 1, 1, 8), 200.0, dtype=torch.float16, requires_grad=True)
+    k = torch.tensor([0.25, 0.25, 3e4, -3e4], dtype=torch.float16).view(1, 1, 4, 1).expand(1, 1, 4, 8).clone()
+    k.requires_grad_()
+    v = torch.tensor([1.0, 2.0, 7.0, 8.0], dtype=torch.float16).view(1, 1, 4, 1).expand(1, 1, 4, 8)
+    with F.backend(backend):
+        output = F.attention(q, k, v, scale=1.0, **hide)
+        gradients = torch.autograd.grad(output.sum(), (q, k))
+        if backend == "torch":
+            weights = F.attention_weights(q, k, scale=1.0, **hide)
+            assert weights.flatten().tolist() == [0.5, 0.5, 0.0, 0.0]
+    torch.testing.assert_close(output, torch.full_like(output, 1.5))
+    assert all(torch.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("width", [64, 48])
+def test_float16_products_beyond_its_range_are_scaled_before_they_overflow(backend, width):
+    """Q K^T is 73,728 or more here, 9,216 and more when scaled: the softmax is that of float32."""
+    q, k = torch.full((1, 1, 1, width), 48.0), torch.full((1, 1, 3, width), 32.0)
+    k[0, 0, 1] = 31.75
+    v = heads(1, 1, 3, width)
+    expected, _ = reference.attention(q.double(), k.double(), v.half().double())
+    with F.backend(backend):
+        output = F.attention(q.half(), k.half(), v.half())
+    torch.testing.assert_close(output.double(), expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_joining_the_heads_copies_nothing(backend):
     with F.backend(backend):
         output = F.attention(heads(2, 3, 5, 8), heads(2, 3, 6, 8), heads(2, 3, 6, 16))
