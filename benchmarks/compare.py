@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import records
+from benchmarks.providers import OURS
 from benchmarks.result_files import Entry, Loaded, load, machine_name, shape_text, short_dtype
 from benchmarks.text_table import aligned
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
-OURS = "fasttfm"
 LEAST_RUNS = 5
 """A median of fewer runs has no interval."""
 _P20_TO_P80 = 1.6832  # standard deviations between the quantiles of a normal distribution

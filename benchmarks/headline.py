@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.end_to_end import CORPORA
+from benchmarks.providers import EAGER, OURS
 from benchmarks.result_files import Entry, Loaded, is_cpu, machine_name, shape_text, short_dtype
 
-OURS = "fasttfm"
-PLAIN = "torch eager"
 _MOST_ROWS = 4
 """Of one group on one machine: a headline, not the report."""
 
@@ -132,8 +131,8 @@ def _speed_up(group: str, machine: str, dtype: str, entries: Sequence[Entry]) ->
     used: list[Entry] = []
     for rows in by_case(entries):
         providers = {row.record["provider"]: row for row in rows}
-        if OURS in providers and PLAIN in providers:
-            pair = (providers[OURS], providers[PLAIN])
+        if OURS in providers and EAGER in providers:
+            pair = (providers[OURS], providers[EAGER])
             ratios.append(pair[1].record["time_us"]["p50"] / pair[0].record["time_us"]["p50"])
             used += pair
     if not ratios:

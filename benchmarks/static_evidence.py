@@ -4,7 +4,8 @@
     python -m benchmarks static-evidence --device P100   one device, with registers, spills, shared memory, occupancy
 
 From kernels/budgets.csv come what the compiler made of a kernel on a chip: registers, spills, shared memory, matrix
-instructions. From kernels/costs.py, what it must move and multiply at a training shape. A prediction is the longest of
+instructions. From the suite's cases, what each must move and multiply at its shape on a GPU. A prediction is the
+longest of
 
     memory     bytes over the bandwidth that the resident warps can ask for: where they are few, memory waits for them
     products   FLOPs over the rate of matrix units where the code has their instructions, else of float32 multiply-adds
@@ -17,19 +18,24 @@ not know. Measured rows stand beside it where records have them.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fasttfm.kernels import budgets, costs
+import torch
+from fasttfm.kernels import budgets
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.costs import Cost
 from fasttfm.kernels.resources import Resources, occupancy
 
+from benchmarks import kernels
 from benchmarks.devices import DEVICES, Device
-from benchmarks.result_files import RESULTS, Entry, Loaded, load
+from benchmarks.harness import Setting
+from benchmarks.providers import OURS
+from benchmarks.result_files import RESULTS, Entry, Loaded, load, shape_text
 from benchmarks.roofline import floor
 from benchmarks.roofline_decode import GRAPH_LAUNCH_US
 from benchmarks.text_table import aligned
@@ -53,77 +59,61 @@ _RESIDENT_THREADS = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A kernel at a shape of training, half precision; named as the suite's case of it."""
+    """A case of the suite as it is on a GPU, and the kernels that it runs there."""
 
     case: str
     passes: str
     shape: Mapping[str, Any]
-    launches: tuple[tuple[str, Cost], ...]
-    """Kernel, as its budgets are filed, and what one launch of it must do."""
+    dtype: str
+    cost: Cost
+    launches: tuple[tuple[str, float], ...]
+    """Kernel, as its budgets are filed, and its share of the cost."""
 
     @property
     def title(self) -> str:
-        sizes = " ".join(f"{name}={value:,}" for name, value in self.shape.items())
-        return f"{self.case.replace('_', ' ')} {sizes}, {self.passes}"
+        return f"{self.case} {shape_text(dict(self.shape))}, {self.passes}"
+
+
+_SHORT = 128
+"""Rows of keys up to here are held whole by one program (attention_short.py)."""
+
+
+def _launches(case: str, shape: Mapping[str, Any], passes: str) -> tuple[tuple[str, float], ...]:
+    """The kernels of a case; none for one that is mostly library products or that nobody has mapped."""
+    forward = passes.endswith("forward")
+    if case == "attention" and (shape["dropout"] or shape["mask"] == "causal"):
+        if shape["S"] <= _SHORT:
+            return (("attention_short.forward" if forward else "attention_short.backward", 1.0),)
+        # of the 14 parts of its products dQ needs 6, dK and dV 8; the bytes go about the same way
+        backward = (("attention_backward.queries", 6 / 14), ("attention_backward.keys", 8 / 14))
+        return (("attention.forward", 1.0),) if forward else backward
+    if case == "LayerNorm" or (case == "residual + dropout + LayerNorm" and shape["dropout"]):
+        backward = (("layer_norm.backward", 1.0), ("layer_norm.column_sums", 0.0))
+        return (("layer_norm.forward", 1.0),) if forward else backward
+    if case == "cross entropy":
+        return (("cross_entropy.forward" if forward else "cross_entropy.backward", 1.0),)
+    if case == "embedding":
+        return (("embedding.forward" if forward else "embedding.sum_rows", 1.0),)
+    return ()
+
+
+class _LargeGpu(Setting):
+    """A GPU with memory for every case, which need not be here."""
 
     @property
-    def cost(self) -> Cost:
-        return sum((cost for _, cost in self.launches), start=Cost())
+    def small_memory(self) -> bool:
+        return False
 
 
-def _works() -> tuple[Work, ...]:
-    found = []
-
-    def add(case: str, passes: str, shape: dict[str, Any], *launches: tuple[str, Cost]) -> None:
-        found.append(Work(case=case, passes=passes, shape=shape, launches=launches))
-
-    for length in (27, 100):
-        sizes = (25_000 // length, 8, length, length, 64, 2)
-        shape = {"B": sizes[0], "H": 8, "L": length, "D": 64}
-        forward = costs.attention(*sizes, causal=False, dropout=True)
-        backward = costs.attention_backward_short(*sizes, causal=False, dropout=True)
-        add("attention", "forward", shape, ("attention_short.forward", forward))
-        add("attention", "backward", shape, ("attention_short.backward", backward))
-    sizes = (16, 16, 1024, 1024, 64, 2)
-    shape = {"B": 16, "H": 16, "L": 1024, "D": 64}
-    add(
-        "attention",
-        "forward",
-        shape,
-        ("attention.forward", costs.attention(*sizes, causal=True, dropout=False)),
+@functools.cache
+def works() -> tuple[Work, ...]:
+    """The suite's half-precision kernel cases on a GPU, as far as they are our kernels alone."""
+    setting = _LargeGpu(device=torch.device("cuda"), dtype=torch.bfloat16)
+    return tuple(
+        Work(case=c.name, passes=c.passes, shape=c.shape, dtype=c.dtype, cost=c.cost, launches=launches)
+        for c in kernels.cases(setting)
+        if c.cost is not None and (launches := _launches(c.name, c.shape, c.passes))
     )
-    whole = costs.attention_backward_long(*sizes, causal=True, dropout=False)
-    queries = Cost(whole.flops * 6 // 14, whole.bytes // 2, 1)
-    keys = Cost(whole.flops - queries.flops, whole.bytes - queries.bytes, 1)
-    add("attention", "backward", shape, ("attention_backward.queries", queries), ("attention_backward.keys", keys))
-    for width in (512, 1024):
-        rows, shape = 25_000, {"M": 25_000, "N": width}
-        forward = costs.residual_layer_norm(rows, width, 2, dropout=True)
-        backward = costs.residual_layer_norm_backward(rows, width, 2, stream=False, dropout=True)
-        main = Cost(backward.flops, backward.bytes, 1, backward.philox)
-        add("residual_layer_norm", "forward", shape, ("layer_norm.forward", forward))
-        sums = Cost(launches=1)  # the programs' partial sums: small beside
-        add("residual_layer_norm", "backward", shape, ("layer_norm.backward", main), ("layer_norm.column_sums", sums))
-        shape = {"M": rows, "N": width, "F": 4 * width}
-        add("feed_forward", "forward", shape, ("feed_forward.forward", costs.linear(rows, width, 4 * width, 2)))
-    add(
-        "cross_entropy",
-        "forward",
-        {"M": 25_000, "V": 37_000},
-        ("cross_entropy.forward", costs.cross_entropy(25_000, 37_000, 2)),
-    )
-    shape = {"B": 250, "L": 100, "N": 512, "V": 37_000}
-    add("embedding", "forward", shape, ("embedding.forward", costs.embedding(25_000, 512, 4, dropout=True)))
-    add(
-        "embedding",
-        "backward",
-        shape,
-        ("embedding.sum_rows", costs.embedding_backward(25_000, 512, 37_000, 4, dropout=True)),
-    )
-    return tuple(found)
-
-
-WORKS = _works()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +171,9 @@ def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence
     A kernel without products may stand for its half-precision self with its float32 case; one with products may not.
     """
     us, longest, bound, tiles = 0.0, 0.0, "launch", []
-    for kernel, cost in work.launches:
+    for kernel, share in work.launches:
+        whole = work.cost
+        cost = Cost(round(share * whole.flops), round(share * whole.bytes), 1, round(share * whole.philox))
         recorded = [c for c in cases.get((kernel, device.chip), ()) if c.occupancy]
         half = [c for c in recorded if c.dtype in ("bf16", "fp16")] or ([] if cost.flops else recorded)
         if not half:
@@ -202,22 +194,21 @@ def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence
 def predictions(devices: Iterable[Device] = tuple(DEVICES.values())) -> list[Prediction]:
     """Every work on every device for which there are compiled cases."""
     cases = compiled_cases()
-    found = (predict(work, device, cases) for work in WORKS for device in devices)
+    found = (predict(work, device, cases) for work in works() for device in devices)
     return [prediction for prediction in found if prediction is not None]
 
 
 def measurement(prediction: Prediction, files: Loaded) -> Entry | None:
-    """Our timed half-precision row of the same case, pass and sizes on a device of that name, the newest."""
-    found = None
+    """Our timed half-precision row of the same case, shape and pass on a device of that name, the last of them."""
+    work, found = prediction.work, None
     for entry in files.suite:
         record = entry.record
         if (
             entry.timed
-            and record["provider"] == "fasttfm"
+            and record["provider"] == OURS
             and record["dtype"] != "float32"
-            and (record["case"], record["pass"]) == (prediction.work.case, prediction.work.passes)
+            and (record["case"], record["pass"], record["shape"]) == (work.case, work.passes, work.shape)
             and prediction.device.name.lower() in str(entry.machine.get("device", "")).lower()
-            and all(record["shape"].get(name) == size for name, size in prediction.work.shape.items())
         ):
             found = entry
     return found

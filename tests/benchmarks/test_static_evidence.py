@@ -17,8 +17,9 @@ H200, T4 = DEVICES["H200"], DEVICES["T4"]
 SHAPE = {"B": 2, "H": 8, "L": 27, "D": 64}
 
 
-def work(cost, *, kernel="a.forward"):
-    return Work(case="attention", passes="forward", shape=SHAPE, launches=((kernel, cost),))
+def work(cost, *launches):
+    launches = launches or (("a.forward", 1.0),)
+    return Work(case="attention", passes="forward", shape=SHAPE, dtype="bfloat16", cost=cost, launches=launches)
 
 
 def compiled(*, dtype="bf16", occupancy=1.0, registers=64, matrix=0, name="a.forward/64x64w4s1"):
@@ -59,18 +60,25 @@ def test_the_best_tile_is_taken_and_a_float32_product_stands_for_no_half_precisi
     assert predict(work(cost), H200, {}) is None
 
 
+def test_the_launches_of_a_work_share_its_cost():
+    cost = Cost(bytes=9_600_000, launches=2)
+    cases = {("a", "sm_90"): [compiled()], ("b", "sm_90"): [compiled()]}
+    found = predict(work(cost, ("a", 0.75), ("b", 0.25)), H200, cases)
+    assert found.us == pytest.approx(1.5 + 0.5 + 2 * GRAPH_LAUNCH_US)
+
+
 def test_every_recorded_kernel_can_be_read_and_predictions_exist_from_pascal_to_blackwell():
     found = static_evidence.predictions()
     assert {"P100", "V100", "A100", "H200"} <= {prediction.device.name for prediction in found}
     for prediction in found:
         assert prediction.us >= prediction.floor_us > 0
-    titles = [work.title for work in static_evidence.WORKS]
+    titles = [work.title for work in static_evidence.works()]
     assert len(titles) == len(set(titles))
 
 
 def test_a_measurement_of_the_same_case_stands_beside_its_prediction(write, record):
     prediction = predict(work(Cost(bytes=1000, launches=1)), H200, {("a.forward", "sm_90"): [compiled()]})
-    half = {"dtype": "bfloat16", "shape": SHAPE | {"dropout": 0.1}}
+    half = {"dtype": "bfloat16", "shape": SHAPE}
     on_h200 = record(p50=31.5, machine={"device": "NVIDIA H200"}, **half)
     others = [
         record(p50=1, machine={"device": "NVIDIA H100"}, **half),
