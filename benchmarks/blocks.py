@@ -151,8 +151,7 @@ def _make(
             peers.TORCH_NN: wrap(theirs, padding),
         }
         if compile:
-            # https://docs.pytorch.org/docs/stable/generated/torch.compile.html: dynamic=False is its best for one shape
-            found[COMPILED] = torch.compile(wrap(copy.deepcopy(theirs), padding), dynamic=False)
+            found[COMPILED] = peers.compiled(wrap(copy.deepcopy(theirs), padding), device)
         found[peers.HUGGING_FACE] = peers.have(peers.HUGGING_FACE, device) or _hugging_face(plain, padding, p)
         for module in found.values():
             if isinstance(module, nn.Module):

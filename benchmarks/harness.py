@@ -70,6 +70,11 @@ class Setting:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def small_memory(self) -> bool:
+        """A GPU on which the float64 reference of 25,000 tokens by a large vocabulary does not fit."""
+        return self.on_gpu and torch.cuda.get_device_properties(self.device).total_memory < 48 << 30
+
     def at_least(self, level: str) -> bool:
         return LEVELS.index(self.level) >= LEVELS.index(level)
 

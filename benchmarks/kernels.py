@@ -54,8 +54,9 @@ def _attention(setting: Setting) -> list[Case]:
             found.append(packed(B, length, H, D, passes, setting, causal=causal, compile=standard or setting.on_gpu))
         found.append(weights(Form(B=B, H=H, L=length, S=length, D=D, mask="lengths"), passes, setting))
         for length in _long(setting):
-            B = max(1, (16_384 if setting.on_gpu else 1024) // length)
-            heads = H if smoke or not setting.on_gpu else 16
+            large = setting.on_gpu and not setting.small_memory
+            B = max(1, (16_384 if large else 1024) // length)
+            heads = 16 if large else H
             form = Form(B=B, H=heads, L=length, S=length, D=D, mask="causal")
             found.append(dense(form, passes, setting, compile=setting.on_gpu or (standard and not full)))
     return found
@@ -75,7 +76,8 @@ def _rows(setting: Setting) -> list[Case]:
     length = 10 if smoke else 100
     widths = (16,) if smoke else (512, 1024) if setting.on_gpu or full else (512,)
     V = 50 if smoke else 37_000 if setting.on_gpu else 8_000
-    few = rows if setting.on_gpu or smoke else rows // 4  # of rows as wide as a vocabulary, on a CPU
+    # of rows as wide as a vocabulary, where time or memory is short
+    few = rows if smoke or (setting.on_gpu and not setting.small_memory) else rows // 4
     found = []
     for N in widths:
         for passes in PASSES:

@@ -154,14 +154,13 @@ def _eager(mask: Tensor | None, p: float) -> Provider:
 
 
 def _compiled(function: Provider, device: torch.device) -> Provider:
-    """https://docs.pytorch.org/docs/stable/generated/torch.compile.html
+    """Inductor would put SDPA in the formula's place, whose rows stand beside.
 
-    dynamic=False: the best that it can do for one shape. Its pattern matcher would put SDPA in the formula's place,
-    whose rows stand beside; on the CPU it is off, because there torch 2.13 fails on the replaced formula in training.
+    On a CPU that pattern matcher is off: there torch 2.13 fails on the replaced formula in training.
     """
     if device.type == "cpu":
-        return torch.compile(function, dynamic=False, options={"pattern_matcher": False})
-    return torch.compile(function, dynamic=False)
+        return peers.compiled(function, device, pattern_matcher=False)
+    return peers.compiled(function, device)
 
 
 def _sdpa(form: Form, mask: Tensor | None, p: float, device: torch.device) -> dict[str, Provider]:
@@ -209,7 +208,7 @@ def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, dev
     if form.mask not in ("none", "additive"):
         sentences = form.B if lengths is not None else None
         block_mask = create_block_mask(allowed, sentences, None, form.L, form.S, device=device)
-    function = torch.compile(flex_attention, dynamic=False)
+    function = peers.compiled(flex_attention, device)
     return partial(function, score_mod=add if form.mask == "additive" else None, block_mask=block_mask)
 
 
@@ -348,7 +347,7 @@ def _flex_packed(number: Tensor, tokens: int, causal: bool, device: torch.device
         return same & (query >= key) if causal else same
 
     block_mask = create_block_mask(allowed, None, None, tokens, tokens, device=device)
-    function = torch.compile(flex_attention, dynamic=False)
+    function = peers.compiled(flex_attention, device)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

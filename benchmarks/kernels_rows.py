@@ -28,11 +28,6 @@ def _case(name: str, shape: dict[str, Any], passes: str, setting: Setting, cost:
     return Case(group="kernels", name=name, shape=shape, dtype=setting.dtype_name, passes=passes, cost=total, make=make)
 
 
-def _compiled(function: Provider) -> Provider:
-    """https://docs.pytorch.org/docs/stable/generated/torch.compile.html: dynamic=False is its best for one shape."""
-    return torch.compile(function, dynamic=False)
-
-
 def _random(*shape: int, setting: Setting, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
     x = torch.randn(*shape, device=setting.device) * scale
     return x.to(setting.dtype if dtype is None else dtype).requires_grad_()
@@ -53,7 +48,7 @@ def layer_norm(M: int, N: int, passes: str, setting: Setting, *, compile: bool =
 
         providers: dict[str, Provider | Absent] = {peers.OURS: F.layer_norm, peers.EAGER: eager}
         if compile:
-            providers[peers.COMPILE] = _compiled(eager)
+            providers[peers.COMPILE] = peers.compiled(eager, setting.device)
         providers[peers.LIGER] = peers.have(peers.LIGER, setting.device) or _liger_layer_norm()
         return Work(inputs=inputs, providers=providers, reference=eager)
 
@@ -88,7 +83,7 @@ def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Se
         def functions(p: float) -> Mapping[str, Provider | Absent]:
             found: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
             if compile:
-                found[peers.COMPILE] = _compiled(partial(eager, p))
+                found[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
             found[peers.FLASH_ATTN] = peers.have(peers.FLASH_ATTN, setting.device) or _flash_attn_layer_norm(p)
             return found
 
@@ -138,7 +133,7 @@ def feed_forward(
                 peers.EAGER: partial(eager, p),
             }
             if compile:
-                found[peers.COMPILE] = _compiled(partial(eager, p))
+                found[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
             return found
 
         return Work(
@@ -173,7 +168,7 @@ def cross_entropy(M: int, V: int, passes: str, setting: Setting, *, compile: boo
 
         providers: dict[str, Provider | Absent] = {peers.OURS: ours, peers.EAGER: eager}
         if compile:
-            providers[peers.COMPILE] = _compiled(eager)
+            providers[peers.COMPILE] = peers.compiled(eager, setting.device)
         providers[peers.LIGER] = peers.have(peers.LIGER, setting.device) or _liger_cross_entropy()
         return Work(inputs=inputs, providers=providers, reference=eager, overwrites=frozenset({peers.LIGER}))
 
@@ -212,7 +207,7 @@ def linear_cross_entropy(M: int, N: int, V: int, setting: Setting, *, compile: b
             peers.EAGER: eager,
         }
         if compile:
-            providers[peers.COMPILE] = _compiled(eager)
+            providers[peers.COMPILE] = peers.compiled(eager, setting.device)
         providers[peers.LIGER] = peers.have(peers.LIGER, setting.device) or _liger_linear_cross_entropy()
         return Work(inputs=inputs, providers=providers, reference=eager)
 
@@ -254,7 +249,7 @@ def embedding(
         def functions(p: float) -> Mapping[str, Provider | Absent]:
             found: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
             if compile:
-                found[peers.COMPILE] = _compiled(partial(eager, p))
+                found[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
             return found
 
         return Work(

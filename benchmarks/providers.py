@@ -81,3 +81,15 @@ def have(name: str, device: torch.device) -> Absent | None:
     if installed and not needs:
         return None
     return Absent("; ".join([f"installed as {package.module}" if installed else package.install, *needs]))
+
+
+def compiled(function: Provider, device: torch.device, **options: bool) -> Provider:
+    """torch.compile at its best for one shape; options are Inductor's.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.compile.html: dynamic=False. On a CPU random numbers are drawn
+    as eager draws them (fallback_random in torch/_inductor/config.py), because its own generator there is several times
+    slower.
+    """
+    if device.type == "cpu":
+        options = {"fallback_random": True, **options}
+    return torch.compile(function, dynamic=False, options={**options} if options else None)
