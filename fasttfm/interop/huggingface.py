@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
-from transformers.models.t5.modeling_t5 import T5DenseActDense
+from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
+from fasttfm.interop.huggingface_layers import FUSED, note, why_left
 from fasttfm.interop.replace import Line, Report, replace_modules
-from fasttfm.nn._inspect import DROPOUT, LINEAR, is_relu, ordinary, untouched
 
 NAME = "fasttfm"
 
@@ -32,10 +32,11 @@ def register() -> None:
 
 
 def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
-    """Turns model, in place, to fasttfm's attention, LayerNorm and, in T5 with ReLU, feed-forward network.
+    """Turns model, in place, to fasttfm's attention and LayerNorm, and its layers where transformers' are known.
 
-    Returns replace_modules' report, with a line for the attention and for each feed-forward network of its own class.
-    Networks that a layer computes in its own forward (BART, Marian), with another activation, or gated, are left.
+    Of BERT, BART and Marian, residual connections, dropout and LayerNorm become one pass, and the feed-forward network
+    one operator where its activation is ReLU; of T5 the network with ReLU. Returns replace_modules' report, with a line
+    for the attention and for each layer exchanged, or left and why.
     """
     register()
     report = replace_modules(model, dry_run)
@@ -44,14 +45,13 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
         model.set_attn_implementation(NAME)
     report.lines.insert(0, Line("", f"attention {before}", f"attention {NAME}"))
     for name, module in model.named_modules():
-        if type(module) is not T5DenseActDense:
-            continue
-        if not is_relu(module.act):
-            report.lines.append(Line(name, "T5DenseActDense", "left", "its activation is not ReLU"))
-            continue
-        if not dry_run:
-            module.__class__ = FusedT5DenseActDense
-        report.lines.append(Line(name, "T5DenseActDense", "FusedT5DenseActDense"))
+        kind, reason = type(module), why_left(module)
+        if reason:
+            report.lines.append(Line(name, kind.__name__, "left", reason))
+        elif kind in FUSED:
+            report.lines.append(Line(name, kind.__name__, FUSED[kind].__name__, note(module)))
+            if not dry_run:
+                module.__class__ = FUSED[kind]
     return report
 
 
@@ -89,25 +89,13 @@ def attention_forward(
     else:
         mask = position_bias + attention_mask
     arguments: dict[str, Any] = {"mask": mask, "causal": causal, "dropout_p": dropout, "scale": scaling}
-    if options.get("output_attentions"):
+    if options.get("output_attentions") or _recorded():
         weights = F.attention_weights(query, key, **arguments)
         return (weights @ value).transpose(1, 2).contiguous(), weights
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
 
 
-class FusedT5DenseActDense(T5DenseActDense):
-    """T5's feed-forward network with ReLU, in one operator."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """hidden_states (..., d_model) to the same shape."""
-        if (
-            untouched(self.wi, LINEAR)
-            and untouched(self.wo, LINEAR)
-            and untouched(self.dropout, DROPOUT)
-            and is_relu(self.act)
-            and ordinary(hidden_states, self.wi.weight, self.wo.weight)
-            and self.wi.weight.dtype == self.wo.weight.dtype
-        ):
-            p = self.dropout.p if self.training else 0.0
-            return F.feed_forward(hidden_states, self.wi.weight, None, self.wo.weight, None, dropout_p=p)
-        return super().forward(hidden_states)
+def _recorded() -> bool:
+    """Whether the weights are wanted by a model that does not tell its attention so (GPT-2)."""
+    collected = _active_collector.get()
+    return collected is not None and any("attentions" in key for key in collected)

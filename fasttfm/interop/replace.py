@@ -40,7 +40,7 @@ class Line:
     action: str
     """What it became, or 'left'."""
     reason: str = ""
-    """Why it was left."""
+    """Why it was left, or what of it was."""
 
 
 @dataclass(slots=True)

@@ -147,7 +147,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
         Keys and values are None where the cache holds them already.
         """
-        width, bias = self.embed_dim, self.in_proj_bias
+        width = self.embed_dim
+        bias: Tensor | None = self.in_proj_bias
         if bias is not None and bias.dtype != self.out_proj.weight.dtype:
             bias = bias.to(self.out_proj.weight.dtype)  # torch.nn adds a bias of any dtype
         linear = torch.nn.functional.linear

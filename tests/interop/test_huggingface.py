@@ -8,7 +8,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
-from fasttfm.interop import huggingface  # noqa: E402
+from fasttfm.interop import huggingface, huggingface_layers  # noqa: E402
 
 SEQUENCE = {
     "vocab_size": 37, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
@@ -41,10 +41,17 @@ MODELS: dict[str, Any] = {
 GENERATIVE = ("marian", "bart", "t5", "gpt2")
 
 
-def pair(name: str, **config: Any) -> tuple[Any, Any]:
-    """A model on eager attention and its copy on ours."""
+RELU = {"marian": "activation_function", "bart": "activation_function", "bert": "hidden_act"}
+
+
+def pair(name: str, activation: str | None = None) -> tuple[Any, Any]:
+    """A model on eager attention and its copy on ours; activation exchanges that of the feed-forward networks."""
     torch.manual_seed(0)
     eager = MODELS[name](transformers)
+    if activation is not None:
+        config = copy.deepcopy(eager.config)
+        setattr(config, RELU[name], activation)
+        eager = type(eager)(config)
     with torch.no_grad():
         for parameter in eager.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -55,7 +62,7 @@ def pair(name: str, **config: Any) -> tuple[Any, Any]:
 
 
 def batch(name: str) -> dict[str, torch.Tensor]:
-    """Token ids with padding: on the left for gpt2, on the right elsewhere."""
+    """Token ids with padding: on the left for gpt2, on the right elsewhere; and labels."""
     torch.manual_seed(1)
     ids = torch.randint(3, 37, (3, 7))
     mask = torch.arange(7) < torch.tensor([7, 4, 5])[:, None]
@@ -63,19 +70,28 @@ def batch(name: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids.where(mask, 0), "attention_mask": mask.long()}
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_loss_and_gradients_of_a_padded_batch(name: str) -> None:
-    eager, ours = pair(name)
-    inputs = batch(name)
+def labels_of(name: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
     if name == "gpt2":  # the first token after padding is predicted by padding, which sees nothing: zeros here
         labels[torch.arange(3), inputs["attention_mask"].argmax(dim=1)] = -100
+    return labels
+
+
+def kept(name: str, inputs: dict[str, torch.Tensor]) -> Any:
+    """Which positions of the output count."""
+    return slice(None) if name in ("marian", "bart", "t5") else inputs["attention_mask"].bool()
+
+
+@pytest.mark.parametrize(("name", "activation"), [*((name, None) for name in MODELS), *((n, "relu") for n in RELU)])
+def test_logits_loss_and_gradients_of_a_padded_batch(name: str, activation: str | None) -> None:
+    eager, ours = pair(name, activation)
+    inputs = batch(name)
+    labels, keep = labels_of(name, inputs), kept(name, inputs)
     results = []
     for model in (eager, ours):
         model.train()
         output = model(**inputs, labels=labels)
         output.loss.backward()
-        keep = slice(None) if name in ("marian", "bart", "t5") else inputs["attention_mask"].bool()
         results.append((output.loss, output.logits[keep], [p.grad for p in model.parameters()]))
     (loss, logits, gradients), (our_loss, our_logits, our_gradients) = results
     torch.testing.assert_close(our_loss, loss, rtol=1e-5, atol=1e-5)
@@ -86,25 +102,190 @@ def test_logits_loss_and_gradients_of_a_padded_batch(name: str) -> None:
             torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("name", GENERATIVE)
-def test_generation_is_equal_token_for_token(name: str, beams: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_half_precision_is_as_near_to_float32_as_eager(name: str, dtype: torch.dtype) -> None:
+    """Logits, loss and gradients: an error at most twice eager's in that dtype, plus one unit of the last place."""
     eager, ours = pair(name)
-    options = {"max_new_tokens": 8, "num_beams": beams, "do_sample": False}
+    inputs = batch(name)
+    labels, keep = labels_of(name, inputs), kept(name, inputs)
+
+    def solve(model: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        output = model(**inputs, labels=labels)
+        output.loss.backward()
+        gradients = [p.grad.float() for p in model.parameters() if p.grad is not None]
+        return [output.logits[keep].float(), output.loss.float(), *gradients]
+
+    exact, theirs, got = solve(eager), solve(copy.deepcopy(eager).to(dtype)), solve(ours.to(dtype))
+    errors = [torch.stack([(a - b).norm() for a, b in zip(found, exact, strict=True)]) for found in (theirs, got)]
+    size = torch.stack([x.norm() for x in exact])
+    assert (errors[1] <= 2 * errors[0] + torch.finfo(dtype).eps * (size + 1)).all()
+
+
+@pytest.mark.parametrize("name", ["bart", "bert"])
+def test_dropout_is_drawn_in_training_and_not_in_eval(name: str) -> None:
+    _, ours = pair(name, "relu")
+    for module in ours.modules():
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.3
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    inputs = batch(name)
+    ours.train()
+    torch.manual_seed(2)
+    first, second = ours(**inputs).logits, ours(**inputs).logits
+    torch.manual_seed(2)
+    assert torch.equal(ours(**inputs).logits, first)
+    assert not torch.equal(first, second)
+    ours.eval()
+    assert torch.equal(ours(**inputs).logits, ours(**inputs).logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_attentions_are_given_where_they_are_asked_for(name: str) -> None:
+    eager, ours = (model.eval() for model in pair(name))
+    inputs = batch(name)
+    labels = {"labels": labels_of(name, inputs)}
+    expected, got = (model(**inputs, **labels, output_attentions=True) for model in (eager, ours))
+    rows = inputs["attention_mask"].bool()
+    found = 0
+    for key in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
+        for theirs, mine in zip(getattr(expected, key, None) or (), getattr(got, key, None) or (), strict=True):
+            if name == "gpt2":  # rows of padding see nothing
+                theirs, mine = theirs.transpose(1, 2)[rows], mine.transpose(1, 2)[rows]
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+            found += 1
+    assert found == (6 if name in ("marian", "bart", "t5") else 2)
+    assert not getattr(ours(**inputs, **labels), "attentions", None)
+
+
+@pytest.mark.parametrize("name", ["bart", "gpt2", "t5"])
+def test_gradient_checkpointing_gives_the_same_gradients(name: str) -> None:
+    _, ours = pair(name)
+    inputs = batch(name)
+    results = []
+    for checkpointing in (False, True):
+        ours.train().zero_grad()
+        if checkpointing:
+            ours.gradient_checkpointing_enable()
+        ours(**inputs, labels=labels_of(name, inputs)).loss.backward()
+        results.append([p.grad.clone() for p in ours.parameters() if p.grad is not None])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(b, a)
+
+
+@torch.no_grad()
+def test_a_sliding_window_and_fewer_key_heads_are_attended() -> None:
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=24, max_position_embeddings=64, sliding_window=4, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    eager = transformers.MistralForCausalLM(config).eval()
+    eager.set_attn_implementation("eager")
+    ours = copy.deepcopy(eager)
+    huggingface.accelerate(ours)
+    inputs = batch("gpt2")
+    rows = inputs["attention_mask"].bool()
+    torch.testing.assert_close(ours(**inputs).logits[rows], eager(**inputs).logits[rows], rtol=1e-4, atol=1e-4)
+    for options in ({"num_beams": 1}, {"num_beams": 3}):
+        expected, got = (m.generate(**inputs, max_new_tokens=8, do_sample=False, **options) for m in (eager, ours))
+        assert got.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("beams", "cache"), [(1, "dynamic"), (3, "dynamic"), (1, "static"), (3, "static")])
+@pytest.mark.parametrize("name", GENERATIVE)
+def test_generation_is_equal_token_for_token(name: str, beams: int, cache: str) -> None:
+    eager, ours = pair(name)
+    options = {"max_new_tokens": 8, "num_beams": beams, "do_sample": False, "cache_implementation": cache}
     expected, got = (model.eval().generate(**batch(name), **options) for model in (eager, ours))
     assert got.tolist() == expected.tolist()
 
 
+EXCHANGED = {
+    "marian": {"FusedMarianEncoderLayer": 2, "FusedMarianDecoderLayer": 2},
+    "bart": {"FusedBartEncoderLayer": 2, "FusedBartDecoderLayer": 2},
+    "bert": {"FusedBertLayer": 2, "FusedBertSelfOutput": 2, "FusedBertOutput": 2},
+    "t5": {"FusedT5DenseActDense": 4},
+    "gpt2": {"fasttfm.nn.LayerNorm": 5},
+}
+LEFT = {"t5": ("T5LayerNorm", "no mean"), "gpt2": ("GPT2MLP", "Conv1D")}
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_the_report_names_what_was_exchanged(name: str) -> None:
+def test_the_report_names_what_was_exchanged_and_what_was_left(name: str) -> None:
     model = MODELS[name](transformers)
-    report = huggingface.accelerate(model, dry_run=True)
+    kinds = [type(m) for m in model.modules()]
+    planned = str(huggingface.accelerate(model, dry_run=True))
+    assert [type(m) for m in model.modules()] == kinds
     assert model.config._attn_implementation != "fasttfm"
-    text = str(huggingface.accelerate(model))
+    report = huggingface.accelerate(model)
+    text = str(report)
+    assert text.splitlines()[1:] == planned.splitlines()[1:]
     assert model.config._attn_implementation == "fasttfm"
     assert "attention fasttfm" in text
-    assert len(report.lines) == text.count("\n")
-    assert ("FusedT5DenseActDense" if name == "t5" else "fasttfm.nn.LayerNorm") in text
+    for kind, count in EXCHANGED[name].items():
+        assert sum(line.action == kind for line in report.lines) == count
+        assert sum(type(m).__name__ == kind.split(".")[-1] for m in model.modules()) == count
+    if name in LEFT:
+        kind, reason = LEFT[name]
+        left = [line for line in report.lines if line.kind == kind]
+        assert left
+        assert all(line.action == "left" and reason in line.reason for line in left)
+    if name in RELU:  # their configurations' default is gelu
+        assert "not ReLU: that network is called as before" in text
+
+
+@pytest.mark.parametrize(("name", "networks"), [("marian", 4), ("bart", 4), ("bert", 2), ("t5", 4)])
+def test_networks_with_relu_are_one_operator(name: str, networks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ours = pair(name, "relu" if name in RELU else None)
+    calls: list[Any] = []
+    fused = huggingface_layers.F.feed_forward
+    monkeypatch.setattr(huggingface_layers.F, "feed_forward", lambda *a, **k: calls.append(a) or fused(*a, **k))
+    inputs = batch(name)
+    ours(**inputs, labels=labels_of(name, inputs))
+    assert len(calls) == networks
+
+
+def test_gated_and_gelu_networks_of_t5_are_left_and_named() -> None:
+    for activation, reason in (("gated-gelu", "gated"), ("gelu", "not ReLU")):
+        config = transformers.T5Config(
+            vocab_size=37, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, feed_forward_proj=activation
+        )
+        report = huggingface.accelerate(transformers.T5Model(config))
+        assert sum(reason in line.reason for line in report.lines) == 2
+
+
+def test_an_exchanged_sub_module_is_called() -> None:
+    class Twice(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    for name in ("bart", "bert"):
+        eager, ours = pair(name, "relu")
+        for model in (eager, ours):
+            layer = model.model.encoder.layers[0] if name == "bart" else model.bert.encoder.layer[0].intermediate
+            (layer.fc1 if name == "bart" else layer.dense).__class__ = Twice
+            norm = layer.final_layer_norm if name == "bart" else model.bert.encoder.layer[1].output.LayerNorm
+            norm.register_forward_hook(lambda module, inputs, output: output * 3)
+        inputs = batch(name)
+        keep = kept(name, inputs)
+        expected, got = (model.eval()(**inputs).logits[keep] for model in (eager, ours))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_copies_and_saved_models_compute_the_same(name: str, tmp_path: Any) -> None:
+    _, ours = pair(name)
+    ours.eval()
+    inputs = batch(name)
+    expected = ours(**inputs, **({} if name in ("bert", "gpt2") else {"labels": labels_of(name, inputs)})).logits
+    torch.save(ours, tmp_path / "model.pt")
+    for other in (copy.deepcopy(ours), torch.load(tmp_path / "model.pt", weights_only=False)):
+        again = other(**inputs, **({} if name in ("bert", "gpt2") else {"labels": labels_of(name, inputs)})).logits
+        assert torch.equal(again, expected)
 
 
 def test_attn_implementation_by_name() -> None:

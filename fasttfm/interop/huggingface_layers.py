@@ -1,0 +1,217 @@
+"""Layers of Hugging Face transformers whose residual connections and feed-forward networks run on fasttfm's operators.
+
+Each class is derived from the one that it stands for and adds no state, so that an object is given its other class.
+Residual connection, dropout and LayerNorm are one pass; the feed-forward network is one operator where its activation
+is ReLU. What has been exchanged, wrapped or hooked is called instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoderLayer
+from transformers.models.bert.modeling_bert import BertLayer, BertOutput, BertSelfOutput
+from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+from transformers.models.marian.modeling_marian import MarianDecoderLayer, MarianEncoderLayer
+from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5LayerNorm
+
+from fasttfm import functional as F
+from fasttfm.nn._inspect import DROPOUT, LINEAR, is_relu, ordinary, untouched
+from fasttfm.nn._layers import NORMS
+
+
+def _join(output: Tensor, residual: Tensor, norm: Any, dropout_p: float) -> Tensor:
+    """norm(residual + dropout(output)), in one pass where norm is a plain LayerNorm."""
+    if untouched(norm, NORMS) and ordinary(output, residual, norm.weight, norm.bias):
+        y, _ = F.residual_layer_norm(output, residual, norm.weight, norm.bias, norm.eps, dropout_p=dropout_p)
+        return y
+    return norm(residual + nn.functional.dropout(output, p=dropout_p))
+
+
+def _fuses(x: Tensor, first: Any, activation: Any, second: Any) -> bool:
+    """Whether second(activation(first(x))) is what the feed-forward operator computes."""
+    return (
+        is_relu(activation)
+        and untouched(first, LINEAR)
+        and untouched(second, LINEAR)
+        and ordinary(x, first.weight, first.bias, second.weight, second.bias)
+        and first.weight.dtype == second.weight.dtype
+    )
+
+
+class _Bart:
+    """What the layers of BART and of Marian share: post-norm, one feed-forward network in the layer itself."""
+
+    fc1: Any
+    fc2: Any
+    activation_fn: Any
+    activation_dropout: Any
+    dropout: Any
+    training: bool
+
+    def _joined(self, output: Tensor, residual: Tensor, norm: Any) -> Tensor:
+        return _join(output, residual, norm, self.dropout if self.training else 0.0)
+
+    def _network(self, x: Tensor) -> Tensor:
+        p = self.activation_dropout if self.training else 0.0
+        first, second = self.fc1, self.fc2
+        if _fuses(x, first, self.activation_fn, second):
+            return F.feed_forward(x, first.weight, first.bias, second.weight, second.bias, dropout_p=p)
+        return second(nn.functional.dropout(self.activation_fn(first(x)), p=p))
+
+
+class _Encoder(_Bart):
+    self_attn: Any
+    self_attn_layer_norm: Any
+    final_layer_norm: Any
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
+        """hidden_states (B, S, E) to the same shape."""
+        output, _ = self.self_attn(hidden_states, attention_mask=attention_mask, **options)
+        x = self._joined(output, hidden_states, self.self_attn_layer_norm)
+        x = self._joined(self._network(x), x, self.final_layer_norm)
+        if x.dtype == torch.float16 and not torch.isfinite(x).all():  # as transformers does
+            limit = torch.finfo(x.dtype).max - 1000
+            x = x.clamp(-limit, limit)
+        return x
+
+
+class _Decoder(_Bart):
+    self_attn: Any
+    self_attn_layer_norm: Any
+    encoder_attn: Any
+    encoder_attn_layer_norm: Any
+    final_layer_norm: Any
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = True,
+        **options: Any,
+    ) -> Tensor:
+        """hidden_states (B, L, E) to the same shape; encoder_hidden_states (B, S, E)."""
+        output, _ = self.self_attn(
+            hidden_states, past_key_values=past_key_values, attention_mask=attention_mask, **options
+        )
+        x = self._joined(output, hidden_states, self.self_attn_layer_norm)
+        if encoder_hidden_states is not None:
+            output, _ = self.encoder_attn(
+                x,
+                key_value_states=encoder_hidden_states,
+                attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **options,
+            )
+            x = self._joined(output, x, self.encoder_attn_layer_norm)
+        return self._joined(self._network(x), x, self.final_layer_norm)
+
+
+class FusedBartEncoderLayer(_Encoder, BartEncoderLayer):
+    """BartEncoderLayer on fasttfm's operators."""
+
+
+class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):
+    """BartDecoderLayer on fasttfm's operators."""
+
+
+class FusedMarianEncoderLayer(_Encoder, MarianEncoderLayer):
+    """MarianEncoderLayer on fasttfm's operators."""
+
+
+class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):
+    """MarianDecoderLayer on fasttfm's operators."""
+
+
+class _Bert:
+    """dense, dropout, and the LayerNorm of the sum: the end of BERT's two sub-layers."""
+
+    dense: Any
+    dropout: Any
+    LayerNorm: Any
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        """hidden_states (B, S, F) and the residual input_tensor (B, S, E) to (B, S, E)."""
+        return self.joined(self.dense(hidden_states), input_tensor)
+
+    def joined(self, output: Tensor, residual: Tensor) -> Tensor:
+        if untouched(self.dropout, DROPOUT):
+            return _join(output, residual, self.LayerNorm, self.dropout.p if self.dropout.training else 0.0)
+        return self.LayerNorm(self.dropout(output) + residual)
+
+
+class FusedBertSelfOutput(_Bert, BertSelfOutput):
+    """BertSelfOutput with residual, dropout and LayerNorm in one pass."""
+
+
+class FusedBertOutput(_Bert, BertOutput):
+    """BertOutput with residual, dropout and LayerNorm in one pass."""
+
+
+class FusedBertLayer(BertLayer):
+    """BertLayer whose feed-forward network is one operator where its activation is ReLU."""
+
+    def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
+        """attention_output (B, S, E) to the same shape."""
+        inside: Any = self.intermediate
+        output: Any = self.output
+        whole = untouched(inside, frozenset({type(inside)})) and untouched(output, frozenset({FusedBertOutput}))
+        if whole and _fuses(attention_output, inside.dense, inside.intermediate_act_fn, output.dense):
+            first, second = inside.dense, output.dense
+            y = F.feed_forward(attention_output, first.weight, first.bias, second.weight, second.bias)
+            return output.joined(y, attention_output)
+        return super().feed_forward_chunk(attention_output)
+
+
+class FusedT5DenseActDense(T5DenseActDense):
+    """T5's feed-forward network with ReLU, in one operator."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """hidden_states (..., d_model) to the same shape."""
+        first: Any = self.wi
+        second: Any = self.wo
+        if untouched(self.dropout, DROPOUT) and _fuses(hidden_states, first, self.act, second):
+            p = self.dropout.p if self.training else 0.0
+            return F.feed_forward(hidden_states, first.weight, None, second.weight, None, dropout_p=p)
+        return super().forward(hidden_states)
+
+
+FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    BartEncoderLayer: FusedBartEncoderLayer,
+    BartDecoderLayer: FusedBartDecoderLayer,
+    MarianEncoderLayer: FusedMarianEncoderLayer,
+    MarianDecoderLayer: FusedMarianDecoderLayer,
+    BertSelfOutput: FusedBertSelfOutput,
+    BertOutput: FusedBertOutput,
+    BertLayer: FusedBertLayer,
+    T5DenseActDense: FusedT5DenseActDense,
+}
+"""What each class becomes."""
+
+
+def why_left(module: nn.Module) -> str:
+    """Why a module of transformers stays as it is; '' for one that is exchanged or that nothing here is for."""
+    if type(module) is T5LayerNorm:
+        return "an RMSNorm: it subtracts no mean, which LayerNorm does"
+    if type(module) is T5DenseGatedActDense:
+        return "a gated network: the product of two, not one"
+    if type(module) is GPT2MLP:
+        return "its weights are stored transposed (Conv1D), and its activation is not ReLU"
+    if type(module) is T5DenseActDense and not is_relu(module.act):
+        return "its activation is not ReLU"
+    return ""
+
+
+def note(module: nn.Module) -> str:
+    """What of a module that is exchanged stays as it is; '' where nothing does."""
+    activation = getattr(module, "activation_fn", None)
+    if isinstance(module, BertLayer):
+        activation = module.intermediate.intermediate_act_fn
+    return (
+        "its activation is not ReLU: that network is called as before" if activation and not is_relu(activation) else ""
+    )
