@@ -26,8 +26,10 @@ from fasttfm.kernels.attention_launch import (
     head_constants,
     like_heads,
     prepare,
+    product_kinds,
     strides,
     unit,
+    variant_name,
 )
 from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
@@ -260,30 +262,23 @@ WIDTHS = (64, 128, 256)
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile, causal and with key lengths; masks, and the half-precision kind and narrow heads, at one size."""
+    """Every tile in the heaviest variant that takes it; the usual ones, and float16, at one size."""
     yield from long_cases(chip, _forward, "attention.forward", forward_tile)
 
 
 def long_cases(chip: Chip, kernel, name: str, tile) -> Iterator[CompileCase]:
     """The cases of a kernel for long rows, whose tile() takes what forward_tile() takes."""
 
-    def case(kind, width, dropout, mask="none", D=None):
-        variant = "+".join(
-            ["causal", "lengths", *(["dropout"] if dropout else []), *([mask] if mask != "none" else [])]
-        )
-        constants = head_constants(D or width)
-        full = f"{name}/{variant}/D{D or width}"
+    def case(kind, width, *, dropout=True, mask="add", D=None):
         to = tile(chip, kind, width, dropout + (mask != "none"))
-        return compile_case(kernel, full, kind, to, constants, dropout=dropout, mask=mask)
+        full = f"{name}/{variant_name(dropout=dropout, mask=mask)}/D{D or width}"
+        return compile_case(kernel, full, kind, to, head_constants(D or width), dropout=dropout, mask=mask)
 
     for width in WIDTHS:
-        yield case("bf16", width, True)
-    for width in (64, 128):
-        yield case("bf16", width, False)
-        yield case("fp32", width, True)
-        if chip.capability >= 80:
-            yield case("tf32", width, True)
-    yield case("fp16", 64, True)
-    yield case("bf16", 64, False, mask="add")
-    yield case("bf16", 64, True, mask="bool")
-    yield case("bf16", 64, True, D=32)
+        for kind in product_kinds(chip):
+            yield case(kind, width)
+        yield case("bf16", width, dropout=False, mask="none")
+    yield case("fp16", 64)
+    yield case("bf16", 64, mask="none")
+    yield case("bf16", 64, mask="bool")
+    yield case("bf16", 64, D=32)

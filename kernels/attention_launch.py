@@ -90,13 +90,18 @@ def _power_of_two(size: int, most: int) -> int:
 
 
 def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
-    """Whether a program can hold all keys and values of a head, their gradients and its scores without spilling."""
-    most = 8192
-    if kind == "tf32" or chip.name.startswith("gfx"):
-        most = 4096
-    if chip.capability and not chip.matrix_units:
+    """Whether a program can hold all keys and values of a head, their gradients and its scores without spilling.
+
+    width and keys as route() takes them.
+    """
+    widest, most = {"fp32": (64, 2048), "tf32": (64, 4096)}.get(kind, (128, 8192))  # head size; keys * head size
+    if chip.capability == 120:
+        most //= 2
+    elif not chip.capability:
+        most = min(most, 4096)
+    elif not chip.matrix_units:
         most = 2048
-    return keys <= SHORT and keys * max(64, width) <= most
+    return keys <= SHORT and width <= widest and keys * max(64, width) <= most
 
 
 def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
@@ -210,11 +215,11 @@ _TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "scores", "p", "kept
 _WHOLE = ("stream", "threshold", "causal_offset", "H", "L", "S", "tiles", "planes", "shares")
 
 
-def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="none", lengths=True) -> CompileCase:
+def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="none", sums=False) -> CompileCase:
     """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
 
     name: family, kernel, variant; the tile is added. constants: the kernel's constexpr parameters, but for those that
-    follow from the other arguments.
+    follow from the other arguments. sums: with those that a projection's bias gets.
     """
     element = "fp32" if kind == "tf32" else kind
     precision = "tf32" if kind == "tf32" else "ieee"
@@ -234,9 +239,11 @@ def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="no
         elif parameter in ("lse", "delta", "parts"):
             value = "*fp32"
         elif parameter == "key_lengths":
-            value = "*i64" if lengths else None
+            value = "*i64"
         elif parameter in ("query_starts", "key_starts"):
             value = None
+        elif parameter in ("dq_sums", "dk_sums", "dv_sums"):
+            value = "*fp32" if sums else None
         elif parameter == "mask":
             value = {"none": None, "bool": "*u8", "add": f"*{element}"}[mask]
         elif parameter == "seed":
@@ -262,3 +269,14 @@ def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="no
 def head_constants(width: int, *, causal: bool = True) -> dict:
     """The constants of kernels that multiply by heads of this size, a power of two."""
     return {"D": width, "DV": width, "BLOCK_D": width, "BLOCK_DV": width, "CAUSAL": causal}
+
+
+def product_kinds(chip: Chip) -> tuple[str, ...]:
+    """What products are computed in; float16 takes what bfloat16 takes."""
+    return ("bf16", "fp32", "tf32") if chip.capability >= 80 else ("bf16", "fp32")
+
+
+def variant_name(*, dropout: bool, mask: str, sums: bool = False) -> str:
+    """The variant in a case's name."""
+    words = ("causal", "lengths", "dropout" * dropout, f"{mask}-mask" * (mask != "none"), "sums" * sums)
+    return "+".join(word for word in words if word)

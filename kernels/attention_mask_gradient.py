@@ -14,7 +14,16 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
-from fasttfm.kernels.attention_launch import Tile, compile_case, head_constants, prepare, strides, unit
+from fasttfm.kernels.attention_launch import (
+    Tile,
+    compile_case,
+    head_constants,
+    prepare,
+    product_kinds,
+    strides,
+    unit,
+    variant_name,
+)
 from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
@@ -198,7 +207,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile, for a mask shared by all heads."""
     own = {"MB": True, "MH": False, "ML": True, "MS": True}
     for width in (64, 128, 256):
-        for kind in ("bf16", "fp32") if width == 64 else ("bf16",):
+        for kind in product_kinds(chip):
             to = tile(chip, kind, width, 2)
-            name = f"attention_mask_gradient/causal+lengths+dropout/D{width}"
+            name = f"attention_mask_gradient/{variant_name(dropout=True, mask='add')}/D{width}"
             yield compile_case(_gradient, name, kind, to, head_constants(width) | own, dropout=True, mask="add")

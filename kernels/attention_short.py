@@ -15,11 +15,12 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import triton
 import triton.language as tl
-from fasttfm.kernels.attention import outputs
+from fasttfm.kernels.attention import WIDTHS, outputs
 from fasttfm.kernels.attention_launch import (
     Tile,
     compile_case,
@@ -28,8 +29,10 @@ from fasttfm.kernels.attention_launch import (
     key_class,
     like_heads,
     prepare,
+    product_kinds,
     strides,
     unit,
+    variant_name,
 )
 from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
@@ -130,6 +133,9 @@ def _backward(
     dq,  # (B, H, L, D) out
     dk,  # (B, H, S, D) out
     dv,  # (B, H, S, DV) out
+    dq_sums,  # (B, H, D) float32 out: dq summed over L, what a projection's bias gets of it; None: nobody wants them
+    dk_sums,  # (B, H, D) float32 out: dk summed over S; None with dq_sums
+    dv_sums,  # (B, H, DV) float32 out, likewise
     key_lengths,  # (B,) int or None
     query_starts,  # (B + 1,) int or None: packed, see attention.py
     key_starts,  # (B + 1,) int or None
@@ -164,6 +170,8 @@ def _backward(
     dv_b,
     dv_h,
     dv_s,
+    dq_sums_b,
+    dk_sums_b,  # dv_sums' too
     lse_b,
     lse_h,
     mask_b,
@@ -198,6 +206,8 @@ def _backward(
         random = tl.load(seed)
     acc_k = tl.zeros((COLUMNS, BLOCK_D), tl.float32)
     acc_v = tl.zeros((COLUMNS, BLOCK_DV), tl.float32)
+    if dq_sums is not None:
+        sum_q = tl.zeros((BLOCK_D,), tl.float32)
     for row in range(0, queries, ROWS):
         rows = row + tl.arange(0, ROWS)
         here = tl.cast(row, tl.int64)
@@ -222,6 +232,14 @@ def _backward(
         acc_k += product(ds, z, PRECISION, UPCAST)
         dx = product(tl.trans(ds), x, PRECISION, UPCAST) * scale
         store_rows(dq + here * dq_l, dx, dq_l, count, ROWS, D, BLOCK_D)
+        if dq_sums is not None:
+            sum_q += tl.sum(dx, 0)  # rows past the end have no weights, and so no gradient
+    if dq_sums is not None:
+        at = tl.arange(0, BLOCK_D)
+        tl.store(dq_sums + b * dq_sums_b + h * D + at, sum_q, mask=at < D)
+        tl.store(dk_sums + b * dk_sums_b + h * D + at, tl.sum(acc_k, 0) * scale, mask=at < D)
+        at = tl.arange(0, BLOCK_DV)
+        tl.store(dv_sums + b * dk_sums_b + h * DV + at, tl.sum(acc_v, 0) * keep_scale, mask=at < DV)
     store_rows(dk + b * dk_b + h * dk_h + first_key * dk_s, acc_k * scale, dk_s, keys, COLUMNS, D, BLOCK_D)
     store_rows(dv + b * dv_b + h * dv_h + first_key * dv_s, acc_v * keep_scale, dv_s, keys, COLUMNS, DV, BLOCK_DV)
 
@@ -237,23 +255,25 @@ def _alternatives(chip: Chip, kind: str, width: int, extras: int, columns: int) 
 def forward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) -> Tile:
     """kind, width and extras as attention.forward_tile() takes them; columns 16, 32, 64 or 128: all keys fit.
 
-    A warp multiplies 16 rows at a time; where it does so without matrix units, threads share the work evenly.
+    A warp multiplies 16 rows at a time, or two where mask and dropout would spill; without matrix units
+    threads share the work evenly.
     """
     if not chip.matrix_units or kind == "fp32":
         rows = 32 if width == 64 and columns == 32 else 16
         return Tile(rows, columns, max(2, min(8, rows * columns * width // 16384)), 1)
     rows = {16: 16, 128: 64}.get(columns, 32)
-    return Tile(rows, columns, rows // 16 * (2 if width == 256 else 1), 1)
+    return Tile(rows, columns, rows // 16 * (2 if extras == 2 and columns in (32, 128) else 1), 1)
 
 
 @choice("attention_short.backward", alternatives=_alternatives)
 def backward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) -> Tile:
-    """As forward_tile(); here a warp takes 16 keys at a time, and holds dK and dV of its own."""
+    """As forward_tile(); here warps share keys and head size, and with them dK and dV."""
     if not chip.matrix_units or kind == "fp32":
-        return Tile(16, columns, max(2, min(8, columns * width // 512)), 1)
+        return Tile(16, columns, min(8, columns * width // 256), 1)
     rows = 32 if width == 64 and columns > 16 and extras < 2 else 16
-    warps = columns // 16 * (width // 64) * (2 if kind == "tf32" else 1)
-    return Tile(rows, columns, min(8, warps), 1)
+    if kind == "tf32":
+        return Tile(rows, columns, 2 if columns == 16 else 8, 1)
+    return Tile(rows, columns, max(min(4, columns // 8), columns * width // 1024), 1)
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -275,19 +295,22 @@ def forward(query, key, value, *, out=None, tile=None, **options):
     return output, lse
 
 
-def backward(grad, query, key, value, lse, *, out=None, tile=None, **options):
+def backward(grad, query, key, value, lse, *, out=None, sums=None, tile=None, **options):
     """grad (B, H, L, DV), lse (B, H, L) of forward(); the rest as there.
 
-    Returns the gradients of query, key and value; out: memory for them.
+    Returns the gradients of query, key and value; out: memory for them. sums: memory for these summed over queries or
+    keys, three (B, H, D) float32 with contiguous heads, those of key and value in equal strides.
     """
     grad, query, key, value = unit(grad), unit(query), unit(key), unit(value)
     call = prepare(query, key, value, **options)
     dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
     if call.planes:
         tile = tile or backward_tile(*call.size_class, key_class(call.keys))
+        dq_sums, dk_sums, dv_sums = sums or (None, None, None)
+        sum_strides = (0, 0) if sums is None else (dq_sums.stride(0), dk_sums.stride(0))
         _backward[(call.planes,)](
-            query, key, value, grad, lse, dq, dk, dv, *call.arguments,
-            *strides(query, key, value, grad, dq, dk, dv), *lse.stride()[:2], *call.mask_strides,
+            query, key, value, grad, lse, dq, dk, dv, dq_sums, dk_sums, dv_sums, *call.arguments,
+            *strides(query, key, value, grad, dq, dk, dv), *sum_strides, *lse.stride()[:2], *call.mask_strides,
             **call.constants, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return dq, dk, dv
@@ -297,23 +320,21 @@ def backward(grad, query, key, value, lse, *, out=None, tile=None, **options):
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile that the route allows, with dropout, causal and with key lengths; lighter variants at one size."""
-    kinds = ("bf16", "fp32", "tf32") if chip.capability >= 80 else ("bf16", "fp32")
+    """Every tile in the heaviest variant that takes it; the usual ones, and float16, at one size."""
     for kernel, name, tile in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
 
-        def case(kind, D, columns, dropout=True, mask="none", kernel=kernel, name=name, tile=tile):
-            to = tile(chip, kind, max(64, D), dropout + (mask != "none"), columns)
-            variant = "+".join(["causal", "lengths", *(["dropout"] * dropout), *([mask] * (mask != "none"))])
-            full = f"attention_short.{name}/{variant}/D{D}"
-            return compile_case(kernel, full, kind, to, head_constants(D), dropout=dropout, mask=mask)
+        def case(kind, width, columns, *, dropout=True, mask="none", D=None, kernel=kernel, name=name, tile=tile):
+            to = tile(chip, kind, width, dropout + (mask != "none"), columns)
+            sums = kernel is _backward and mask == "none"
+            full = f"attention_short.{name}/{variant_name(dropout=dropout, mask=mask, sums=sums)}/D{D or width}"
+            constants = head_constants(D or width)
+            return compile_case(kernel, full, kind, to, constants, dropout=dropout, mask=mask, sums=sums)
 
-        for kind in kinds:
-            for width in (64, 128, 256) if kind == "bf16" else (64,):
-                for columns in (16, 32, 64, 128):
-                    if fits_short(chip, kind, width, columns):
-                        yield case(kind, width, columns)
-        for kind in ("bf16", "fp32"):
-            if fits_short(chip, kind, 64, 64):
-                yield case(kind, 32, 64)
+        for kind, width, columns in itertools.product(product_kinds(chip), WIDTHS[:2], (16, 32, 64, 128)):
+            if fits_short(chip, kind, width, columns):
+                yield case(kind, width, columns, mask="add")
+                if kernel is _backward or tile(chip, kind, width, 1, columns) != tile(chip, kind, width, 2, columns):
+                    yield case(kind, width, columns)
         yield case("bf16", 64, 32, dropout=False)
-        yield case("bf16", 64, 32, mask="add")
+        yield case("fp16", 64, 32)
+        yield case("bf16", 64, 32, D=32)

@@ -226,30 +226,26 @@ def scale(gradient, factor):
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """In place, every tile that can be answered; the lighter kernels with the tiles that ship."""
-    seen = set()
-    for columns in _SIZES:
-        shipped = tile.shipped(chip, columns)
-        for to in (shipped, *tile.alternatives(chip, columns)):
-            one_tile = to.columns == columns
-            for dtype in ("fp32", "bf16") if to == shipped else ("bf16",):
-                if (to, one_tile, dtype) not in seen:
-                    seen.add((to, one_tile, dtype))
-                    yield _forward_case(to, one_tile, dtype, overwrite=True)
-    yield _forward_case(shipped, False, "fp16", overwrite=True)
-    for dtype in ("fp32", "bf16"):
-        yield _forward_case(shipped, False, dtype, overwrite=False)
+    """Every tile that ships in float32; half precision, which needs less, and the lighter kernel at the widest."""
     for to in {tile.shipped(chip, columns): None for columns in _SIZES}:
-        for dtype in ("fp32", "bf16"):
-            yield _case(
-                _backward, "backward", dtype, to,
-                {"logits": f"*{dtype}", "target": "*i64", "lses": "*fp32", "gradient": f"*{dtype}", "factor": "*fp32",
-                 "smoothing": "fp32", "ignore_index": "i32", "stride": "i32:16", "V": "i32:16"},
-            )  # fmt: skip
-            yield _case(
-                _scale, "scale", dtype, to,
-                {"gradient": f"*{dtype}", "factor": "*fp32", "stride": "i32:16", "V": "i32:16"},
-            )  # fmt: skip
+        yield _forward_case(to, True, "fp32", overwrite=True)
+        yield from _gradient_cases(to, "fp32")
+    for dtype in ("fp32", "bf16", "fp16"):
+        yield _forward_case(to, False, dtype, overwrite=True)
+    yield _forward_case(to, False, "fp32", overwrite=False)
+    yield _forward_case(to, True, "bf16", overwrite=True)
+    yield from _gradient_cases(to, "bf16")
+
+
+def _gradient_cases(to: Tile, dtype: str) -> Iterator[CompileCase]:
+    yield _case(
+        _backward, "backward", dtype, to,
+        {"logits": f"*{dtype}", "target": "*i64", "lses": "*fp32", "gradient": f"*{dtype}", "factor": "*fp32",
+         "smoothing": "fp32", "ignore_index": "i32", "stride": "i32:16", "V": "i32:16"},
+    )  # fmt: skip
+    yield _case(
+        _scale, "scale", dtype, to, {"gradient": f"*{dtype}", "factor": "*fp32", "stride": "i32:16", "V": "i32:16"}
+    )
 
 
 def _forward_case(to: Tile, one_tile: bool, dtype: str, *, overwrite: bool) -> CompileCase:

@@ -260,15 +260,15 @@ def _fused_forward(x, weight, bias, seed, stream, threshold):
     hidden = torch.empty(M, N, dtype=x.dtype, device=x.device)
     bits = torch.empty(M, triton.cdiv(N, 32), dtype=torch.int32, device=x.device)
     if M:
-        grid, options = _launch(x, M, N, K)
+        grid, options = _launch(x.dtype, x.device, M, N, K)
         weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
         _forward[grid](x, weight, bias, hidden, bits, seed, stream, threshold, M, N, K, **options)
     return hidden, bits
 
 
-def _launch(a, M, N, K):
-    here = chip(a.device)
-    kind = product_kind(a.dtype, here)
+def _launch(dtype, device, M, N, K):
+    here = chip(device)
+    kind = product_kind(dtype, here)
     to = product_tile(here, kind, size_class(here, M, N, K))
     return (triton.cdiv(M, to.rows) * triton.cdiv(N, to.columns),), {
         "EVEN_K": K % to.depth == 0,
@@ -290,17 +290,33 @@ def _cublas_forward(x, weight, bias):
     return torch._addmm_activation(bias, x, weight.t(), use_gelu=False)
 
 
-def feed_forward_backward(dout, x, hidden, bits, weight1, weight2, *, bias1, bias2, scale=1.0, route=None):
+def _backward_route(dtype, device):
+    """fused or cublas, as the table has it."""
+    here = chip(device)
+    return epilogue_route(here, product_kind(dtype, here), "backward")
+
+
+def sum_programs(M, hidden, out, dtype, device, route=None):
+    """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'."""
+    if (route or _backward_route(dtype, device)) == "fused":
+        return triton.cdiv(M, _launch(dtype, device, M, hidden, out)[1]["ROWS"])
+    to = gate_tile(chip(device))
+    return min(triton.cdiv(M, to.rows), to.shares)
+
+
+def feed_forward_backward(
+    dout, x, hidden, bits, weight1, weight2, *, bias1, bias2, scale=1.0, route=None, in_parts=False
+):
     """dout (M, N') contiguous; hidden and bits as feed_forward returned them; bias1, bias2: whether to return theirs.
 
-    Returns dx, dweight1, dbias1, dweight2, dbias2, a bias gradient that was not asked for being empty.
+    Returns dx, dweight1, dbias1, dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: that
+    of bias1 comes as (sum_programs(), F) float32, which are still to be added up.
     """
-    here = chip(x.device)
-    if (route or epilogue_route(here, product_kind(x.dtype, here), "backward")) == "fused":
-        dhidden, dbias1, dbias2 = _fused_backward(dout, hidden, bits, weight2, bias1, bias2, scale)
+    if (route or _backward_route(x.dtype, x.device)) == "fused":
+        dhidden, dbias1, dbias2 = _fused_backward(dout, hidden, bits, weight2, bias1, bias2, scale, in_parts)
     else:
         dhidden = scaled_mm(dout, weight2, scale)
-        dbias1 = _run_gate(dhidden, hidden, bias1)
+        dbias1 = _run_gate(dhidden, hidden, bias1, in_parts)
         dbias2 = dout.sum(0) if bias2 else dout.new_empty(0)
     return (
         torch.mm(dhidden, weight1),
@@ -311,10 +327,10 @@ def feed_forward_backward(dout, x, hidden, bits, weight1, weight2, *, bias1, bia
     )
 
 
-def _fused_backward(dout, hidden, bits, weight, bias1, bias2, scale):
+def _fused_backward(dout, hidden, bits, weight, bias1, bias2, scale, in_parts):
     (M, K), N = dout.shape, weight.shape[1]
     dhidden = torch.empty_like(hidden)
-    grid, options = _launch(dout, M, N, K)
+    grid, options = _launch(dout.dtype, dout.device, M, N, K)
     tiles = triton.cdiv(M, options["ROWS"])
     parts1, dbias1 = _partial_sums(dout, tiles, N, bias1)
     parts2, dbias2 = _partial_sums(dout, tiles, K, bias2)
@@ -324,9 +340,9 @@ def _fused_backward(dout, hidden, bits, weight, bias1, bias2, scale):
             dout, weight.contiguous(), None if has_bits else hidden, bits if has_bits else None, dhidden,
             parts1, parts2, scale, M, N, K, **options,
         )  # fmt: skip
-    wanted = [pair for pair in ((parts1, dbias1), (parts2, dbias2)) if pair[0] is not None]
-    if wanted:
-        add_parts(wanted)
+    if in_parts:
+        dbias1, parts1 = parts1, None
+    add_parts([pair for pair in ((parts1, dbias1), (parts2, dbias2)) if pair[0] is not None])
     return dhidden, dbias1, dbias2
 
 
@@ -337,7 +353,7 @@ def _partial_sums(like, programs, N, wanted):
     return torch.empty(programs, N, dtype=torch.float32, device=like.device), like.new_empty(N)
 
 
-def _run_gate(dhidden, hidden, bias):
+def _run_gate(dhidden, hidden, bias, in_parts):
     M, N = dhidden.shape
     to = gate_tile(chip(dhidden.device))
     shares = min(triton.cdiv(M, to.rows), to.shares)
@@ -346,6 +362,8 @@ def _run_gate(dhidden, hidden, bias):
         _gate[(triton.cdiv(N, to.columns), shares)](
             dhidden, hidden, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
         )
+    if in_parts:
+        return parts
     if parts is not None:
         add_parts([(parts, dbias)])
     return dbias
@@ -369,19 +387,16 @@ def scaled_linear(x, weight, bias, scale):
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile for every kind of product; the alternatives in their heaviest variants, and not also in float16."""
+    """Every tile that ships, for every kind of product; the lighter variants in bfloat16."""
     kinds = ("fp32", "tf32", "fp16", "bf16") if chip.capability >= 80 else ("fp32", "fp16", "bf16")
     for kind in kinds:
-        shipped = {size: product_tile.shipped(chip, kind, size) for size in ("small", "large")}
-        variants = ("forward/dropout", "forward/plain", "backward/bits", "backward/sign")
-        yield from _product_cases(chip, kind, shipped["small"], (*variants, "forward/dropout+odd-depth"))
-        if shipped["large"] != shipped["small"]:
-            yield from _product_cases(chip, kind, shipped["large"], variants)
-        others = {to for size in shipped for to in product_tile.alternatives(chip, kind, size)} - set(shipped.values())
-        if kind != "fp16":
-            for to in sorted(others, key=str):
-                yield from _product_cases(chip, kind, to, ("forward/dropout", "backward/bits"))
-    for dtype in ("fp32", "fp16", "bf16"):
+        for to in {product_tile.shipped(chip, kind, size): None for size in ("small", "large")}:
+            yield from _product_cases(chip, kind, to, ("forward/dropout", "backward/bits"))
+            if kind == "bf16":
+                yield from _product_cases(chip, kind, to, ("forward/plain", "backward/sign"))
+        small = product_tile.shipped(chip, kind, "small")
+        yield from _product_cases(chip, kind, small, ("forward/dropout+odd-depth",))
+    for dtype in ("fp32", "bf16"):
         to = gate_tile(chip)
         arguments = {"dhidden": f"*{dtype}", "hidden": f"*{dtype}", "parts": "*fp32", "M": "i32"}
         yield row_case(_gate, "feed_forward.gate", dtype, RowTile(to.rows, to.columns, to.warps), arguments)
@@ -422,5 +437,5 @@ def _product_cases(chip: Chip, kind: str, to: ProductTile, variants: Sequence[st
             arguments=arguments,
             num_warps=to.warps,
             num_stages=to.stages,
-            matrix_product=chip.matrix_units and kind != "fp32",
+            matrix_product=True,
         )

@@ -1,6 +1,6 @@
 """LayerNorm, alone or with the residual connection and its dropout, forward and backward in one pass each.
 
-    s = residual + dropout(x + x_bias)          y = (s - mean(s)) * rstd(s) * weight + bias,      rstd = (variance + eps)^-1/2
+    s = residual + dropout(x + x_bias)     y = (s - mean(s)) * rstd(s) * weight + bias,     rstd = (variance + eps)^-1/2
 
     x^ = (s - mean) * rstd             g = dy * weight
     ds_total = rstd * (g - mean(g) - x^ * mean(g * x^)) + ds           dresidual = ds_total
@@ -323,7 +323,7 @@ def layer_norm(x, weight, bias, eps):
 
 
 def residual_layer_norm(x, x_bias, residual, weight, bias, eps, *, dropout_p=0.0, seed=None, stream=0):
-    """x, residual (M, N) contiguous; x_bias, weight, bias (N,) or None, or (P, N) as residual_layer_norm_backward() says.
+    """x, residual (M, N) contiguous; x_bias, weight, bias (N,) or None, or (P, N) as in residual_layer_norm_backward().
 
     Returns y in x's dtype, s in residual's, mean and rstd (M,) float32.
     """
@@ -354,9 +354,12 @@ def _values(parameter):
     return (parameter[0] if parameter.dim() == 2 else parameter).contiguous()
 
 
-def layer_norm_backward(dy, x, mean, rstd, weight, bias):
-    """dx (M, N) in x's dtype, dweight and dbias (N,) in their parameters' dtypes, empty where there is none."""
-    _, dx, dweight, dbias, _ = residual_layer_norm_backward(dy, None, None, x, mean, rstd, weight, bias, None)
+def layer_norm_backward(dy, ds, x, mean, rstd, weight, bias):
+    """dx (M, N) in x's dtype, dweight and dbias (N,) in their parameters' dtypes, empty where there is none.
+
+    ds (M, N) or None: a gradient of x from elsewhere, to be added.
+    """
+    _, dx, dweight, dbias, _ = residual_layer_norm_backward(dy, None, ds, x, mean, rstd, weight, bias, None)
     return dx, dweight, dbias
 
 
@@ -441,6 +444,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     yield _backward_case(chip, 512, "bf16", "bf16", dropout=False, ds=False)
     yield _backward_case(chip, 512, "bf16", "bf16", dropout=False)
     yield _backward_case(chip, 512, "bf16", "bf16", ds=False)
+    yield _backward_case(chip, 512, "bf16", "bf16", ds=False, again=True)
     for dtype in ("fp32", "bf16"):
         yield _column_sums_case(chip, dtype)
 
@@ -469,11 +473,13 @@ def _forward_case(chip: Chip, N: int, x: str, s: str, *, residual: bool = True, 
     return row_case(_forward, f"layer_norm.forward/{variant}/N{N}", x, tile(chip, N, backward=False), arguments)
 
 
-def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropout: bool = True) -> CompileCase:
+def _backward_case(
+    chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropout: bool = True, again: bool = False
+) -> CompileCase:
     wide = N > _WIDEST
     arguments = {
         "dy": f"*{x}",
-        **({} if wide else {"dy2": f"*{x}"}),
+        **({} if wide else {"dy2": f"*{x}" if again else None}),
         "ds": f"*{s}" if ds else None,
         "s": f"*{s}",
         "mean": "*fp32",
@@ -486,7 +492,7 @@ def _backward_case(chip: Chip, N: int, x: str, s: str, *, ds: bool = True, dropo
         **({} if wide else {"parts": "*fp32", "x_parts": "*fp32"}),
         **_DROPOUT,
     }
-    variant = "+".join(["ds"] * ds + ["dropout"] * dropout) or "plain"
+    variant = "+".join(["ds"] * ds + ["twice"] * again + ["dropout"] * dropout) or "plain"
     variant += f"+{s}-stream" if x != s else ""
     if wide:
         return row_case(_backward_wide, f"layer_norm.backward_wide/{variant}", x, _wide_tile(chip), arguments)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
-from fasttfm.kernels.attention_launch import Tile, compile_case, mask_arguments
+from fasttfm.kernels.attention_launch import Tile, compile_case, mask_arguments, variant_name
 from fasttfm.kernels.attention_tile import LOG2E, hide
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
@@ -312,19 +312,20 @@ def backward(grad, p, factor, dropout_p=0.0, seed=None, stream=0, *, in_place=Fa
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in half precision with causal, lengths and dropout; the walked rows, masks and float32 at one size."""
+    """Every tile in half precision, causal with lengths, dropout and a mask; walked rows and float32 at one size."""
     columns = 16
     while columns <= ONE_PASS:
         yield from _cases(chip, "bf16", columns)
         columns *= 2
     yield from _cases(chip, "bf16", 2048, one=False)
-    yield from _cases(chip, "fp32", 128, mask="add")
+    yield from _cases(chip, "fp32", 128)
 
 
-def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True, mask: str = "none") -> Iterator[CompileCase]:
+def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True) -> Iterator[CompileCase]:
     to = tile(chip, columns)
-    variant = f"causal+lengths+dropout{'' if mask == 'none' else '+' + mask}{'' if one else '/walked'}/S{columns}"
-    for kernel, name in ((_forward, "forward"), (_backward, "backward")):
-        yield compile_case(
-            kernel, f"masked_softmax.{name}/{variant}", kind, to, {"ONE": one, "CAUSAL": True}, dropout=True, mask=mask
-        )
+    for kernel, name in (
+        (_forward, f"forward/{variant_name(dropout=True, mask='add')}"),
+        (_backward, "backward/dropout"),
+    ):
+        full = f"masked_softmax.{name}{'' if one else '/walked'}/S{columns}"
+        yield compile_case(kernel, full, kind, to, {"ONE": one, "CAUSAL": True}, dropout=True, mask="add")

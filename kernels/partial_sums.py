@@ -15,7 +15,7 @@ from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip
 from fasttfm.kernels.row_tile import RowTile, warps
 
-_MOST = 60
+_MOST = 120
 """Sums of one launch: their pointers and sizes, 24 bytes each, are kernel arguments, of which there may be 4 KB."""
 
 
@@ -52,7 +52,7 @@ def _tile(chip: Chip) -> RowTile:
 
 
 def add_parts(sums: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """For each (parts, out): out (N,) = sum over P of parts (P, N), float32 and contiguous, rounded once to out's dtype.
+    """For each (parts, out): out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype.
 
     In a fixed order; one launch for every dtype of outs, unless there are more sums than a launch can take.
     """

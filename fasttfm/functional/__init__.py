@@ -2,14 +2,20 @@
 
 from fasttfm.functional._backend import backend
 from fasttfm.functional.attention import attention
-from fasttfm.functional.attention_joint import joint_attention
+from fasttfm.functional.attention_joint import joint_attention, joint_programs
 from fasttfm.functional.attention_packed import varlen_attention
 from fasttfm.functional.attention_sdpa import scaled_dot_product_attention
 from fasttfm.functional.attention_weights import attention_weights
 from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.embedding import embed
-from fasttfm.functional.feed_forward import feed_forward
-from fasttfm.functional.layer_norm import adds_bias, layer_norm, residual_layer_norm
+from fasttfm.functional.feed_forward import feed_forward, feed_forward_programs
+from fasttfm.functional.layer_norm import (
+    adds_bias,
+    branch_layer_norm,
+    layer_norm,
+    norm_programs,
+    residual_layer_norm,
+)
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
 from fasttfm.functional.random import draw_seed
 from fasttfm.functional.residual_add import residual_add
@@ -19,13 +25,17 @@ __all__ = [
     "attention",
     "attention_weights",
     "backend",
+    "branch_layer_norm",
     "cross_entropy",
     "draw_seed",
     "embed",
     "feed_forward",
+    "feed_forward_programs",
     "joint_attention",
+    "joint_programs",
     "layer_norm",
     "linear_cross_entropy",
+    "norm_programs",
     "residual_add",
     "residual_layer_norm",
     "scaled_dot_product_attention",

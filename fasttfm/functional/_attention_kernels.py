@@ -69,14 +69,18 @@ def backward(
     options: dict[str, Any],
     mask_gradient: bool,
     out: tuple[Tensor, ...] | None = None,
+    sums: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value and, if asked for, of the additive mask. out: memory for the first three."""
+    """Gradients of query, key, value and, if asked for, of the additive mask. out: memory for the first three.
+
+    sums: memory for these summed over queries or keys, three (B, H, D); on the short route alone.
+    """
     if route == "softmax":
         return _softmax_backward(grad, query, key, value, saved, scale, options, mask_gradient, out)
     if route == "short":
         from fasttfm.kernels import attention_short
 
-        gradients = attention_short.backward(grad, query, key, value, saved, out=out, scale=scale, **options)
+        gradients = attention_short.backward(grad, query, key, value, saved, out=out, sums=sums, scale=scale, **options)
     else:
         from fasttfm.kernels import attention_backward
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
+from fasttfm.errors import UserError
+
 _CHOICES = ("auto", "triton", "torch")
 
 
@@ -20,7 +22,10 @@ def _checked(choice: str, where: str) -> str:
     return choice
 
 
-_choice = _checked(os.environ.get("FASTTFM_BACKEND", "auto"), "FASTTFM_BACKEND")
+try:
+    _choice = _checked(os.environ.get("FASTTFM_BACKEND", "auto"), "FASTTFM_BACKEND")
+except ValueError as error:
+    raise UserError(str(error)) from None
 
 
 @contextlib.contextmanager
@@ -29,7 +34,8 @@ def backend(choice: str) -> Iterator[None]:
 
     auto takes Triton on CUDA and ROCm tensors wherever a table says that it is not slower than PyTorch alone. triton on
     CPU tensors needs TRITON_INTERPRET=1 in the environment before the kernels are first imported. The choice holds for
-    the whole process, other threads included. Raises ValueError for another name.
+    the whole process, other threads included. Raises ValueError for another name; an operator that cannot take the way
+    chosen raises fasttfm.errors.UserError.
     """
     global _choice
     before, _choice = _choice, _checked(choice, "backend")
@@ -67,7 +73,7 @@ def use_triton(tensor: torch.Tensor, choice: str | None = None) -> bool:
     if choice == "triton":
         if tensor.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") == "1":
             return True
-        raise RuntimeError(
+        raise UserError(
             f"backend triton was asked for on a {tensor.device.type} tensor: it needs a CUDA or ROCm device, or "
             "TRITON_INTERPRET=1 in the environment (the interpreter, for tests)"
         )

@@ -99,7 +99,7 @@ def sums(
             keep_lse=not overwrite,
         )
         lses = lses if kept is None else kept
-        loss, nll = losses[0].sum(), losses[1].sum()
+        loss, nll = losses.sum(1).unbind()
     else:
         counted = target != ignore_index
         all_counted = logits.device.type == "cpu" and bool(counted.all())

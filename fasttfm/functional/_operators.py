@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 _library = torch.library.Library("fasttfm", "DEF")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
@@ -48,9 +49,9 @@ class Operator:
     save(ctx, args, outputs) and backward(ctx, *gradients): the derivative; without them the operator refuses one, which
         is how a second derivative ends in a clear message.
     autocast(args, dtype): the arguments as autocast to dtype would pass them on; None leaves them as they are.
-    twice: place of a bool argument that asks for the first output once more, behind the others, so that the gradients
-        of its two uses come to backward apart and need no launch of their own to be added. The two share memory, which
-        the dispatcher does not allow: only a direct call that makes a gradient has the additional output.
+    again(args, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
+        come to backward apart and need no launch of their own to be added. The two share memory, which the dispatcher
+        does not allow: only a direct call that makes a gradient has the additional output.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Operator:
         save: Callable[[Any, tuple, Any], None] | None = None,
         backward: Callable[..., Any] | None = None,
         autocast: Callable[[tuple, torch.dtype], tuple] | None = None,
-        twice: int | None = None,
+        again: Callable[[tuple, Any], Tensor | None] | None = None,
     ) -> None:
         self.name = name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -89,7 +90,7 @@ class Operator:
         differentiate, self._differentiate = refuse, refuse
         if backward is not None:
             differentiate = _differentiated(name, run, save, backward).apply
-            direct: Any = _differentiated(name, compute, save, backward, twice)
+            direct: Any = _differentiated(name, compute, save, backward, again)
             # torch.autograd.Function.apply without its test for torch.func, which __call__ makes
             self._differentiate = super(torch.autograd.Function, direct).apply  # type: ignore[misc]
 
@@ -119,7 +120,9 @@ class Operator:
         torch.library.register_fake(f"fasttfm::{name}", fake, lib=_library)
 
     def __call__(self, *args: Any) -> Any:
-        if _compiling() or _dispatch_modes() or _transforms() or _profiling() or forward_ad._current_level >= 0:
+        if _compiling() or _transforms() or _profiling() or forward_ad._current_level >= 0:
+            return self.dispatched(*args)
+        if _dispatch_modes() and not _all_see_through():
             return self.dispatched(*args)
         gradient = False
         for i in self._tensors:
@@ -151,6 +154,11 @@ class Operator:
             _set_autocast(device, True)
 
 
+def _all_see_through() -> bool:
+    """Whether every dispatch mode that is on, such as a count of launches, wants calls as they are without it."""
+    return all(getattr(mode, "sees_through_operators", False) for mode in _get_current_dispatch_mode_stack())
+
+
 def _on_its_device(compute: Callable[..., Any]) -> Callable[..., Any]:
     """compute with the first argument's GPU as the current one, where Triton launches."""
 
@@ -164,15 +172,14 @@ def _on_its_device(compute: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _differentiated(name: str, run: Callable[..., Any], save: Any, backward: Any, twice: int | None = None) -> Any:
+def _differentiated(name: str, run: Callable[..., Any], save: Any, backward: Any, again: Any = None) -> Any:
     """The torch.autograd.Function whose forward is run."""
 
     def forward(ctx: Any, *args: Any) -> Any:
         outputs = run(*args)
         save(ctx, args, outputs)
-        if twice is not None and args[twice]:
-            return (*outputs, outputs[0].detach())
-        return outputs
+        once_more = None if again is None else again(args, outputs)
+        return outputs if once_more is None else (*outputs, once_more.detach())
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(name, (torch.autograd.Function,), methods)

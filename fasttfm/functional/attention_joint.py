@@ -6,6 +6,7 @@ three gradients together. Here the gradient of the joint tensor is allocated onc
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ def joint_attention(
     joint: Tensor,
     query: Tensor | None = None,
     *,
+    biases: tuple[Tensor, Tensor | None] | None = None,
     key_lengths: Tensor | None = None,
     causal: bool = False,
     dropout_p: float = 0.0,
@@ -33,6 +35,9 @@ def joint_attention(
     """attention() on projections as they lie in memory; the heads of its output are joined.
 
     joint (B, L, 3, H, D): queries, keys and values; or (B, S, 2, H, D), keys and values, with query (B, L, H, D).
+    biases: those that the projections of joint and of query have added already, (3 * H * D,) or (2 * H * D,) and
+    (H * D,), and which take their gradients from here; a kernel has these sums in registers, where a pass over the
+    gradients of joint and query would read both again. As (B, .) of read_parameters() they take theirs in parts.
     key_lengths, causal, dropout_p, scale, seed, stream as attention() takes them.
     Returns (B, L, H * D). Raises ValueError for shapes or dtypes that do not agree.
     """
@@ -43,11 +48,16 @@ def joint_attention(
             f"joint {tuple(joint.shape)}{given} must be (B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)"
         )
     check(*_heads(joint, query)[:2], key_lengths, None, dropout_p)
+    if biases is not None and (biases[1] is None) != (query is None):
+        raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
     if dropout_p > 0.0 and seed is None:
         seed = draw_seed(joint.device)
+    joint_bias, query_bias = biases or (None, None)
     return _forward(
         joint,
         query,
+        joint_bias,
+        query_bias,
         key_lengths,
         causal,
         dropout_p,
@@ -56,6 +66,15 @@ def joint_attention(
         stream,
         chosen(),
     )[0]
+
+
+def joint_programs(batch: int, keys: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int | None:
+    """Into how many parts joint_attention()'s kernels sum the gradients of its biases; None where none sums them.
+
+    keys: of the longest row; head_size: D; dtype: of the projections.
+    """
+    like = torch.empty(0, head_size, dtype=dtype, device=device)
+    return batch if kernels.route(like, like, keys, chosen()) == "short" else None
 
 
 def _heads(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,6 +91,8 @@ def _joined(output: Tensor) -> Tensor:
 def _compute(
     joint: Tensor,
     query: Tensor | None,
+    joint_bias: Tensor | None,
+    query_bias: Tensor | None,
     key_lengths: Tensor | None,
     causal: bool,
     dropout_p: float,
@@ -106,6 +127,8 @@ def _compute_backward(
     grad: Tensor,
     joint: Tensor,
     query: Tensor | None,
+    joint_bias: Tensor | None,
+    query_bias: Tensor | None,
     output: Tensor,
     saved: Tensor,
     kept: Tensor,
@@ -116,29 +139,83 @@ def _compute_backward(
     seed: Tensor | None,
     stream: int,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of joint and of query, contiguous; the latter empty where there is no query."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of joint, query and their biases, contiguous; empty where there is none.
+
+    That of a bias given as (B, N) comes as B float32 parts of the sum, one a batch row.
+    """
     d_joint = torch.empty(joint.shape, dtype=joint.dtype, device=joint.device)
     d_query = None if query is None else torch.empty(query.shape, dtype=query.dtype, device=query.device)
     q, k, v = _heads(joint, query)
     grad, output = (x.view(x.shape[0], x.shape[1], q.shape[1], -1).transpose(1, 2) for x in (grad, output))
     route = kernels.route(q, v, k.shape[2], backend)
     out = _heads(d_joint, d_query)
+    sums = None
+    if route == "short" and joint_bias is not None:
+        sums = _Sums.of(joint, query)
     if route != "torch":
         options = kernel_options(key_lengths, None, causal, 0, dropout_p, seed, stream)
-        kernels.backward(route, grad, q, k, v, output, saved, scale, options, mask_gradient=False, out=out)
+        places = None if sums is None else sums.places()
+        kernels.backward(route, grad, q, k, v, output, saved, scale, options, False, out=out, sums=places)
     else:
         plain.backward(grad, q, k, v, saved, kept if seed is not None else None, None, scale, out=out)
-    return d_joint, nothing(joint) if d_query is None else d_query
+    d_biases = []
+    parts_of = (None, None) if sums is None else (sums.joint, sums.query)
+    for bias, d, parts in zip((joint_bias, query_bias), (d_joint, d_query), parts_of):
+        d_biases.append(nothing(joint) if bias is None or d is None else _bias_gradient(bias, d, parts))
+    return d_joint, nothing(joint) if d_query is None else d_query, d_biases[0], d_biases[1]
 
 
-def _fake_backward(grad: Tensor, joint: Tensor, query: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-    return joint.new_empty(joint.shape), nothing(joint) if query is None else query.new_empty(query.shape)
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Room for what each batch row adds to the gradients of the biases."""
+
+    joint: Tensor
+    """(B, 3 or 2, H, D) float32."""
+    query: Tensor | None
+    """(B, H, D) float32, with a query of its own."""
+
+    @classmethod
+    def of(cls, joint: Tensor, query: Tensor | None) -> _Sums:
+        batch, _, parts, heads, size = joint.shape
+        return cls(
+            joint.new_empty(batch, parts, heads, size, dtype=torch.float32),
+            None if query is None else joint.new_empty(batch, heads, size, dtype=torch.float32),
+        )
+
+    def places(self) -> tuple[Tensor, ...]:
+        """Those of queries, keys and values (B, H, D)."""
+        parts = self.joint.unbind(1)
+        return parts if self.query is None else (self.query, *parts)
+
+
+def _bias_gradient(bias: Tensor, d: Tensor, parts: Tensor | None) -> Tensor:
+    """From d (B, L, ..., H, D), or from its sums over L where a kernel made them."""
+    if parts is None:
+        parts = d.sum(1, dtype=torch.promote_types(d.dtype, torch.float32))
+    parts = parts.flatten(1)
+    return parts if bias.dim() == 2 else parts.sum(0).to(bias.dtype)
+
+
+def _fake_backward(
+    grad: Tensor,
+    joint: Tensor,
+    query: Tensor | None,
+    joint_bias: Tensor | None,
+    query_bias: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        joint.new_empty(joint.shape),
+        nothing(joint) if query is None else query.new_empty(query.shape),
+        nothing(joint) if joint_bias is None else joint_bias.new_empty(joint_bias.shape),
+        nothing(joint) if query_bias is None else query_bias.new_empty(query_bias.shape),
+    )
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
-    joint, query, key_lengths, *options, seed, stream, backend = args
-    ctx.save_for_backward(joint, query, *outputs, key_lengths, seed)
+    joint, query, joint_bias, query_bias, key_lengths, *options, seed, stream, backend = args
+    ctx.save_for_backward(joint, query, joint_bias, query_bias, *outputs, key_lengths, seed)
     ctx.options = (*options, stream, backend)
     ctx.mark_non_differentiable(*outputs[1:])
     ctx.set_materialize_grads(False)
@@ -146,11 +223,12 @@ def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     if grad is None:
-        return (None,) * 9
-    joint, query, output, saved, kept, key_lengths, seed = ctx.saved_tensors
+        return (None,) * 11
+    joint, query, joint_bias, query_bias, *rest, seed = ctx.saved_tensors
     *options, stream, backend = ctx.options
-    d_joint, d_query = _backward(grad, joint, query, output, saved, kept, key_lengths, *options, seed, stream, backend)
-    return d_joint, None if query is None else d_query, *(None,) * 7
+    given = (joint, query, joint_bias, query_bias)
+    gradients = _backward(grad, *given, *rest, *options, seed, stream, backend)
+    return *(None if x is None else d for x, d in zip(given, gradients)), *(None,) * 7
 
 
 def _autocast(args: tuple, dtype: torch.dtype) -> tuple:
@@ -160,15 +238,15 @@ def _autocast(args: tuple, dtype: torch.dtype) -> tuple:
 
 
 _backward = Operator(
-    "joint_attention_backward(Tensor grad, Tensor joint, Tensor? query, Tensor output, Tensor saved, Tensor kept, "
-    "Tensor? key_lengths, bool causal, float dropout_p, float scale, Tensor? seed, int stream, str backend) "
-    "-> (Tensor, Tensor)",
+    "joint_attention_backward(Tensor grad, Tensor joint, Tensor? query, Tensor? joint_bias, Tensor? query_bias, "
+    "Tensor output, Tensor saved, Tensor kept, Tensor? key_lengths, bool causal, float dropout_p, float scale, "
+    "Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
 )
 _forward = Operator(
-    "joint_attention(Tensor joint, Tensor? query, Tensor? key_lengths, bool causal, float dropout_p, float scale, "
-    "Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)",
+    "joint_attention(Tensor joint, Tensor? query, Tensor? joint_bias, Tensor? query_bias, Tensor? key_lengths, "
+    "bool causal, float dropout_p, float scale, Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)",
     _compute,
     _fake,
     save=_save,

@@ -20,6 +20,7 @@ def feed_forward(
     weight2: Tensor,
     bias2: Tensor | None,
     *,
+    bias1_parts: Tensor | None = None,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     stream: int = 0,
@@ -27,15 +28,25 @@ def feed_forward(
     """dropout(max(0, x W1^T + b1)) W2^T + b2 (equation 2; dropout on the hidden activation as in tensor2tensor).
 
     x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's, all of one
-    floating dtype (autocast casts them to its own); a bias may be None. dropout_p in [0, 1], rounded to 1/65536; seed
-    (1,) int64 on x's device, drawn from torch's generator when None; stream tells the dropouts of one model apart.
-    Returns (..., N'). Keeps x and the hidden activation for the backward pass, once: M * (N + F) elements (plus
-    M * F / 8 bytes of mask where a Triton kernel wrote it), against M * (N + 2 F) elements and M * F bytes of torch.nn.
+    floating dtype (autocast casts them to its own); a bias may be None. bias1_parts (feed_forward_programs(), F)
+    float32 takes the gradient of bias1 in its stead, as parts that read_parameters() adds up. dropout_p in [0, 1],
+    rounded to 1/65536; seed (1,) int64 on x's device, drawn from torch's generator when None; stream tells the dropouts
+    of one model apart. Returns (..., N'). Keeps x and the hidden activation for the backward pass, once: M * (N + F)
+    elements (plus M * F / 8 bytes of mask where a Triton kernel wrote it), against M * (N + 2 F) elements and M * F
+    bytes of torch.nn.
     Raises ValueError for shapes or dtypes that do not agree or a dropout_p outside [0, 1].
     """
     _check(x, weight1, bias1, weight2, bias2)
     seed = _dropped.seed_for(x, dropout_p, seed)
-    return _feed_forward(x, weight1, bias1, weight2, bias2, dropout_p, seed, stream, chosen())[0]
+    return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, dropout_p, seed, stream, chosen())[0]
+
+
+def feed_forward_programs(rows: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Into how many parts the kernels sum the gradient of bias1 for x (rows, N), weight1 (hidden, N), weight2 (out, .),
+    products in dtype."""
+    from fasttfm.kernels import feed_forward as kernel
+
+    return kernel.sum_programs(rows, hidden, out, dtype, device, _route(chosen()))
 
 
 def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
@@ -96,6 +107,7 @@ def _forward(
     bias1: Tensor | None,
     weight2: Tensor,
     bias2: Tensor | None,
+    bias1_parts: Tensor | None,
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
@@ -135,6 +147,7 @@ def _forward_fake(
     bias1: Tensor | None,
     weight2: Tensor,
     bias2: Tensor | None,
+    bias1_parts: Tensor | None,
     dropout_p: float,
     seed: Tensor | None,
     stream: int,
@@ -162,27 +175,34 @@ def _backward(
     weight2: Tensor,
     has_bias1: bool,
     has_bias2: bool,
+    in_parts: int,
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that nobody wants is empty."""
+    """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that nobody wants is empty.
+
+    in_parts: of how many parts dbias1 is the sum, where these are wanted in its stead, (in_parts, F) float32; else 0.
+    """
     dout, rows = _layers.rows(dout), _layers.rows(x)
     if _layers.by_kernel(backend, x):
         from fasttfm.kernels import feed_forward as kernel
 
         dx, *others = kernel.feed_forward_backward(
             dout, rows, hidden, bits, weight1, weight2,
-            bias1=has_bias1, bias2=has_bias2, scale=scale, route=_route(backend),
+            bias1=has_bias1, bias2=has_bias2, scale=scale, route=_route(backend), in_parts=in_parts > 0,
         )  # fmt: skip
         return _layers.shaped(dx, x), *others
     # hidden > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
     dhidden = _scaled_mm(dout, weight2, scale)
     dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
     none = x.new_empty(0)
+    dbias1 = dhidden.sum(0) if has_bias1 else none
+    if in_parts:
+        dbias1 = torch.nn.functional.pad(dbias1[None].float(), (0, 0, 0, in_parts - 1))
     return (
         _layers.shaped(torch.mm(dhidden, weight1), x),
         torch.mm(dhidden.t(), rows),
-        dhidden.sum(0) if has_bias1 else none,
+        dbias1,
         _scaled_mm(dout.t(), hidden, scale),
         dout.sum(0) if has_bias2 else none,
     )
@@ -197,47 +217,53 @@ def _backward_fake(
     weight2: Tensor,
     has_bias1: bool,
     has_bias2: bool,
+    in_parts: int,
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         x.new_empty(x.shape),
         weight1.new_empty(weight1.shape),
-        weight1.new_empty(weight1.shape[0] if has_bias1 else 0),
+        weight1.new_empty(in_parts, weight1.shape[0], dtype=torch.float32)
+        if in_parts
+        else weight1.new_empty(weight1.shape[0] if has_bias1 else 0),
         weight2.new_empty(weight2.shape),
         weight2.new_empty(weight2.shape[0] if has_bias2 else 0),
     )
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, weight1, bias1, weight2, bias2, dropout_p, seed, _, backend = args
+    x, weight1, bias1, weight2, bias2, parts, dropout_p, seed, _, backend = args
     _, hidden, bits = outputs
     ctx.mark_non_differentiable(hidden, bits)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, hidden, bits, weight1, weight2)
-    ctx.options = (bias1 is not None, bias2 is not None, _scale(dropout_p, seed), backend)
+    in_parts = 0 if parts is None else parts.shape[0]
+    ctx.options = (bias1 is not None, bias2 is not None, in_parts, _scale(dropout_p, seed), backend)
 
 
 def _autograd(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if dout is None:
-        return (None,) * 9
+        return (None,) * 10
     dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, *ctx.saved_tensors, *ctx.options)
-    has_bias1, has_bias2, *_ = ctx.options
-    return dx, dweight1, dbias1 if has_bias1 else None, dweight2, dbias2 if has_bias2 else None, None, None, None, None
+    has_bias1, has_bias2, in_parts, *_ = ctx.options
+    dbias1, parts = (None, dbias1) if in_parts else (dbias1 if has_bias1 else None, None)
+    return dx, dweight1, dbias1, dweight2, dbias2 if has_bias2 else None, parts, None, None, None, None
 
 
 _feed_forward_backward = Operator(
     "feed_forward_backward(Tensor dout, Tensor x, Tensor hidden, Tensor bits, Tensor weight1, Tensor weight2,"
-    " bool has_bias1, bool has_bias2, float scale, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " bool has_bias1, bool has_bias2, int in_parts, float scale, str backend)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 _feed_forward = Operator(
-    "feed_forward(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, float dropout_p,"
-    " Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)",
+    "feed_forward(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2,"
+    " Tensor? bias1_parts, float dropout_p, Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     save=_save,
     backward=_autograd,
-    autocast=lower_precision,
+    autocast=lambda args, dtype: (*lower_precision(args[:5], dtype), *args[5:]),
 )

@@ -26,7 +26,19 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
     _check(x, weight, bias)
-    return _layer_norm(x, weight, bias, eps, chosen())[0]
+    return _layer_norm(x, weight, bias, eps, False, chosen())[0]
+
+
+def branch_layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """(layer_norm(x), x): where a residual stream begins in a norm (pre-norm models).
+
+    As layer_norm() in all else; gradients of both outputs flow back in one pass, where two uses of x would be added.
+    """
+    _check(x, weight, bias)
+    y, _, _, *again = _layer_norm(x, weight, bias, eps, True, chosen())
+    return y, again[0] if again else x
 
 
 def residual_layer_norm(
@@ -63,6 +75,16 @@ def residual_layer_norm(
     return y, s
 
 
+def norm_programs(rows: int, width: int, device: torch.device) -> int | None:
+    """Into how many parts the kernels sum the gradients of a norm over (rows, width), which then takes parameters as
+    read_parameters() repeats them; None where they come summed."""
+    if width > _MAX_COLUMNS:
+        return None
+    from fasttfm.kernels import layer_norm as kernel
+
+    return kernel.sum_programs(rows, width, device)
+
+
 def adds_bias(x: Tensor) -> bool:
     """Whether residual_layer_norm() adds x_bias to x in passing, so that the product before it had better not."""
     return _by_kernel(chosen(), x)
@@ -72,7 +94,10 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"layer_norm: x {tuple(x.shape)} must have a last dimension of at least 1 to normalise")
     for name, parameter in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
-        if parameter is not None and parameter.shape != x.shape[-1:]:
+        if parameter is None or parameter.shape == x.shape[-1:]:
+            continue
+        repeated = parameter.dim() == 2 and (parameter.shape[0] == 1 or parameter.stride(0) == 0)  # read_parameters()
+        if not repeated or parameter.shape[1:] != x.shape[-1:]:
             raise ValueError(
                 f"layer_norm: {name} {tuple(parameter.shape)} must be ({x.shape[-1]},), "
                 f"the last dimension of x {tuple(x.shape)}"
@@ -127,7 +152,7 @@ def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, branch: bool, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = _layers.rows(x)
     if _by_kernel(backend, x):
@@ -140,7 +165,7 @@ def _forward(
 
 
 def _forward_fake(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, branch: bool, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (x.new_empty(x.shape), *_fake_statistics(x))
 
@@ -151,19 +176,38 @@ def _fake_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, backend: str
+    dy: Tensor,
+    ds: Tensor | None,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """ds: the gradient of x from elsewhere, to be added."""
     if _by_kernel(backend, x):
         from fasttfm.kernels import layer_norm as kernel
 
-        dx, dweight, dbias = kernel.layer_norm_backward(_layers.rows(dy), _layers.rows(x), mean, rstd, weight, bias)
+        dx, dweight, dbias = kernel.layer_norm_backward(
+            _layers.rows(dy), None if ds is None else _layers.rows(ds), _layers.rows(x), mean, rstd, weight, bias
+        )
     else:
         dx, dweight, dbias = _normalise_backward(_layers.rows(dy), _layers.rows(x), mean, rstd, weight, bias)
+        if ds is not None:
+            dx += _layers.rows(ds)
     return shaped(dx, x), dweight, dbias
 
 
 def _backward_fake(
-    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, backend: str
+    dy: Tensor,
+    ds: Tensor | None,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), *_fake_parameters(x, weight, bias)
 
@@ -174,7 +218,7 @@ def _fake_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> t
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, weight, bias, _, backend = args
+    x, weight, bias, _, _, backend = args
     _, mean, rstd = outputs
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
@@ -182,26 +226,30 @@ def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
     ctx.backend = backend
 
 
-def _autograd(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _autograd(
+    ctx: Any, dy: Tensor | None, _mean: None, _rstd: None, ds: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return (None,) * 5
+        return ds, None, None, None, None, None
     x, mean, rstd, weight, bias = ctx.saved_tensors
-    dx, dweight, dbias = _layer_norm_backward(dy, x, mean, rstd, weight, bias, ctx.backend)
-    return dx, None if weight is None else dweight, None if bias is None else dbias, None, None
+    dx, dweight, dbias = _layer_norm_backward(dy, ds, x, mean, rstd, weight, bias, ctx.backend)
+    return dx, None if weight is None else dweight, None if bias is None else dbias, None, None, None
 
 
 _layer_norm_backward = Operator(
-    "layer_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias,"
+    "layer_norm_backward(Tensor dy, Tensor? ds, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias,"
     " str backend) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
 _layer_norm = Operator(
-    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, str backend) -> (Tensor, Tensor, Tensor)",
+    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool branch, str backend)"
+    " -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     save=_save,
     backward=_autograd,
+    again=lambda args, outputs: args[0] if args[4] else None,
 )
 
 # ---------------------------------------------------------------------------------------------- residual_layer_norm
@@ -374,5 +422,5 @@ _residual_layer_norm = Operator(
     _residual_forward_fake,
     save=_residual_save,
     backward=_residual_autograd,
-    twice=9,
+    again=lambda args, outputs: outputs[0] if args[9] else None,
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fasttfm.functional._backend import chosen
 from fasttfm.functional._dropped import wide
+from fasttfm.functional._layers import by_kernel
 from fasttfm.functional._loss_rows import check, sums
 from fasttfm.functional._operators import Operator
 
@@ -47,7 +48,7 @@ def _forward_compute(
     dtype = dtype or hidden.dtype
     x, w, t = hidden, weight.to(dtype), target
     counted = None
-    if hidden.device.type == "cpu":  # elsewhere it would wait for the device
+    if hidden.device.type == "cpu" and not by_kernel(backend, hidden):  # elsewhere it would wait for the device
         counted = (target != ignore_index).nonzero()[:, 0]
         if counted.numel() < target.numel():
             x, t = hidden[counted], target[counted]
@@ -126,17 +127,19 @@ def _backward(ctx: Any, grad_loss: Tensor | None, *_: Any) -> tuple:
         return None, None, *nothing
     grad_hidden, grad_weight = ctx.saved_tensors
     need_hidden, need_weight = ctx.needs_input_grad[:2]
-    return (
-        _scaled(grad_hidden, grad_loss) if need_hidden else None,
-        _scaled(grad_weight, grad_loss) if need_weight else None,
-        *nothing,
-    )
+    hidden, weight = _scaled(grad_hidden, grad_weight, grad_loss)
+    return hidden if need_hidden else None, weight if need_weight else None, *nothing
+
+
+def _scale_both(first: Tensor, second: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = torch._foreach_mul([first, second], factor)  # one launch
+    return first, second
 
 
 _scaled = Operator(
-    "scale_gradient(Tensor gradient, Tensor factor) -> Tensor",
-    lambda gradient, factor: (gradient * factor).to(gradient.dtype),
-    lambda gradient, factor: torch.empty_like(gradient),
+    "scale_gradients(Tensor first, Tensor second, Tensor factor) -> (Tensor, Tensor)",
+    _scale_both,
+    lambda first, second, factor: (torch.empty_like(first), torch.empty_like(second)),
 )
 
 _linear_cross_entropy = Operator(

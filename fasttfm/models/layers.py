@@ -19,15 +19,19 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.functional.linear import frozen, linear
 from fasttfm.models.config import TransformerConfig
+from fasttfm.models.parameters import Parameters, Projection
 
 STREAMS_PER_LAYER = 8  # numbers reserved per layer for the dropout places in it
 
 
 @dataclass(frozen=True, slots=True)
-class Dropout:
-    """The dropout of one forward pass: its seed, None at inference."""
+class Pass:
+    """What one pass through the model has in common."""
 
     seed: Tensor | None
+    """Of dropout; None at inference."""
+    parameters: Parameters
+    """How it reads the parameters."""
 
     def p(self, probability: float) -> float:
         """The probability in force."""
@@ -47,46 +51,59 @@ class Attention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
         self.out_proj = nn.Linear(width, width)
 
-    def _heads(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """The projection of x (B, L, d) by weight (parts * d, d), one product: (B, L, parts, H, D)."""
-        projected = linear(x, weight, bias)
+    def _heads(self, x: Tensor, projection: Projection) -> Tensor:
+        """The projection of x (B, L, d) by a weight (parts * d, d), one product: (B, L, parts, H, D)."""
+        projected = linear(x, projection.weight, projection.bias)
         return projected.view(*x.shape[:2], -1, self.heads, x.shape[2] // self.heads)
 
-    def project_all(self, y: Tensor) -> Tensor:
-        """Queries, keys and values (B, L, 3, H, D) of y (B, L, d)."""
-        return self._heads(y, self.in_proj_weight, self.in_proj_bias)
-
-    def project_apart(self, y: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries (B, L, H, D) of y (B, L, d), keys and values (B, S, 2, H, D) of the encoder's output (B, S, d)."""
-        sizes = [y.shape[-1], 2 * y.shape[-1]]
-        weights, biases = self.in_proj_weight.split(sizes), self.in_proj_bias.split(sizes)
-        return self._heads(y, weights[0], biases[0])[:, :, 0], self._heads(memory, weights[1], biases[1])
-
-    def project_query(self, y: Tensor) -> Tensor:
-        """Queries (B, H, L, D) of y (B, L, d)."""
-        width = y.shape[-1]
-        return self._heads(y, self.in_proj_weight[:width], self.in_proj_bias[:width])[:, :, 0].transpose(1, 2)
-
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values (B, H, S, D) of the encoder's output (B, S, d)."""
-        width = memory.shape[-1]
-        joint = self._heads(memory, self.in_proj_weight[width:], self.in_proj_bias[width:])
-        return joint.permute(2, 0, 3, 1, 4).unbind(0)
+    def project_memory(self, memory: Tensor, projection: Projection) -> Tensor:
+        """Keys and values (B, S, 2 * layers, H, D) of the encoder's output (B, S, d)."""
+        return self._heads(memory, projection)
 
     def attend(
         self,
-        joint: Tensor,
-        query: Tensor | None,
-        dropout: Dropout,
+        y: Tensor,
+        at: Pass,
         *,
         key_lengths: Tensor | None = None,
         causal: bool = False,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """The joined heads (B, L, d) of joint (B, L, 3, H, D), or of query (B, L, H, D) and joint (B, S, 2, H, D).
+        """The joined heads (B, L, d) of self-attention of y (B, L, d).
 
         Appends the weights (B, H, L, S) to `weights` where a list is given.
         """
+        projection = at.parameters.joint(self)
+        joint = self._heads(y, projection)
+        biases = None if projection.bias_parts is None else (projection.bias_parts, None)
+        return self._attend(joint, None, biases, at, key_lengths, causal, weights)
+
+    def attend_memory(
+        self,
+        y: Tensor,
+        memory: Tensor,
+        at: Pass,
+        *,
+        key_lengths: Tensor | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """As attend(), of y (B, L, d) over this layer's keys and values of the encoder's output (B, S, 2, H, D)."""
+        projection = at.parameters.query(self)
+        query = self._heads(y, projection).squeeze(2)
+        memory_parts = at.parameters.memory_parts(self)
+        biases = None if memory_parts is None else (memory_parts, projection.bias_parts)
+        return self._attend(memory, query, biases, at, key_lengths, False, weights)
+
+    def _attend(
+        self,
+        joint: Tensor,
+        query: Tensor | None,
+        biases: tuple[Tensor, Tensor | None] | None,
+        at: Pass,
+        key_lengths: Tensor | None,
+        causal: bool,
+        weights: list[Tensor] | None,
+    ) -> Tensor:
         if weights is not None:
             parts = joint.permute(2, 0, 3, 1, 4)
             first = parts[0] if query is None else query.transpose(1, 2)
@@ -94,12 +111,21 @@ class Attention(nn.Module):
         return F.joint_attention(
             joint,
             query,
+            biases=biases,
             key_lengths=key_lengths,
             causal=causal,
-            dropout_p=dropout.p(self.dropout_p),
-            seed=dropout.seed,
+            dropout_p=at.p(self.dropout_p),
+            seed=at.seed,
             stream=self.stream,
         )
+
+    def project_all(self, y: Tensor, at: Pass) -> tuple[Tensor, ...]:
+        """Queries, keys and values (B, H, L, D) of y (B, L, d)."""
+        return self._heads(y, at.parameters.joint(self)).transpose(1, 3).unbind(2)
+
+    def project_query(self, y: Tensor, at: Pass) -> Tensor:
+        """Queries (B, H, L, D) of y (B, L, d)."""
+        return self._heads(y, at.parameters.query(self)).squeeze(2).transpose(1, 2)
 
     def step(self, query: Tensor, keys: Tensor, values: Tensor, key_lengths: Tensor | None = None) -> Tensor:
         """The joined heads (B, L, d) of query (B, H, L, D) over cached keys and values (B, H, S, D), at inference."""
@@ -125,39 +151,42 @@ class _Layer(nn.Module):
         projection: nn.Linear,
         stream: Tensor,
         norm: nn.LayerNorm | None,
-        dropout: Dropout,
+        at: Pass,
         place: int,
     ) -> tuple[Tensor, Tensor]:
         """Concat(head_1 .. head_H) W^O, heads (B, L, d), joined to the stream."""
-        late = _late(projection.bias, heads, norm)
-        output = linear(heads, projection.weight, projection.bias if late is None else None)
-        return self._add(output, late, stream, norm, dropout, place)
+        bias = at.parameters(projection.bias)
+        late = _late(bias, heads, norm)
+        output = linear(heads, at.parameters(projection.weight), bias if late is None else None)
+        return self._add(output, late, stream, norm, at, place)
 
     def _fed_forward(
-        self, y: Tensor, stream: Tensor, norm: nn.LayerNorm | None, dropout: Dropout, place: int
+        self, y: Tensor, stream: Tensor, norm: nn.LayerNorm | None, at: Pass, place: int
     ) -> tuple[Tensor, Tensor]:
         """The feed-forward sub-layer, joined to the stream."""
-        p = dropout.p(self.relu_dropout_p)
-        late = _late(self.linear2.bias, y, norm)
-        weight, bias = self.linear2.weight, self.linear2.bias if late is None else None
+        p, read = at.p(self.relu_dropout_p), at.parameters
+        weight1, bias1 = read(self.linear1.weight), read(self.linear1.bias)
+        weight2 = read(self.linear2.weight)
+        late = _late(read(self.linear2.bias), y, norm)
+        bias2 = read(self.linear2.bias) if late is None else None
         if self.activation == "relu" and frozen(y):  # the ReLU rides in the product, and nothing is kept for a gradient
-            hidden = linear(y, self.linear1.weight, self.linear1.bias, relu=True)
-            output = linear(hidden, weight, bias)
+            output = linear(linear(y, weight1, bias1, relu=True), weight2, bias2)
         elif self.activation == "relu":
             output = F.feed_forward(
                 y,
-                self.linear1.weight,
-                self.linear1.bias,
-                weight,
-                bias,
+                weight1,
+                bias1,
+                weight2,
+                bias2,
+                bias1_parts=read.parts_of(self.linear1.bias),
                 dropout_p=p,
-                seed=dropout.seed,
+                seed=at.seed,
                 stream=self.first_stream + 1,
             )
         else:
-            hidden = nn.functional.gelu(linear(y, self.linear1.weight, self.linear1.bias))
-            output = linear(nn.functional.dropout(hidden, p), weight, bias)
-        return self._add(output, late, stream, norm, dropout, place)
+            hidden = nn.functional.gelu(linear(y, weight1, bias1))
+            output = linear(nn.functional.dropout(hidden, p), weight2, bias2)
+        return self._add(output, late, stream, norm, at, place)
 
     def _add(
         self,
@@ -165,19 +194,19 @@ class _Layer(nn.Module):
         bias: Tensor | None,
         stream: Tensor,
         norm: nn.LayerNorm | None,
-        dropout: Dropout,
+        at: Pass,
         place: int,
     ) -> tuple[Tensor, Tensor]:
         """Joins a sub-layer's output, and the bias it left out, to the stream and normalises: the next (y, stream)."""
-        p, seed, number = dropout.p(self.dropout_p), dropout.seed, self.first_stream + 2 + place
+        p, seed, number = at.p(self.dropout_p), at.seed, self.first_stream + 2 + place
         if norm is None:  # the end of a pre-norm stack without a final norm
             stream = F.residual_add(output, stream, dropout_p=p, seed=seed, stream=number)
             return stream, stream
         return F.residual_layer_norm(
             output,
             stream,
-            norm.weight,
-            norm.bias,
+            at.parameters(norm.weight),
+            at.parameters(norm.bias),
             norm.eps,
             x_bias=bias,
             dropout_p=p,
@@ -207,15 +236,14 @@ class EncoderLayer(_Layer):
         stream: Tensor,
         following: nn.LayerNorm | None,
         lengths: Tensor | None,
-        dropout: Dropout,
+        at: Pass,
         weights: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """y, stream (B, S, d); following: the norm after this layer (pre-norm only). Returns the next (y, stream)."""
         norms = (self.norm2, following) if self.norm_first else (self.norm1, self.norm2)
-        joint = self.self_attn.project_all(y)
-        heads = self.self_attn.attend(joint, None, dropout, key_lengths=lengths, weights=weights)
-        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], dropout, 0)
-        return self._fed_forward(y, stream, norms[1], dropout, 1)
+        heads = self.self_attn.attend(y, at, key_lengths=lengths, weights=weights)
+        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], at, 0)
+        return self._fed_forward(y, stream, norms[1], at, 1)
 
 
 class DecoderLayer(_Layer):
@@ -240,19 +268,17 @@ class DecoderLayer(_Layer):
         lengths: Tensor | None,
         memory: Tensor,
         memory_lengths: Tensor | None,
-        dropout: Dropout,
+        at: Pass,
         weights: tuple[list[Tensor], list[Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """y, stream (B, L, d), memory (B, S, d). Returns the next (y, stream)."""
+        """y, stream (B, L, d), memory (B, S, 2, H, D) for this layer. Returns the next (y, stream)."""
         norms = self._norms(following)
         own, cross = weights if weights is not None else (None, None)
-        joint = self.self_attn.project_all(y)
-        heads = self.self_attn.attend(joint, None, dropout, key_lengths=lengths, causal=True, weights=own)
-        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], dropout, 0)
-        query, joint = self.multihead_attn.project_apart(y, memory)
-        heads = self.multihead_attn.attend(joint, query, dropout, key_lengths=memory_lengths, weights=cross)
-        y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], dropout, 1)
-        return self._fed_forward(y, stream, norms[2], dropout, 2)
+        heads = self.self_attn.attend(y, at, key_lengths=lengths, causal=True, weights=own)
+        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], at, 0)
+        heads = self.multihead_attn.attend_memory(y, memory, at, key_lengths=memory_lengths, weights=cross)
+        y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], at, 1)
+        return self._fed_forward(y, stream, norms[2], at, 2)
 
     def step(
         self,
@@ -265,6 +291,7 @@ class DecoderLayer(_Layer):
         cross_keys: Tensor,
         cross_values: Tensor,
         memory_lengths: Tensor | None,
+        at: Pass,
     ) -> tuple[Tensor, Tensor]:
         """One token for each of R rows, reading and extending the caches in place.
 
@@ -272,15 +299,14 @@ class DecoderLayer(_Layer):
         (B, H, S, D), shared by the R / B rows of a sentence, which attend as if they were its queries.
         """
         norms = self._norms(following)
-        none = Dropout(None)
-        query, key, value = self.self_attn.project_all(y).transpose(1, 3).unbind(2)  # (R, H, 1, D)
+        query, key, value = self.self_attn.project_all(y, at)
         self_keys[:, :, position] = key[:, :, 0]
         self_values[:, :, position] = value[:, :, 0]
         seen = position + 1
         heads = self.self_attn.step(query, self_keys[:, :, :seen], self_values[:, :, :seen])
-        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], none, 0)
+        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], at, 0)
         rows, _, width = y.shape
-        query = self.multihead_attn.project_query(y.view(cross_keys.shape[0], -1, width))  # (B, H, R / B, D)
+        query = self.multihead_attn.project_query(y.view(cross_keys.shape[0], -1, width), at)  # (B, H, R / B, D)
         heads = self.multihead_attn.step(query, cross_keys, cross_values, memory_lengths).view(rows, 1, width)
-        y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], none, 1)
-        return self._fed_forward(y, stream, norms[2], none, 2)
+        y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], at, 1)
+        return self._fed_forward(y, stream, norms[2], at, 2)

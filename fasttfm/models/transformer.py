@@ -11,7 +11,8 @@ from fasttfm import functional as F
 from fasttfm.functional.linear import linear
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.config import TransformerConfig
-from fasttfm.models.layers import STREAMS_PER_LAYER, Attention, DecoderLayer, Dropout, EncoderLayer
+from fasttfm.models.layers import STREAMS_PER_LAYER, Attention, DecoderLayer, EncoderLayer, Pass
+from fasttfm.models.parameters import Parameters, as_they_are, together
 from fasttfm.presets import preset_section
 from fasttfm.reference import positional_encoding
 
@@ -27,12 +28,12 @@ class _Stack(nn.Module):
         self.norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.final_norm else None
         self.norm_first = config.norm_first
 
-    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def enter(self, x: Tensor, at: Pass) -> tuple[Tensor, Tensor]:
         """The pair (y, stream) that the first layer takes."""
         if not self.norm_first:
             return x, x
         norm = self.layers[0].norm1
-        return F.layer_norm(x, norm.weight, norm.bias, norm.eps), x
+        return F.branch_layer_norm(x, at.parameters(norm.weight), at.parameters(norm.bias), norm.eps)
 
     def following(self, index: int) -> Any:
         """The norm that the layer's last sub-layer ends in, for pre-norm; None where there is none."""
@@ -108,11 +109,15 @@ class Transformer(nn.Module):
 
     # ----------------------------------------------------------------------------------------------- the forward pass
 
-    def _dropout(self) -> Dropout:
+    def _begin(self, source: Tensor, target: Tensor) -> Pass:
         """One seed for the whole pass; every place in the model has a stream of its own."""
-        return Dropout(F.draw_seed(self.positions.device) if self.training else None)
+        parameters = together(self, source.shape, target.shape) or as_they_are(self.decoder)
+        return Pass(self._seed(), parameters)
 
-    def _embed(self, embedding: nn.Embedding, tokens: Tensor, stream: int, dropout: Dropout, first: int = 0) -> Tensor:
+    def _seed(self) -> Tensor | None:
+        return F.draw_seed(self.positions.device) if self.training else None
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor, stream: int, at: Pass, first: int = 0) -> Tensor:
         last = first + tokens.shape[1]
         if last > self.positions.shape[0]:
             table = positional_encoding(2 * last, self.config.d_model, self.config.positional_encoding)
@@ -124,19 +129,25 @@ class Transformer(nn.Module):
             scale=self.config.d_model**0.5,
             pad_id=self.config.pad_id,
             first_position=first,
-            dropout_p=dropout.p(self.config.embedding_dropout_p),
-            seed=dropout.seed,
+            dropout_p=at.p(self.config.embedding_dropout_p),
+            seed=at.seed,
             stream=stream,
         )
 
-    def _encode(
-        self, source: Tensor, lengths: Tensor | None, dropout: Dropout, weights: list[Tensor] | None = None
-    ) -> Tensor:
-        x = self._embed(self.source_embedding, source, _SOURCE_STREAM, dropout)
-        y, stream = self.encoder.enter(x)
+    def _encode(self, source: Tensor, lengths: Tensor | None, at: Pass, weights: list[Tensor] | None = None) -> Tensor:
+        x = self._embed(self.source_embedding, source, _SOURCE_STREAM, at)
+        y, stream = self.encoder.enter(x, at)
         for i, layer in enumerate(self.encoder.layers):
-            y, stream = layer(y, stream, self.encoder.following(i), lengths, dropout, weights)
+            y, stream = layer(y, stream, self.encoder.following(i), lengths, at, weights)
         return y
+
+    def _project_memory(self, memory: Tensor, at: Pass) -> list[Tensor]:
+        """Every decoder layer's keys and values (B, S, 2, H, D) of the encoder's output (B, S, d)."""
+        attention = self.decoder.layers[0].multihead_attn
+        joints = [attention.project_memory(memory, projection) for projection in at.parameters.memory]
+        if len(joints) == len(self.decoder.layers):
+            return joints
+        return list(joints[0].unflatten(2, (-1, 2)).unbind(2))
 
     def _decode(
         self,
@@ -144,13 +155,14 @@ class Transformer(nn.Module):
         lengths: Tensor | None,
         memory: Tensor,
         memory_lengths: Tensor | None,
-        dropout: Dropout,
+        at: Pass,
         weights: tuple[list[Tensor], list[Tensor]] | None = None,
     ) -> Tensor:
-        x = self._embed(self.target_embedding, target, _TARGET_STREAM, dropout)
-        y, stream = self.decoder.enter(x)
+        x = self._embed(self.target_embedding, target, _TARGET_STREAM, at)
+        joint = self._project_memory(memory, at)
+        y, stream = self.decoder.enter(x, at)
         for i, layer in enumerate(self.decoder.layers):
-            y, stream = layer(y, stream, self.decoder.following(i), lengths, memory, memory_lengths, dropout, weights)
+            y, stream = layer(y, stream, self.decoder.following(i), lengths, joint[i], memory_lengths, at, weights)
         return y
 
     def forward(
@@ -164,9 +176,9 @@ class Transformer(nn.Module):
 
         source_lengths, target_lengths (B,): tokens before padding; None where nothing is padded.
         """
-        dropout = self._dropout()
-        memory = self._encode(source, source_lengths, dropout)
-        return self.output(self._decode(target, target_lengths, memory, source_lengths, dropout))
+        at = self._begin(source, target)
+        memory = self._encode(source, source_lengths, at)
+        return self.output(self._decode(target, target_lengths, memory, source_lengths, at))
 
     def loss(
         self,
@@ -183,9 +195,9 @@ class Transformer(nn.Module):
         Returns (label-smoothed loss, loss without smoothing and without gradient, number of tokens), each 0-d. The
         logits (B, L, V) never exist all at once where the operator can avoid it.
         """
-        dropout = self._dropout()
-        memory = self._encode(source, source_lengths, dropout)
-        hidden = self._decode(target_in, target_lengths, memory, source_lengths, dropout)
+        at = self._begin(source, target_in)
+        memory = self._encode(source, source_lengths, at)
+        hidden = self._decode(target_in, target_lengths, memory, source_lengths, at)
         loss, nll = F.linear_cross_entropy(
             hidden.flatten(0, 1),
             self.output.weight,
@@ -205,23 +217,24 @@ class Transformer(nn.Module):
     ) -> dict[str, list[Tensor]]:
         """Every layer's weights, without dropout: encoder (B, H, S, S), decoder (B, H, L, L), cross (B, H, L, S)."""
         weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
-        none = Dropout(None)
-        memory = self._encode(source, source_lengths, none, weights["encoder"])
+        at = Pass(None, as_they_are(self.decoder))
+        memory = self._encode(source, source_lengths, at, weights["encoder"])
         both = (weights["decoder"], weights["cross"])
-        self._decode(target, target_lengths, memory, source_lengths, none, both)
+        self._decode(target, target_lengths, memory, source_lengths, at, both)
         return weights
 
     # ------------------------------------------------------------------------------------------ step-by-step decoding
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
         """The encoder's output (B, S, d) for source (B, S)."""
-        return self._encode(source, source_lengths, self._dropout())
+        return self._encode(source, source_lengths, Pass(self._seed(), Parameters()))
 
     def start_cache(
         self, memory: Tensor, source_lengths: Tensor | None = None, *, rows_per_sentence: int = 1, max_length: int
     ) -> DecoderCache:
         """An empty cache for max_length target tokens; keys and values of memory (B, S, d) are computed here."""
-        cross = [layer.multihead_attn.project_memory(memory) for layer in self.decoder.layers]
+        at = Pass(None, as_they_are(self.decoder))
+        cross = [joint.transpose(1, 3).unbind(2) for joint in self._project_memory(memory, at)]
         head = (self.config.heads, max_length, self.config.d_model // self.config.heads)
         rows = memory.shape[0] * rows_per_sentence
         return DecoderCache(
@@ -239,9 +252,9 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
             )
-        none = Dropout(None)
-        x = self._embed(self.target_embedding, tokens[:, None], _TARGET_STREAM, none, first=cache.length)
-        y, stream = self.decoder.enter(x)
+        at = Pass(None, Parameters())
+        x = self._embed(self.target_embedding, tokens[:, None], _TARGET_STREAM, at, first=cache.length)
+        y, stream = self.decoder.enter(x, at)
         for i, layer in enumerate(self.decoder.layers):
             y, stream = layer.step(
                 y,
@@ -253,6 +266,7 @@ class Transformer(nn.Module):
                 cache.cross_keys[i],
                 cache.cross_values[i],
                 cache.source_lengths,
+                at,
             )
         cache.length += 1
         return linear(y[:, 0], self.output.weight).float()

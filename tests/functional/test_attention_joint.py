@@ -59,6 +59,28 @@ def test_half_precision_is_as_exact_as_apart(backend):
         assert torch.equal(*(torch.autograd.grad(out, joint, probe)[0] for out in (found, apart)))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
+@pytest.mark.parametrize("parts", [False, True], ids=["summed", "in parts"])
+def test_biases_of_the_projections_take_their_gradients(backend, cross, keys, parts):
+    inputs = leaves(cross, keys=keys)
+    biases = [torch.randn(x[0, 0].numel(), requires_grad=True) for x in inputs]
+    options = {"key_lengths": torch.tensor([keys - 3, 4]), "dropout_p": 0.3, "seed": torch.tensor([6])}
+    added = [x + b.view(x.shape[2:]) for x, b in zip(inputs, biases)]
+    expected = specification(*added, **options)
+    probe = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, biases, probe)
+    given = [b.detach().expand(B, -1).requires_grad_() if parts else b for b in biases]
+    added = [x.detach() for x in added]
+    with F.backend(backend):
+        found = F.joint_attention(*added, biases=(*given, None)[:2], **options)
+        gradients = torch.autograd.grad(found, given, probe)
+    if parts:
+        gradients = [g.sum(0) for g in gradients]
+    torch.testing.assert_close(list(gradients), list(wanted), atol=2e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_gradients_are_written_where_the_next_product_reads_them(cross):
     inputs = [x.requires_grad_() for x in leaves(cross)]
@@ -77,8 +99,11 @@ def test_opcheck(backend, cross):
     inputs = [x.requires_grad_() for x in leaves(cross)]
     joint, query = (*inputs, None)[:2]
     operator = torch.ops.fasttfm.joint_attention.default
-    opcheck(operator, (joint, query, torch.tensor([5, S]), False, 0.25, D**-0.5, torch.tensor([3]), 1, backend))
-    opcheck(operator, (joint, query, None, not cross, 0.0, 1.0, None, 0, backend))
+    biases = [torch.randn(x[0, 0].numel(), requires_grad=True) for x in inputs]
+    joint_bias, query_bias = (*biases, None)[:2]
+    dropped = (torch.tensor([5, S]), False, 0.25, D**-0.5, torch.tensor([3]), 1, backend)
+    opcheck(operator, (joint, query, joint_bias, query_bias, *dropped))
+    opcheck(operator, (joint, query, None, None, None, not cross, 0.0, 1.0, None, 0, backend))
 
 
 def test_autocast_computes_in_its_precision():

@@ -88,7 +88,7 @@ def test_parameters_in_half_precision_and_none_at_all():
 def test_statistics_are_float32_whatever_the_dtype(dtype):
     x = torch.randn(4, 24, dtype=dtype)
     for weight in (None, torch.ones(24, dtype=dtype), torch.ones(24)):
-        _, mean, rstd = torch.ops.fasttfm.layer_norm(x, weight, None, 1e-5, "torch")
+        _, mean, rstd = torch.ops.fasttfm.layer_norm(x, weight, None, 1e-5, False, "torch")
         assert mean.dtype == rstd.dtype == torch.float32
 
 
@@ -156,7 +156,8 @@ def test_opcheck(route, parameters):
     x, residual, weight, bias = leaves((3, 16), torch.float32, torch.float32)
     weight, bias = (weight, bias) if parameters else (None, None)
     operators = torch.ops.fasttfm
-    opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, route))
+    for branch in (False, True):
+        opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, branch, route))
     x_bias = torch.randn(16, requires_grad=True)
     for post_norm in (False, True):
         options = (1e-5, 0.25, SEED, 1, post_norm, route)

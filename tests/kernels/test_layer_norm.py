@@ -146,6 +146,23 @@ def test_the_bias_of_x_and_both_uses_of_the_outputs_have_their_gradients(post_no
             compare(solve(ours, inputs), wanted, exact)
 
 
+@pytest.mark.parametrize("columns", [72, kernel.MAX_COLUMNS // 4 + 1], ids=["in registers", "wide"])
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_a_stream_that_begins_in_a_norm_has_one_gradient_of_both_uses(route, columns):
+    inputs = {name: t for name, t in tensors((5, columns), torch.float32, torch.float32).items() if name != "residual"}
+
+    def specified(x, weight, bias):
+        return reference.layer_norm(x, weight, bias), x * 1
+
+    with backend(route):
+        found = solve(lambda x, weight, bias: functional.branch_layer_norm(x, weight, bias), inputs)
+        alone = torch.autograd.grad(
+            functional.branch_layer_norm(*(x := [inputs["x"].requires_grad_()]), None, None)[1].sum(), x
+        )
+    compare(found, solve(specified, inputs), solve(specified, inputs, torch.float64))
+    assert torch.equal(alone[0], torch.ones_like(alone[0]))
+
+
 def only(place):
     return lambda outputs: (outputs[place].double() * torch.linspace(-1, 1, outputs[place].shape[-1])).sum()
 

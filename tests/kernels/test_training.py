@@ -11,7 +11,8 @@ from fasttfm import functional, reference
 from fasttfm.models import Transformer, TransformerConfig, layers, transformer
 
 
-def joint_attention(joint, query, **options):
+def joint_attention(joint, query, *, biases, **options):
+    assert biases is None
     q, k, v = (part.transpose(1, 2) for part in (*([] if query is None else [query]), *joint.unbind(2)))
     return reference.attention(q, k, v, **options)[0].transpose(1, 2).flatten(2)
 
@@ -22,13 +23,18 @@ def residual_layer_norm(*args, x_bias, post_norm, **options):
     return (y, y) if post_norm else (y, s)
 
 
+def feed_forward(*args, bias1_parts, **options):
+    assert bias1_parts is None
+    return reference.feed_forward(*args, **options)
+
+
 SPECIFICATION = SimpleNamespace(
     joint_attention=joint_attention,
     adds_bias=lambda x: False,
-    layer_norm=reference.layer_norm,
+    branch_layer_norm=lambda x, *args: (reference.layer_norm(x, *args), x),
     residual_layer_norm=residual_layer_norm,
     residual_add=reference.residual_add,
-    feed_forward=reference.feed_forward,
+    feed_forward=feed_forward,
     embed=reference.embed,
     linear_cross_entropy=reference.linear_cross_entropy,
     draw_seed=functional.draw_seed,
