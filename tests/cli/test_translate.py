@@ -213,3 +213,16 @@ def test_attention_is_drawn(model_dir, tmp_path, capsys):
     ):
         assert main(["plot-attention", str(model_dir), "--out", str(picture), *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [("fast", "FASTTFM_BACKEND is 'fast': choose auto, triton or torch"), ("triton", "TRITON_INTERPRET=1")],
+)
+def test_a_backend_that_cannot_be_is_one_line(model_dir, choice, message):
+    environment = {**os.environ, "FASTTFM_BACKEND": choice, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "fasttfm.cli.main", "translate", str(model_dir), "--device", "cpu"]
+    done = subprocess.run(command, input=b"a dog\n", capture_output=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
