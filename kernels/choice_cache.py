@@ -117,12 +117,14 @@ def read(place: Place) -> list[Answer]:
         content = json.loads(place.file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(str(error)) from None
     try:
         if content["format"] != _FORMAT:
             raise ValueError(f"format {content['format']} is not {_FORMAT}")
-        return [Answer(**{**entry, "size_class": tuple(entry["size_class"])}) for entry in content["answers"]]
+        answers = [Answer(**{**entry, "size_class": tuple(entry["size_class"])}) for entry in content["answers"]]
+        hash(tuple((answer.choice, answer.size_class) for answer in answers))  # they are looked up by these
+        return answers
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"unexpected content ({error!r})") from None
 

@@ -110,8 +110,10 @@ def test_what_another_device_measured_is_nobodys_business(tile, place):
         lambda text: text.replace('"format": 1', '"format": 99'),
         lambda text: text.replace('"size_class"', '"size"'),
         lambda text: json.dumps({"format": 1, "answers": [3]}),
+        lambda text: text.replace('"bf16"', '["bf16"]'),
+        lambda text: "[" * 100_000,
     ],
-    ids=["cut off", "empty", "a list", "of the future", "a renamed field", "a wrong entry"],
+    ids=["cut off", "empty", "a list", "of the future", "a renamed field", "a wrong entry", "a wrong size", "nested"],
 )
 def test_a_damaged_file_is_ignored_with_one_warning_that_names_it(tile, place, damage):
     file = choice_cache.write(place, KEPT)
