@@ -26,6 +26,7 @@ COMMANDS = {
     "train": ("train", "train a Transformer on prepared data, or resume"),
     "translate": ("translate", "translate standard input, line by line"),
     "score": ("score", "sacreBLEU and chrF of standard input against references"),
+    "score-pairs": ("score_pairs", "the model's log-probability of given translations"),
     "average": ("average", "average the last checkpoints of a model"),
     "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
     "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
@@ -36,6 +37,7 @@ COMMANDS = {
 _LESS_MEMORY = {
     "train": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
     "translate": "give a smaller --batch-tokens, --beam, --max-len-b or --max-source-length",
+    "score-pairs": "give shorter lines, or --precision bf16",
     "plot-attention": "give a shorter sentence",
 }
 """Command -> what makes it need less memory."""

@@ -14,7 +14,8 @@ import torch
 
 from fasttfm.cli.main import main
 from fasttfm.config import resolve
-from fasttfm.data.tokenizer import train_tokenizer
+from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
+from fasttfm.decoding.translator import Translator
 from fasttfm.models import Transformer
 from fasttfm.training.checkpoint import MODEL_FILE, model_weights, save_checkpoint, step_folder
 
@@ -226,3 +227,23 @@ def test_a_backend_that_cannot_be_is_one_line(model_dir, choice, message):
     assert done.returncode == 2
     assert message in done.stderr.decode()
     assert done.stderr.count(b"\n") == 1
+
+
+def test_given_pairs_get_the_models_log_probability(model_dir, tmp_path, capsys):
+    sources, targets = ["a dog", "", "two men sit", "a dog"], ["ein Hund", "die Wiese", "", "ein Hund"]
+    (tmp_path / "src").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
+    (tmp_path / "tgt").write_text("".join(f"{line}\n" for line in targets), encoding="utf-8")
+    arguments = ["score-pairs", str(model_dir), "--src", str(tmp_path / "src"), "--device", "cpu"]
+    assert main([*arguments, "--tgt", str(tmp_path / "tgt")]) == 0
+    found = [float(line) for line in capsys.readouterr().out.splitlines()]
+    translator = Translator.from_directory(model_dir, device="cpu")
+    for score, source, target in zip(found, sources, targets, strict=True):
+        source_ids = torch.tensor([[*translator.source_tokenizer.encode(source), EOS]])
+        ids = translator.target_tokenizer.encode(target)
+        with torch.no_grad():
+            logits = translator.model(source_ids, torch.tensor([[BOS, *ids]]))[0].double()
+        expected = sum(logits.log_softmax(1)[place, token].item() for place, token in enumerate([*ids, EOS]))
+        assert score == pytest.approx(expected, abs=1e-4)
+    (tmp_path / "tgt").write_text("ein Hund\n", encoding="utf-8")
+    assert main([*arguments, "--tgt", str(tmp_path / "tgt")]) == 2
+    assert "both must align line by line" in capsys.readouterr().err

@@ -1,0 +1,46 @@
+"""`fasttfm score-pairs MODEL --src in.en --tgt out.de`: how likely the model finds given translations."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "score-pairs",
+        help="the model's log-probability of given translations",
+        description="Prints a line for every pair of lines: the natural logarithm of the probability that the model "
+        "gives the target, end-of-sentence included, as the translation of the source. For reranking and filtering.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
+    parser.add_argument("--src", type=Path, required=True, metavar="FILE", help="source text, plain or gzip")
+    parser.add_argument("--tgt", type=Path, required=True, metavar="FILE", help="a translation for each of its lines")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
+        default="fp32",
+        help="type of the weights and matrix products (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Score pair after pair, a buffer of lines at a time."""
+    from fasttfm.data.corpus import ParallelText
+    from fasttfm.decoding.translator import Translator
+
+    translator = Translator.from_directory(args.model, args.checkpoint, device=args.device, precision=args.precision)
+    pairs = iter(ParallelText([args.src], [args.tgt]))
+    while buffer := list(itertools.islice(pairs, translator.config.buffer_size)):
+        for score in translator.score([pair.source for pair in buffer], [pair.target for pair in buffer]):
+            print(f"{score:.6f}")
+        sys.stdout.flush()
