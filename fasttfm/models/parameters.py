@@ -113,6 +113,8 @@ class _Stack:
         self.dtype, self.device = dtype, device
         self.batch, self.length = tokens
         self.memory_length = memory[1]
+        self.programs: dict[Hashable, int | None] = {}
+        """Into how many parts each kind of gradient comes: asked once, not once a layer."""
         self.products: dict[Hashable, list[Part]] = {}
         self.biases: dict[Hashable, list[Part]] = {}
         self.sums: dict[Hashable, Sum] = {}
@@ -122,10 +124,8 @@ class _Stack:
             if self.cross:
                 self._cross_attention(layer.multihead_attn)
             self._feed_forward(layer, ends_in_norm=not layer.norm_first or stack.following(index) is not None)
-        for module in stack.modules():
-            if isinstance(module, nn.LayerNorm):
-                self._vector(module.weight)
-                self._vector(module.bias)
+            self._norms(layer.norm1, layer.norm2, layer.norm3 if self.cross else None)
+        self._norms(stack.norm)
         self._memory()
 
     def add_to(self, read: Parameters) -> None:
@@ -138,18 +138,30 @@ class _Stack:
         if self.cross:
             read.memory.append(Projection(read.read["memory weight"], read.read["memory bias"]))
 
+    def _norms(self, *norms: nn.LayerNorm | None) -> None:
+        for norm in norms:
+            if norm is not None:
+                self._vector(norm.weight)
+                self._vector(norm.bias)
+
     def _whole(self, parameter: Tensor) -> None:
         self.products[id(parameter)] = [Part(parameter)]
 
     def _vector(self, parameter: Tensor) -> None:
         """A parameter of a norm, or the bias that the norm adds."""
-        programs = F.norm_programs(self.batch * self.length, parameter.shape[0], self.device)
+        width = parameter.shape[0]
+        if width not in self.programs:
+            self.programs[width] = F.norm_programs(self.batch * self.length, width, self.device)
+        programs = self.programs[width]
         if programs is not None:
             self.sums[id(parameter)] = Sum(Part(parameter), programs)
 
     def _attention_bias(self, key: Hashable, part: Part, keys: int, head_size: int) -> bool:
         """Whether attention sums the gradient of this bias of a projection."""
-        programs = F.joint_programs(self.batch, keys, head_size, self.dtype, self.device)
+        kind = "attention", keys, head_size
+        if kind not in self.programs:
+            self.programs[kind] = F.joint_programs(self.batch, keys, head_size, self.dtype, self.device)
+        programs = self.programs[kind]
         if programs is None:
             return False
         self.sums[key] = Sum(part, programs)
@@ -199,8 +211,12 @@ class _Stack:
         self._whole(first.weight)
         self._whole(first.bias)
         if layer.activation == "relu":
-            rows, (out, hidden) = self.batch * self.length, second.weight.shape
-            programs = F.feed_forward_programs(rows, hidden, out, self.dtype, self.device)
+            kind = tuple(second.weight.shape)
+            if kind not in self.programs:
+                rows, (out, hidden) = self.batch * self.length, kind
+                self.programs[kind] = F.feed_forward_programs(rows, hidden, out, self.dtype, self.device)
+            programs = self.programs[kind]
+            assert programs is not None
             self.biases[id(first.bias)] = self.products.pop(id(first.bias))
             self.sums[id(first.bias)] = Sum(Part(first.bias), programs)
         self._output(second, ends_in_norm=ends_in_norm)
