@@ -42,7 +42,12 @@ GROUPS = {
     "padding": "benchmarks.padding",
 }
 """Group -> the module whose cases(setting) lists its cases. A new group is a line here."""
-COMMANDS = {"report": "benchmarks.report", "compare": "benchmarks.compare", "check": "benchmarks.check"}
+COMMANDS = {
+    "report": "benchmarks.report",
+    "compare": "benchmarks.compare",
+    "check": "benchmarks.check",
+    "end_to_end": "benchmarks.end_to_end",
+}
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""

@@ -1,11 +1,14 @@
 """From raw text to BLEU with the commands that a user types, kept as one record.
 
-    python -m benchmarks.end_to_end multi30k --text FOLDER --work FOLDER [-- --max-minutes 30 ...]
-    python -m benchmarks.end_to_end tatoeba-enja --text FOLDER --work FOLDER
-    python -m benchmarks.end_to_end demo --text demo/text --work demo          what make demo left
+    python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER [-- --max-minutes 30 ...]
+    python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER --peer torch.nn --minutes 30
+    python -m benchmarks end_to_end tatoeba-enja --text FOLDER --work FOLDER
+    python -m benchmarks end_to_end demo --text demo/text --work demo          what make demo left
 
 FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. What follows -- goes to `fasttfm train`.
 Like the commands themselves it can be stopped and started again: training resumes, and a finished run is only scored.
+With --peer the plain torch.nn trainer (peers/torch_nn_trainer.py) takes the place of `fasttfm train` and `translate`:
+the same prepared data, the preset's model and batches, the minutes given, greedy search. It starts anew each time.
 """
 
 from __future__ import annotations
@@ -81,27 +84,45 @@ def _fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
     return done
 
 
-def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
-    """Prepares, trains, translates the test set and scores it. Returns the record, without the machine."""
-    corpus = CORPORA[name]
-    sides = (corpus.source, corpus.target)
-    data, model, output = work / "data", work / "model", work / "output.txt"
+def prepare(name: str, text: Path, work: Path) -> Path:
+    """The prepared data, made where they are not there yet."""
+    corpus, data = CORPORA[name], work / "data"
     work.mkdir(parents=True, exist_ok=True)
     if not data.exists():
+        sides = (corpus.source, corpus.target)
         train, valid = ([str(_file(text, f"{part}.{side}")) for side in sides] for part in ("train", "valid"))
         files = ["--src", train[0], "--tgt", train[1], "--valid-src", valid[0], "--valid-tgt", valid[1]]
         _fasttfm(["prepare", *files, *corpus.prepare, "--out", str(data)])
-    train_command = ["train", *corpus.train, *more]
+    return data
+
+
+def source_lines(name: str, text: Path) -> bytes:
+    """The source side of the test set."""
+    source = _file(text, f"{CORPORA[name].test}.{CORPORA[name].source}")
+    return subprocess.run(["gzip", "-cdf", str(source)], capture_output=True, check=True).stdout
+
+
+def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
+    """What `fasttfm score` says of the translations in output."""
+    corpus = CORPORA[name]
+    reference = _file(text, f"{corpus.test}.{corpus.target}")
+    with output.open("rb") as hypotheses:
+        score = ["score", "--ref", str(reference), *corpus.score, "--json"]
+        return json.loads(_fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
+
+
+def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
+    """Prepares, trains, translates the test set and scores it. Returns the record, without the machine."""
+    model, output = work / "model", work / "output.txt"
+    data = prepare(name, text, work)
+    train_command = ["train", *CORPORA[name].train, *more]
     _fasttfm([*train_command, "--data", str(data), "--out", str(model)])
-    source, reference = (_file(text, f"{corpus.test}.{side}") for side in sides)
-    lines = subprocess.run(["gzip", "-cdf", str(source)], capture_output=True, check=True).stdout
+    lines = source_lines(name, text)
     started = time.perf_counter()
     with output.open("wb") as out:
         _fasttfm(["translate", str(model)], input=lines, stdout=out)
     seconds = time.perf_counter() - started
-    with output.open("rb") as hypotheses:
-        score = ["score", "--ref", str(reference), *corpus.score, "--json"]
-        scores = json.loads(_fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
+    scores = scored(name, text, output)
     log = [json.loads(line) for line in (model / "train.log.jsonl").read_text().splitlines()]
     steps = [entry for entry in log if entry["kind"] == "train"]
     updating = sum(entry["target_tokens"] / entry["tokens_per_second"] for entry in steps)
@@ -125,21 +146,76 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
     }
 
 
+def run_peer(name: str, text: Path, work: Path, minutes: float, threads: int) -> dict[str, Any]:
+    """As run(), with the plain torch.nn trainer; the corpus of the record is named after both."""
+    out, output = work / "torch.nn", work / "output-torch.nn.txt"
+    data = prepare(name, text, work)
+    preset = CORPORA[name].train[CORPORA[name].train.index("--preset") + 1]
+    options = [
+        "--preset",
+        preset,
+        "--minutes",
+        f"{minutes:g}",
+        "--seed",
+        "1",
+        *(["--threads", str(threads)] * bool(threads)),
+    ]
+    command = ["-m", "benchmarks.peers.torch_nn_trainer", *options]
+    print("$ python", *command, flush=True)
+    with output.open("wb") as translations:
+        program = [sys.executable, *command, "--data", str(data), "--out", str(out)]
+        done = subprocess.run(program, input=source_lines(name, text), stdout=translations, cwd=machine.ROOT)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    steps = [entry for entry in log if entry["kind"] == "train"]
+    (end,) = (entry for entry in log if entry["kind"] == "end")
+    tokens = sum(entry["target_tokens"] for entry in steps)
+    return {
+        "benchmark": "end_to_end",
+        "corpus": f"{name}, torch.nn",
+        "train_command": " ".join(["python", *command]),
+        "training_minutes": round(end["seconds"] / 60, 1),
+        "updates": end["step"],
+        "target_tokens": tokens,
+        "target_tokens_per_second": round(tokens / sum(e["target_tokens"] / e["tokens_per_second"] for e in steps)),
+        "padding": round(sum(entry["padding"] for entry in steps) / len(steps), 4),
+        "translate_seconds": log[-1]["translate_seconds"],
+        **scored(name, text, output),
+        "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
+        "validation_curve": [
+            {key: entry[key] for key in ("step", "seconds", "bleu", "lines")}
+            for entry in log
+            if entry["kind"] == "valid"
+        ],
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description="From raw text to BLEU.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks end_to_end", description="From raw text to BLEU.")
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("--text", type=Path, required=True, help="folder of train, valid and test files")
     parser.add_argument("--work", type=Path, required=True, help="folder for prepared data, model and output")
+    parser.add_argument("--peer", choices=["torch.nn"], help="train with this in fasttfm's place")
+    parser.add_argument("--minutes", type=float, help="of training with --peer")
+    parser.add_argument("--threads", type=int, default=0, help="of the CPU, with --peer; 0: what PyTorch takes")
     parser.add_argument("--note", help="kept in the record as it is")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(arguments[:split])
-    record = run(args.corpus, args.text, args.work, arguments[split + 1 :]) | machine.describe()
+    more = arguments[split + 1 :]
+    if bool(args.peer) != (args.minutes is not None) or (args.peer and more):
+        parser.error("--peer and --minutes go together, and nothing after -- goes with them")
+    if args.peer:
+        record = run_peer(args.corpus, args.text, args.work, args.minutes, args.threads) | machine.describe()
+    else:
+        record = run(args.corpus, args.text, args.work, more) | machine.describe()
     if args.note:
         record["note"] = args.note
     args.results.mkdir(parents=True, exist_ok=True)
-    file = args.results / f"end-to-end-{args.corpus}.jsonl"
+    peer = f"-{args.peer.replace('.', '-')}" if args.peer else ""
+    file = args.results / f"end-to-end-{args.corpus}{peer}.jsonl"
     with file.open("a") as lines:
         lines.write(json.dumps(record) + "\n")
     print(f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}")

@@ -1,0 +1,221 @@
+"""A plain trainer around torch.nn's Transformer: what a user has without fasttfm, on the same data for as long.
+
+    python -m benchmarks.peers.torch_nn_trainer --data DATA --out OUT --minutes 25 [--preset multi30k] < test.src > out
+
+DATA is what `fasttfm prepare` made. Model, batches, optimizer and label smoothing are those of the preset; the learning
+rate rises over the preset's warm-up and then falls with a cosine to zero at the end of the minutes. The clock stands
+still while it validates, which it does greedily on the first 200 validation pairs. torch.nn's decoder keeps nothing
+between two tokens, so every token computes all before it anew, as torch.nn's users do. Lines on standard input are
+translated greedily at the end; what happened stands in OUT/log.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.peers.torch_nn import Step, TorchTransformer
+from fasttfm.cli.parser import Parser
+from fasttfm.data import Batch, PreparedData, TokenBatches, bleu
+from fasttfm.data.config import DataConfig
+from fasttfm.data.tokenizer import BOS, EOS
+from fasttfm.decoding.batches import length_batches, padded
+from fasttfm.decoding.translator import one_line
+from fasttfm.errors import UserError
+from fasttfm.models import TransformerConfig
+from fasttfm.presets import preset_section
+from fasttfm.training.config import TrainingConfig
+from fasttfm.training.trainer import AUTOCAST
+
+_VALIDATED = 200
+"""Validation pairs that are translated."""
+_LOG_EVERY = 50
+
+
+@torch.no_grad()
+def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: int = 50) -> list[list[int]]:
+    """The likeliest token after the other, at most `longer` beyond the source; sources: ids with end-of-sentence."""
+    device = model.output.weight.device
+    model.eval()
+    found: list[list[int]] = [[] for _ in sources]
+    for places in length_batches([len(source) for source in sources], 4096):
+        source, lengths = padded([sources[place] for place in places], device)
+        padding = torch.arange(source.shape[1], device=device) >= lengths[:, None]
+        memory = model.encoder(model.embed(source), src_key_padding_mask=padding)
+        target = torch.full((len(places), 1), BOS, device=device)
+        ended = torch.zeros(len(places), dtype=torch.bool, device=device)
+        for _ in range(source.shape[1] + longer):
+            length = target.shape[1]
+            hidden = model.decoder(
+                model.embed(target),
+                memory,
+                tgt_mask=model.causal[:length, :length],  # type: ignore[index]
+                tgt_is_causal=True,
+                memory_key_padding_mask=padding,
+            )
+            token = model.output(hidden[:, -1]).argmax(dim=1)
+            target = torch.cat([target, token[:, None]], dim=1)
+            ended |= token == EOS
+            if ended.all():
+                break
+        for place, ids in zip(places, target[:, 1:].tolist()):
+            found[place] = ids[: ids.index(EOS)] if EOS in ids else ids
+    return found
+
+
+def translate(model: TorchTransformer, data: PreparedData, lines: Sequence[str]) -> list[str]:
+    """Raw lines to raw lines."""
+    ids = [[*data.source_tokenizer.encode(line), EOS] for line in lines]
+    return [one_line(data.target_tokenizer.decode(each)) for each in greedy(model, ids)]
+
+
+class Stopwatch:
+    """Seconds that training has taken."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._since: float | None = None
+
+    def go(self) -> None:
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        self._before, self._since = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (0.0 if self._since is None else time.monotonic() - self._since)
+
+
+def _forever(batches: TokenBatches) -> Iterator[Batch]:
+    epoch = 0
+    while True:
+        for indices in batches.epoch(epoch):
+            yield batches.batch(indices, epoch)
+        epoch += 1
+
+
+def train(
+    data: PreparedData, preset: str, *, minutes: float, valid_minutes: float, seed: int, log: Any, device: torch.device
+) -> TorchTransformer:
+    """A model trained for so many minutes; log: a file that gets a line now and then."""
+    torch.manual_seed(seed)
+    vocabulary = {"vocab_size": len(data.target_tokenizer)}
+    config = TransformerConfig(**{**preset_section(preset, "model"), **vocabulary})
+    training = TrainingConfig(**preset_section(preset, "training"))
+    limits = DataConfig(**preset_section(preset, "data"))
+    if config.share_embeddings != "all" or not data.joint:
+        raise UserError(f"preset {preset} has no shared embedding, or the data no joint vocabulary: take multi30k")
+    model = TorchTransformer(config).to(device)
+    step = Step(
+        model,
+        lr=training.lr,
+        betas=training.adam_betas,
+        eps=training.adam_eps,
+        clip_norm=training.clip_norm,
+        label_smoothing=training.label_smoothing,
+        autocast=AUTOCAST[training.precision],
+    )
+    batches = TokenBatches(data.train, limits.max_tokens, seed, limits.max_sentence_tokens)
+    stopwatch = Stopwatch()
+    sums: dict[str, float] = {"loss": 0.0, "target_tokens": 0, "cells": 0, "used": 0}
+    done, validated, logged = 0, 0.0, 0.0
+    model.train()
+    stopwatch.go()
+    for batch in _forever(batches):
+        progress = stopwatch.seconds / (60 * minutes)
+        if progress >= 1:
+            break
+        done += 1
+        lr = training.lr * min(done / training.warmup_updates, (1 + math.cos(math.pi * progress)) / 2)
+        loss = step(batch.to(device), lr)
+        sums["loss"] += float(loss) * batch.target_tokens
+        sums["target_tokens"] += batch.target_tokens
+        sums["used"] += batch.source_tokens + batch.target_tokens
+        sums["cells"] += batch.source.numel() + batch.target_in.numel()
+        if done % _LOG_EVERY == 0:
+            sums, logged = _log_sums(log, done, sums, stopwatch.seconds - logged), stopwatch.seconds
+        if stopwatch.seconds - validated >= 60 * valid_minutes:
+            stopwatch.stop()
+            validated = stopwatch.seconds
+            found = translate(model, data, data.valid_source_text[:_VALIDATED])
+            score = bleu(found, data.valid_target_text[:_VALIDATED]).value
+            _write(log, kind="valid", step=done, bleu=score, lines=len(found), seconds=round(validated, 2))
+            model.train()
+            stopwatch.go()
+    stopwatch.stop()
+    if sums["target_tokens"]:
+        _log_sums(log, done, sums, stopwatch.seconds - logged)
+    _write(log, kind="end", step=done, seconds=round(stopwatch.seconds, 2))
+    return model
+
+
+def _log_sums(log: Any, step: int, sums: dict[str, float], seconds: float) -> dict[str, float]:
+    """A line about the updates since the last one; gives sums that begin anew."""
+    _write(
+        log,
+        kind="train",
+        step=step,
+        loss=sums["loss"] / sums["target_tokens"],
+        padding=1 - sums["used"] / sums["cells"],
+        target_tokens=sums["target_tokens"],
+        tokens_per_second=sums["target_tokens"] / seconds,
+    )
+    return dict.fromkeys(sums, 0)
+
+
+def _write(log: Any, **entry: Any) -> None:
+    log.write(json.dumps(entry) + "\n")
+    log.flush()
+    words = (f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in entry.items())
+    print(*words, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.peers.torch_nn_trainer", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder that fasttfm prepare made")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the weights and the log")
+    parser.add_argument("--minutes", type=float, required=True, help="of training, validation not counted")
+    parser.add_argument("--preset", default="multi30k", help="default: %(default)s")
+    parser.add_argument("--valid-minutes", type=float, default=2.0, help="between validations; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: what PyTorch takes")
+    args: argparse.Namespace = parser.parse_args(argv)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        data = PreparedData.open(args.data)
+        args.out.mkdir(parents=True, exist_ok=True)
+        with (args.out / "log.jsonl").open("w") as log:
+            model = train(
+                data,
+                args.preset,
+                minutes=args.minutes,
+                valid_minutes=args.valid_minutes,
+                seed=args.seed,
+                log=log,
+                device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            )
+            lines: list[str] = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
+            stopwatch = Stopwatch()
+            stopwatch.go()
+            translations = translate(model, data, lines)
+            _write(log, kind="translate", lines=len(lines), translate_seconds=round(stopwatch.seconds, 1))
+        torch.save(model.state_dict(), args.out / "weights.pt")
+    except UserError as error:
+        print(f"torch_nn_trainer: {error}", file=sys.stderr)
+        return 2
+    sys.stdout.write("".join(line + "\n" for line in translations))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The whole run with the plain torch.nn trainer: it learns, its record follows the schema, its search is greedy."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+
+from benchmarks import end_to_end, records, synthetic
+from benchmarks.__main__ import main
+from benchmarks.peers.torch_nn import TorchTransformer
+from benchmarks.peers.torch_nn_trainer import Stopwatch, greedy
+from fasttfm.decoding import DecodingConfig, translate_ids
+from fasttfm.models import Transformer, TransformerConfig
+
+WORDS = [*"abcdefghijklmnopqrst"]
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder of train, valid and test files, the target being the source backwards."""
+    draw = random.Random(1)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name, pairs in (("train", 300), ("valid", 12), ("test_2016_flickr", 12)):
+        sources = [draw.choices(WORDS, k=draw.randint(2, 9)) for _ in range(pairs)]
+        for side, lines in (("en", sources), ("de", [words[::-1] for words in sources])):
+            (folder / f"{name}.{side}").write_text("".join(" ".join(words) + "\n" for words in lines))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_of_the_plain_trainer_leaves_a_record(text, tmp_path, monkeypatch, capfd):
+    small = end_to_end.Corpus(
+        source="en",
+        target="de",
+        test="test_2016_flickr",
+        prepare=("--vocab-size", "300"),
+        train=("--preset", "multi30k"),
+    )
+    monkeypatch.setitem(end_to_end.CORPORA, "multi30k", small)
+    folders = ["--text", str(text), "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    peer = ["--peer", "torch.nn", "--minutes", "0.1", "--threads", "1"]
+    assert main(["end_to_end", "multi30k", *folders, *peer]) == 0
+    (record,) = records.read(tmp_path / "results" / "end-to-end-multi30k-torch-nn.jsonl")
+    assert record["corpus"] == "multi30k, torch.nn"
+    assert record["training_minutes"] >= 0.1
+    assert record["updates"] >= 1
+    assert record["lines"] == 12
+    assert "--minutes 0.1" in record["train_command"]
+    log = [json.loads(line) for line in (tmp_path / "work" / "torch.nn" / "log.jsonl").read_text().splitlines()]
+    assert [entry["kind"] for entry in log][-2:] == ["end", "translate"]
+    assert "kept in" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--peer", "torch.nn"], ["--minutes", "3"]])
+def test_a_peer_needs_its_minutes(arguments, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        end_to_end.main(["multi30k", "--text", str(tmp_path), "--work", str(tmp_path), *arguments])
+    assert stop.value.code == 2
+    assert "--peer and --minutes go together" in capsys.readouterr().err
+
+
+def test_the_plain_greedy_search_is_greedy_search():
+    config = TransformerConfig(
+        vocab_size=60,
+        d_model=32,
+        heads=4,
+        d_ff=64,
+        encoder_layers=1,
+        decoder_layers=2,
+        norm_first=True,
+        final_norm=True,
+    )
+    torch.manual_seed(0)
+    plain = TorchTransformer(config).eval()
+    with torch.no_grad():
+        plain.decoder.norm.weight.normal_(std=6.0)
+        plain.target_embedding.weight[:3] = 0.0  # what our search never writes
+        plain.target_embedding.weight[3] *= 0.5
+    model = Transformer(config)
+    model.load_state_dict(plain.state_dict())
+    sources = [*synthetic.sources(4, 7, 60, seed=1), *synthetic.sources(3, 3, 60, seed=2)]
+    found = greedy(plain, sources, longer=10)
+    # the plain search's limit is that of the longest source of a batch, ours that of each
+    expected = translate_ids(model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=17, allow_unk=True))
+    assert found == [ids[:17] for ids in expected]
+    assert len({tuple(ids) for ids in found}) > 3
+
+
+def test_a_stopwatch_stands_still_while_it_is_stopped(monkeypatch):
+    times = iter([10.0, 13.0, 20.0, 24.0])
+    monkeypatch.setattr("benchmarks.peers.torch_nn_trainer.time.monotonic", lambda: next(times))
+    watch = Stopwatch()
+    assert watch.seconds == 0.0
+    watch.go()
+    watch.stop()
+    assert watch.seconds == 3.0
+    watch.go()
+    assert watch.seconds == 7.0
