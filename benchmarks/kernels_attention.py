@@ -106,7 +106,7 @@ def _dense(form: Form, compile: bool, setting: Setting) -> Work:
             **_sdpa(form, mask, p, device),
             **(with_compiler(p) if compile else {}),
             peers.FLASH_ATTN: peers.have(peers.FLASH_ATTN, device) or _flash_attn(form, p),
-            peers.XFORMERS: peers.have(peers.XFORMERS, device) or _xformers(form, mask, p),
+            peers.XFORMERS: peers.have(peers.XFORMERS, device) or _xformers(form, mask, p, dtype),
         }
 
     return Work(
@@ -225,18 +225,18 @@ def _flash_attn(form: Form, p: float) -> Provider:
     return run
 
 
-def _xformers(form: Form, mask: Tensor | None, p: float) -> Provider:
-    """https://facebookresearch.github.io/xformers/components/ops.html"""
+def _xformers(form: Form, mask: Tensor | None, p: float, dtype: torch.dtype) -> Provider:
+    """https://facebookresearch.github.io/xformers/components/ops.html: a tensor bias is added to the scores."""
     from xformers.ops import LowerTriangularMask, memory_efficient_attention
 
-    if mask is not None and form.mask != "causal" and mask.dtype == torch.bool:
-        return _refuse("memory_efficient_attention takes no bool mask")
+    bias: Any = LowerTriangularMask() if form.mask == "causal" else mask
+    if isinstance(bias, Tensor):
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=dtype).masked_fill_(~bias, float("-inf"))
+        bias = bias.expand(form.B, form.H, form.L, form.S)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        bias = LowerTriangularMask() if form.causal else mask
-        if isinstance(bias, Tensor):
-            bias = bias.expand(q.shape[0], -1, -1, -1)
         return memory_efficient_attention(q, k, v, attn_bias=bias, p=p).transpose(1, 2)
 
     return run
