@@ -34,8 +34,8 @@ class State:
 
     memory: Tensor
     """(B, S, d) the encoder's output, or (B, S) the sources themselves."""
-    lengths: Tensor
-    """(B,) of the sources."""
+    lengths: Tensor | None
+    """(B,) of the sources, None without padding."""
     targets: Tensor
     """(R, L) tokens read so far."""
     capacity: int
@@ -52,7 +52,8 @@ class State:
     def keep(self, sentences: Tensor) -> None:
         """Drops the other sentences."""
         beam = len(self.targets) // len(self.memory)
-        self.memory, self.lengths = self.memory[sentences], self.lengths[sentences]
+        self.memory = self.memory[sentences]
+        self.lengths = None if self.lengths is None else self.lengths[sentences]
         self.cross = [(key[sentences], value[sentences]) for key, value in self.cross]
         self.reorder((sentences[:, None] * beam + torch.arange(beam, device=sentences.device)).flatten())
 
@@ -69,14 +70,14 @@ class Less(nn.Module):
         self.weights = dict(model.state_dict())
         self.keep_encoder, self.keep_cross, self.keep_own = encoder, cross, own
 
-    def encode(self, source: Tensor, lengths: Tensor) -> Tensor:
+    def encode(self, source: Tensor, lengths: Tensor | None) -> Tensor:
         """The encoder's output, or the source where it is encoded anew for every token."""
         return self.model.encode(source, lengths) if self.keep_encoder else source
 
-    def start_cache(self, memory: Tensor, lengths: Tensor, *, rows_per_sentence: int, max_length: int) -> State:
+    def start_cache(self, memory: Tensor, lengths: Tensor | None, *, rows_per_sentence: int, max_length: int) -> State:
         """As Transformer.start_cache."""
         rows = len(memory) * rows_per_sentence
-        state = State(memory, lengths, lengths.new_empty(rows, 0), max_length)
+        state = State(memory, lengths, torch.empty(rows, 0, dtype=torch.int64, device=memory.device), max_length)
         layers = range(self.config.decoder_layers)
         if self.keep_cross:
             state.cross = [self._cross(layer, memory) for layer in layers]

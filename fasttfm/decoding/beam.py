@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 def beam_search(
     model: Transformer,
     source: Tensor,
-    source_lengths: Tensor,
+    source_lengths: Tensor | None,
     limits: list[int],
     constraints: Constraints,
     config: DecodingConfig,
 ) -> list[list[Hypothesis]]:
     """The config.nbest best finished hypotheses of every sentence, best first.
 
-    source (B, S) int64 and source_lengths (B,) int64 on the model's device; limits: longest output of each sentence.
+    source (B, S) int64 and source_lengths (B,) int64, None without padding, on the model's device; limits: longest
+    output of each sentence.
     """
     device, beam = source.device, config.beam
     memory = model.encode(source, source_lengths)

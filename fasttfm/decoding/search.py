@@ -87,7 +87,9 @@ def _search_batch(
         limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
     constraints = Constraints(limits, prefixes, config, device)
     source, source_lengths = padded(sources, device)
+    # without padding attention needs no mask, in the encoder and at every step
+    lengths = None if all(len(each) == len(sources[0]) for each in sources) else source_lengths
     if config.sampling:
-        return sample(model, source, source_lengths, limits, constraints, config, numbers)
+        return sample(model, source, lengths, limits, constraints, config, numbers)
     search = greedy_search if config.beam == 1 else beam_search
-    return search(model, source, source_lengths, limits, constraints, config)
+    return search(model, source, lengths, limits, constraints, config)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def greedy_search(
     model: Transformer,
     source: Tensor,
-    source_lengths: Tensor,
+    source_lengths: Tensor | None,
     limits: list[int],
     constraints: Constraints,
     config: DecodingConfig,
@@ -37,7 +37,7 @@ def greedy_search(
 def sample(
     model: Transformer,
     source: Tensor,
-    source_lengths: Tensor,
+    source_lengths: Tensor | None,
     limits: list[int],
     constraints: Constraints,
     config: DecodingConfig,

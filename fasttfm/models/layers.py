@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
+from fasttfm.functional.attention_step import cached_attention
 from fasttfm.functional.linear import frozen, linear
 from fasttfm.models.config import TransformerConfig
 from fasttfm.models.parameters import Parameters, Projection
@@ -129,7 +130,7 @@ class Attention(nn.Module):
 
     def step(self, query: Tensor, keys: Tensor, values: Tensor, key_lengths: Tensor | None = None) -> Tensor:
         """The joined heads (B, L, d) of query (B, H, L, D) over cached keys and values (B, H, S, D), at inference."""
-        return F.attention(query, keys, values, key_lengths=key_lengths).transpose(1, 2).flatten(2)
+        return cached_attention(query, keys, values, key_lengths).transpose(1, 2).flatten(2)
 
 
 class _Layer(nn.Module):

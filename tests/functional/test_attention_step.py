@@ -1,0 +1,48 @@
+"""Attention over a cache is attention, whichever kernel computes it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fasttfm import reference
+from fasttfm.functional import attention_step
+from fasttfm.functional.attention_step import cached_attention
+
+
+@pytest.mark.parametrize("rows", [1, 3, 700], ids=["one row", "few rows", "many rows"])
+@pytest.mark.parametrize("with_lengths", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_it_is_attention(dtype, with_lengths, rows):
+    torch.manual_seed(0)
+    query = torch.randn(rows, 2, 4, 16, dtype=dtype)
+    cache = torch.randn(2, rows, 4, 20, 16, dtype=dtype)  # of which 13 places are filled
+    query, keys, values = query.transpose(1, 2), *cache[:, :, :, :13]
+    lengths = torch.randint(1, 14, (rows,)) if with_lengths else None
+    with torch.no_grad():
+        found = cached_attention(query, keys, values, lengths)
+    wide = (x.double() for x in (query, keys, values))
+    expected = reference.attention(*wide, key_lengths=lengths)[0]
+    bound = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-12}[dtype]
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
+
+
+def test_torchs_kernel_takes_few_keys_and_neither_gradients_nor_padding(monkeypatch):
+    taken = []
+    torchs = attention_step.nnF.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention_step.nnF,
+        "scaled_dot_product_attention",
+        lambda *arguments: taken.append(arguments) or torchs(*arguments),
+    )
+    query, keys = torch.randn(2, 2, 1, 8, requires_grad=True), torch.randn(2, 2, 5, 8)
+    cached_attention(query, keys, keys).sum().backward()
+    assert query.grad is not None
+    assert not taken
+    with torch.no_grad():
+        cached_attention(query, keys, keys, torch.tensor([5, 3]))
+        cached_attention(query, *2 * [keys.repeat(1, 1, 4_000, 1)])
+        assert not taken
+        cached_attention(query, keys, keys)
+        assert len(taken) == 1
