@@ -66,13 +66,14 @@ def _parser() -> Parser:
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="fewer cases and runs: minutes for all groups")
     level.add_argument("--full", action="store_true", help="more shapes and runs: for a record to publish")
-    level.add_argument(
-        "--smoke", action="store_true", help="the smallest shapes, to see that all runs; no times to keep"
-    )
+    level.add_argument("--smoke", action="store_true", help="the smallest shapes, to see that all runs")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda where there is one")
     parser.add_argument("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}; default: what the device trains in")
     parser.add_argument(
-        "--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the records; default: %(default)s"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of the records; default: benchmarks/results, nothing for --smoke",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="of the CPU; default: one a core")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs; default: %(default)s")
@@ -103,7 +104,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
         raise UserError(f"--dtype {args.dtype} is unknown: {', '.join(DTYPES)}")
     if args.threads is not None and args.threads < 1:
         raise UserError(f"--threads {args.threads} cannot be: at least 1")
-    threads = args.threads or len(os.sched_getaffinity(0))
+    threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     level = next((name for name in ("quick", "full", "smoke") if getattr(args, name)), "standard")
     dtype = getattr(torch, args.dtype) if args.dtype else usual_dtype(device)
@@ -164,8 +165,8 @@ def writable(folder: Path) -> None:
         raise UserError(f"--out {folder} cannot be written to ({error.strerror}): name another folder") from error
 
 
-def run_cases(cases: Sequence[Case], setting: Setting, out: Path) -> int:
-    """Runs the cases, writing each one's rows when they are known. Returns 1 when a case was broken, else 0."""
+def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
+    """Runs the cases; each one's rows go to a file in out as soon as they are known. Returns 1 if a case was broken."""
     import torch
 
     from benchmarks import ceilings, harness, machine, records
@@ -205,9 +206,10 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path) -> int:
             traceback.print_exc()
             broken += 1
             continue
-        file = out / records.file_name(case.group, described)
-        records.write(file, rows)
-        files[file] = None
+        if out is not None:
+            file = out / records.file_name(case.group, described)
+            records.write(file, rows)
+            files[file] = None
         print(f"    {summary(rows)}", flush=True)
     for file in files:
         print(f"kept in {file}")
@@ -227,8 +229,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             print("\n".join(f"{case.group} {case.title}" for case in cases))
             return 0
-        writable(args.out)
-        return run_cases(cases, setting, args.out)
+        out = args.out or (None if setting.level == "smoke" else RESULTS)
+        if out is not None:
+            writable(out)
+        return run_cases(cases, setting, out)
     except UserError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2

@@ -51,14 +51,18 @@ def _attention(setting: Setting) -> list[Case]:
         cross = Form(B=B, H=H, L=length, S=length * 5 // 4, D=D, mask="lengths")
         found.append(dense(cross, passes, setting, compile=standard))
         for causal in (False, True):
-            found.append(packed(B, length, H, D, passes, setting, causal=causal, compile=standard or setting.on_gpu))
+            found.append(
+                packed(B, length, H, D, passes, setting, causal=causal, compile=standard or (setting.on_gpu and causal))
+            )
         found.append(weights(Form(B=B, H=H, L=length, S=length, D=D, mask="lengths"), passes, setting))
         for length in _long(setting):
             large = setting.on_gpu and not setting.small_memory
             B = max(1, (16_384 if large else 1024) // length)
             heads = 16 if large else H
             form = Form(B=B, H=heads, L=length, S=length, D=D, mask="causal")
-            found.append(dense(form, passes, setting, compile=setting.on_gpu or (standard and not full)))
+            # the compiled formula of a long row takes minutes on a CPU, FlexAttention is at its best there on a GPU
+            compile = (standard and not full) if not setting.on_gpu else standard or length == 4096
+            found.append(dense(form, passes, setting, compile=compile))
     return found
 
 

@@ -78,6 +78,14 @@ def test_what_is_wrong_has_no_time_in_the_file_and_is_said(group, tmp_path, caps
     assert "wrong: fasttfm" in capsys.readouterr().out
 
 
+def test_toy_shapes_are_kept_only_where_one_asks_for_it(group, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    assert command.main(["--smoke"]) == 0
+    assert not list(tmp_path.iterdir())
+    assert command.main(["--quick", "--only", "first"]) == 0
+    assert {row["case"] for row in rows_in(tmp_path)} == {"first"}
+
+
 def test_stopping_keeps_what_was_measured(group, tmp_path, capsys):
     calls = []
 

@@ -53,7 +53,9 @@ def record(**changes):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_kept_record_follows_its_schema(path):
-    assert records.read(path)
+    rows = records.read(path)
+    assert rows
+    assert "smoke" not in {row.get("level") for row in rows}  # times of toy shapes mean nothing
 
 
 def test_there_are_records():
