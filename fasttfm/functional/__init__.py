@@ -3,6 +3,7 @@
 from fasttfm.functional._backend import backend
 from fasttfm.functional.attention import attention
 from fasttfm.functional.attention_joint import joint_attention, joint_programs
+from fasttfm.functional.attention_joint_packed import joint_varlen_attention
 from fasttfm.functional.attention_packed import varlen_attention
 from fasttfm.functional.attention_sdpa import scaled_dot_product_attention
 from fasttfm.functional.attention_weights import attention_weights
@@ -33,6 +34,7 @@ __all__ = [
     "feed_forward_programs",
     "joint_attention",
     "joint_programs",
+    "joint_varlen_attention",
     "layer_norm",
     "linear_cross_entropy",
     "norm_programs",

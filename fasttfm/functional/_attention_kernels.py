@@ -181,18 +181,20 @@ def packed_backward(
     scale: float,
     packed: tuple,
     options: dict[str, Any],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of packed query, key and value."""
+    out: tuple[Tensor, ...] | None = None,
+    sums: tuple[Tensor, ...] | None = None,
+) -> tuple[Tensor, ...]:
+    """Gradients of packed query, key and value. out, sums as backward() takes them; out is zero."""
     from fasttfm.kernels import attention_backward, attention_launch, attention_short
 
-    gradients = query.new_zeros(query.shape), key.new_zeros(key.shape), value.new_zeros(value.shape)
+    gradients = out or tuple(x.new_zeros(x.shape) for x in (query, key, value))
     if query.numel() and key.numel():
         sequences = attention_launch.Packed(*packed)
         g, q, k, v, o = (attention_launch.by_head(x, sequences.batch) for x in (grad, query, key, value, output))
         out = tuple(attention_launch.by_head(d, sequences.batch) for d in gradients)
         lse = lse.expand(sequences.batch, -1, -1)
         if route == "short":
-            attention_short.backward(g, q, k, v, lse, out=out, packed=sequences, scale=scale, **options)
+            attention_short.backward(g, q, k, v, lse, out=out, sums=sums, packed=sequences, scale=scale, **options)
         else:
             attention_backward.backward(g, q, k, v, o, lse, out=out, packed=sequences, scale=scale, **options)
     return gradients

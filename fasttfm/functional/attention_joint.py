@@ -152,7 +152,7 @@ def _compute_backward(
     out = _heads(d_joint, d_query)
     sums = None
     if route == "short" and joint_bias is not None:
-        sums = _Sums.of(joint, query)
+        sums = Sums.of(joint, query, joint.shape[0])
     if route != "torch":
         options = kernel_options(key_lengths, None, causal, 0, dropout_p, seed, stream)
         places = None if sums is None else sums.places()
@@ -162,12 +162,12 @@ def _compute_backward(
     d_biases = []
     parts_of = (None, None) if sums is None else (sums.joint, sums.query)
     for bias, d, parts in zip((joint_bias, query_bias), (d_joint, d_query), parts_of):
-        d_biases.append(nothing(joint) if bias is None or d is None else _bias_gradient(bias, d, parts))
+        d_biases.append(nothing(joint) if bias is None or d is None else bias_gradient(bias, d, parts, joint.shape[0]))
     return d_joint, nothing(joint) if d_query is None else d_query, d_biases[0], d_biases[1]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class Sums:
     """Room for what each batch row adds to the gradients of the biases."""
 
     joint: Tensor
@@ -176,8 +176,9 @@ class _Sums:
     """(B, H, D) float32, with a query of its own."""
 
     @classmethod
-    def of(cls, joint: Tensor, query: Tensor | None) -> _Sums:
-        batch, _, parts, heads, size = joint.shape
+    def of(cls, joint: Tensor, query: Tensor | None, batch: int) -> Sums:
+        """joint (..., 3 or 2, H, D), query (..., H, D)."""
+        parts, heads, size = joint.shape[-3:]
         return cls(
             joint.new_empty(batch, parts, heads, size, dtype=torch.float32),
             None if query is None else joint.new_empty(batch, heads, size, dtype=torch.float32),
@@ -189,12 +190,14 @@ class _Sums:
         return parts if self.query is None else (self.query, *parts)
 
 
-def _bias_gradient(bias: Tensor, d: Tensor, parts: Tensor | None) -> Tensor:
-    """From d (B, L, ..., H, D), or from its sums over L where a kernel made them."""
+def bias_gradient(bias: Tensor, d: Tensor, parts: Tensor | None, batch: int) -> Tensor:
+    """From d (B, L, ..., H, D), or from its sums over L where a kernel made them; batch: parts that are wanted."""
     if parts is None:
         parts = d.sum(1, dtype=torch.promote_types(d.dtype, torch.float32))
     parts = parts.flatten(1)
-    return parts if bias.dim() == 2 else parts.sum(0).to(bias.dtype)
+    if bias.dim() == 1:
+        return parts.sum(0).to(bias.dtype)
+    return parts if parts.shape[0] == batch else torch.nn.functional.pad(parts, (0, 0, 0, batch - parts.shape[0]))
 
 
 def _fake_backward(
@@ -231,7 +234,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     return *(None if x is None else d for x, d in zip(given, gradients)), *(None,) * 7
 
 
-def _autocast(args: tuple, dtype: torch.dtype) -> tuple:
+def autocast_projections(args: tuple, dtype: torch.dtype) -> tuple:
     """Projections as matrix products take them."""
     cast = (a if a is None or a.dtype == torch.float64 else a.to(dtype) for a in args[:2])
     return (*cast, *args[2:])
@@ -251,5 +254,5 @@ _forward = Operator(
     _fake,
     save=_save,
     backward=_differentiate,
-    autocast=_autocast,
+    autocast=autocast_projections,
 )

@@ -39,7 +39,7 @@ def varlen_attention(
     causal, dropout_p, scale, seed, stream as attention() takes them; the dropout mask is that of the padded batch.
     Returns (Tq, H, Dv). Raises ValueError for shapes or dtypes that do not agree.
     """
-    _check(query, key, value, query_starts, key_starts, dropout_p)
+    check(query, key, value, query_starts, key_starts, dropout_p)
     if dropout_p > 0.0 and seed is None:
         seed = draw_seed(query.device)
     return _forward(
@@ -59,7 +59,7 @@ def varlen_attention(
     )[0]
 
 
-def _check(
+def check(
     query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, dropout_p: float
 ) -> None:
     if not query.dim() == key.dim() == value.dim() == 3:
@@ -104,7 +104,7 @@ def _joined(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:
     return x.new_zeros(rows + 1, *x.shape[1:]).index_copy_(0, index.flatten(), x)[:rows].clone()
 
 
-def _compute(
+def compute(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -147,7 +147,7 @@ def _sides(query_starts: Tensor, key_starts: Tensor, max_query: int, max_key: in
     return (query_starts, max_query), (key_starts, max_key), (key_starts, max_key)
 
 
-def _fake(
+def fake(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -186,7 +186,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     return *_backward(grad, *tensors, *options, seed, stream, backend), *(None,) * 10
 
 
-def _compute_backward(
+def compute_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -209,7 +209,8 @@ def _compute_backward(
     if not kernels.saves_weights(route):
         packed = (query_starts, key_starts, max_query, max_key)
         options = {"causal": causal, "dropout_p": dropout_p, "seed": seed, "stream": stream}
-        return kernels.packed_backward(route, grad, query, key, value, output, saved, scale, packed, options)
+        gradients = kernels.packed_backward(route, grad, query, key, value, output, saved, scale, packed, options)
+        return gradients[0], gradients[1], gradients[2]
     if not query.numel() or not key.numel():
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     sides = _sides(query_starts, key_starts, max_query, max_key)
@@ -236,15 +237,15 @@ _backward = Operator(
     "attention_packed_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor output, Tensor saved, "
     "Tensor kept, Tensor query_starts, Tensor key_starts, SymInt max_query, SymInt max_key, bool causal, "
     "float dropout_p, float scale, Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)",
-    _compute_backward,
+    compute_backward,
     _fake_backward,
 )
 _forward = Operator(
     "attention_packed(Tensor query, Tensor key, Tensor value, Tensor query_starts, Tensor key_starts, "
     "SymInt max_query, SymInt max_key, bool causal, float dropout_p, float scale, Tensor? seed, int stream, "
     "str backend) -> (Tensor, Tensor, Tensor)",
-    _compute,
-    _fake,
+    compute,
+    fake,
     save=_save,
     backward=_differentiate,
     autocast=autocast_products,

@@ -20,7 +20,11 @@ from fasttfm import functional as F
 from fasttfm.functional.attention_step import cached_attention
 from fasttfm.functional.linear import frozen, linear
 from fasttfm.models.config import TransformerConfig
+from fasttfm.models.packing import Sequences
 from fasttfm.models.parameters import Parameters, Projection
+
+Lengths = Tensor | Sequences | None
+"""Tokens before padding in each row (B,); sentences one after the other in a single row; None: no padding."""
 
 STREAMS_PER_LAYER = 8  # numbers reserved per layer for the dropout places in it
 
@@ -66,7 +70,7 @@ class Attention(nn.Module):
         y: Tensor,
         at: Pass,
         *,
-        key_lengths: Tensor | None = None,
+        lengths: Lengths = None,
         causal: bool = False,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
@@ -77,7 +81,7 @@ class Attention(nn.Module):
         projection = at.parameters.joint(self)
         joint = self._heads(y, projection)
         biases = None if projection.bias_parts is None else (projection.bias_parts, None)
-        return self._attend(joint, None, biases, at, key_lengths, causal, weights)
+        return self._attend(joint, None, biases, at, lengths, lengths, causal, weights)
 
     def attend_memory(
         self,
@@ -85,7 +89,8 @@ class Attention(nn.Module):
         memory: Tensor,
         at: Pass,
         *,
-        key_lengths: Tensor | None = None,
+        lengths: Lengths = None,
+        memory_lengths: Lengths = None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
         """As attend(), of y (B, L, d) over this layer's keys and values of the encoder's output (B, S, 2, H, D)."""
@@ -93,7 +98,7 @@ class Attention(nn.Module):
         query = self._heads(y, projection).squeeze(2)
         memory_parts = at.parameters.memory_parts(self)
         biases = None if memory_parts is None else (memory_parts, projection.bias_parts)
-        return self._attend(memory, query, biases, at, key_lengths, False, weights)
+        return self._attend(memory, query, biases, at, lengths, memory_lengths, False, weights)
 
     def _attend(
         self,
@@ -101,10 +106,28 @@ class Attention(nn.Module):
         query: Tensor | None,
         biases: tuple[Tensor, Tensor | None] | None,
         at: Pass,
-        key_lengths: Tensor | None,
+        lengths: Lengths,
+        key_lengths: Lengths,
         causal: bool,
         weights: list[Tensor] | None,
     ) -> Tensor:
+        dropout_p = at.p(self.dropout_p)
+        if isinstance(lengths, Sequences) and isinstance(key_lengths, Sequences):
+            heads = F.joint_varlen_attention(
+                joint.flatten(0, 1),
+                None if query is None else query.flatten(0, 1),
+                lengths.starts,
+                key_lengths.starts,
+                lengths.longest,
+                key_lengths.longest,
+                biases=biases,
+                causal=causal,
+                dropout_p=dropout_p,
+                seed=at.seed,
+                stream=self.stream,
+            )
+            return heads[None]
+        assert not isinstance(key_lengths, Sequences)
         if weights is not None:
             parts = joint.permute(2, 0, 3, 1, 4)
             first = parts[0] if query is None else query.transpose(1, 2)
@@ -115,7 +138,7 @@ class Attention(nn.Module):
             biases=biases,
             key_lengths=key_lengths,
             causal=causal,
-            dropout_p=at.p(self.dropout_p),
+            dropout_p=dropout_p,
             seed=at.seed,
             stream=self.stream,
         )
@@ -236,13 +259,13 @@ class EncoderLayer(_Layer):
         y: Tensor,
         stream: Tensor,
         following: nn.LayerNorm | None,
-        lengths: Tensor | None,
+        lengths: Lengths,
         at: Pass,
         weights: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """y, stream (B, S, d); following: the norm after this layer (pre-norm only). Returns the next (y, stream)."""
         norms = (self.norm2, following) if self.norm_first else (self.norm1, self.norm2)
-        heads = self.self_attn.attend(y, at, key_lengths=lengths, weights=weights)
+        heads = self.self_attn.attend(y, at, lengths=lengths, weights=weights)
         y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], at, 0)
         return self._fed_forward(y, stream, norms[1], at, 1)
 
@@ -266,18 +289,20 @@ class DecoderLayer(_Layer):
         y: Tensor,
         stream: Tensor,
         following: nn.LayerNorm | None,
-        lengths: Tensor | None,
+        lengths: Lengths,
         memory: Tensor,
-        memory_lengths: Tensor | None,
+        memory_lengths: Lengths,
         at: Pass,
         weights: tuple[list[Tensor], list[Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """y, stream (B, L, d), memory (B, S, 2, H, D) for this layer. Returns the next (y, stream)."""
         norms = self._norms(following)
         own, cross = weights if weights is not None else (None, None)
-        heads = self.self_attn.attend(y, at, key_lengths=lengths, causal=True, weights=own)
+        heads = self.self_attn.attend(y, at, lengths=lengths, causal=True, weights=own)
         y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], at, 0)
-        heads = self.multihead_attn.attend_memory(y, memory, at, key_lengths=memory_lengths, weights=cross)
+        heads = self.multihead_attn.attend_memory(
+            y, memory, at, lengths=lengths, memory_lengths=memory_lengths, weights=cross
+        )
         y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], at, 1)
         return self._fed_forward(y, stream, norms[2], at, 2)
 

@@ -85,34 +85,40 @@ def as_they_are(decoder: Any) -> Parameters:
     return read
 
 
-def together(model: Any, source: torch.Size, target: torch.Size) -> Parameters | None:
-    """The layers' parameters through one node each for encoder and decoder; source (B, S), target (B, L) tokens.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How many tokens a stack sees: padding counts, unless the sentences are packed."""
+
+    sentences: int
+    tokens: int
+    longest: int
+
+
+def together(model: Any, source: Rows, target: Rows) -> Parameters | None:
+    """The layers' parameters through one node each for encoder and decoder.
 
     None where that is of no use: without gradients or kernels, under torch.compile, with parameters not in float32.
     """
     like = model.target_embedding.weight
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not F.adds_bias(like):
         return None
-    if any(p.dtype != torch.float32 for p in model.parameters()) or not source.numel() * target.numel():
+    if any(p.dtype != torch.float32 for p in model.parameters()) or not source.tokens * target.tokens:
         return None
     device = like.device
     autocast = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if autocast else torch.float32
     read = Parameters()
-    for stack, tokens in ((model.encoder, source), (model.decoder, target)):
-        _Stack(stack, tokens, source, dtype, device).add_to(read)
+    for stack, rows in ((model.encoder, source), (model.decoder, target)):
+        _Stack(stack, rows, source, dtype, device).add_to(read)
     return read
 
 
 class _Stack:
     """What the layers of the encoder or of the decoder read."""
 
-    def __init__(
-        self, stack: Any, tokens: torch.Size, memory: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, stack: Any, rows: Rows, memory: Rows, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
-        self.batch, self.length = tokens
-        self.memory_length = memory[1]
+        self.rows, self.memory_rows = rows, memory
         self.programs: dict[Hashable, int | None] = {}
         """Into how many parts each kind of gradient comes: asked once, not once a layer."""
         self.products: dict[Hashable, list[Part]] = {}
@@ -151,7 +157,7 @@ class _Stack:
         """A parameter of a norm, or the bias that the norm adds."""
         width = parameter.shape[0]
         if width not in self.programs:
-            self.programs[width] = F.norm_programs(self.batch * self.length, width, self.device)
+            self.programs[width] = F.norm_programs(self.rows.tokens, width, self.device)
         programs = self.programs[width]
         if programs is not None:
             self.sums[id(parameter)] = Sum(Part(parameter), programs)
@@ -160,7 +166,7 @@ class _Stack:
         """Whether attention sums the gradient of this bias of a projection."""
         kind = "attention", keys, head_size
         if kind not in self.programs:
-            self.programs[kind] = F.joint_programs(self.batch, keys, head_size, self.dtype, self.device)
+            self.programs[kind] = F.joint_programs(self.rows.sentences, keys, head_size, self.dtype, self.device)
         programs = self.programs[kind]
         if programs is None:
             return False
@@ -171,7 +177,7 @@ class _Stack:
         weight, bias = attention.in_proj_weight, attention.in_proj_bias
         self._whole(weight)
         key, parts = id(bias), [Part(bias)]
-        summed = self._attention_bias(key, parts[0], self.length, weight.shape[1] // attention.heads)
+        summed = self._attention_bias(key, parts[0], self.rows.longest, weight.shape[1] // attention.heads)
         (self.biases if summed else self.products)[key] = parts
         self._output(attention.out_proj, ends_in_norm=True)
 
@@ -180,7 +186,7 @@ class _Stack:
         width = weight.shape[1]
         self.products[_query(attention, "weight")] = [Part(weight, 0, width)]
         key, parts = _query(attention, "bias"), [Part(bias, 0, width)]
-        summed = self._attention_bias(key, parts[0], self.memory_length, width // attention.heads)
+        summed = self._attention_bias(key, parts[0], self.memory_rows.longest, width // attention.heads)
         (self.biases if summed else self.products)[key] = parts
         self._output(attention.out_proj, ends_in_norm=True)
 
@@ -193,7 +199,7 @@ class _Stack:
         parts = [Part(attention.in_proj_bias, width) for attention in self.cross]
         head_size = width // self.cross[0].heads
         summed = [
-            self._attention_bias(_memory(attention), part, self.memory_length, head_size)
+            self._attention_bias(_memory(attention), part, self.memory_rows.longest, head_size)
             for attention, part in zip(self.cross, parts)
         ]
         (self.biases if all(summed) else self.products)["memory bias"] = parts
@@ -213,8 +219,8 @@ class _Stack:
         if layer.activation == "relu":
             kind = tuple(second.weight.shape)
             if kind not in self.programs:
-                rows, (out, hidden) = self.batch * self.length, kind
-                self.programs[kind] = F.feed_forward_programs(rows, hidden, out, self.dtype, self.device)
+                out, hidden = kind
+                self.programs[kind] = F.feed_forward_programs(self.rows.tokens, hidden, out, self.dtype, self.device)
             programs = self.programs[kind]
             assert programs is not None
             self.biases[id(first.bias)] = self.products.pop(id(first.bias))

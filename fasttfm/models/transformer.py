@@ -11,8 +11,9 @@ from fasttfm import functional as F
 from fasttfm.functional.linear import linear
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.config import TransformerConfig
-from fasttfm.models.layers import STREAMS_PER_LAYER, Attention, DecoderLayer, EncoderLayer, Pass
-from fasttfm.models.parameters import Parameters, as_they_are, together
+from fasttfm.models.layers import STREAMS_PER_LAYER, Attention, DecoderLayer, EncoderLayer, Lengths, Pass
+from fasttfm.models.packing import Packing
+from fasttfm.models.parameters import Parameters, Rows, as_they_are, together
 from fasttfm.presets import preset_section
 from fasttfm.reference import positional_encoding
 
@@ -40,6 +41,21 @@ class _Stack(nn.Module):
         if index + 1 < len(self.layers):
             return self.layers[index + 1].norm1
         return self.norm
+
+
+def _padded(tokens: Tensor) -> Rows:
+    """Of tokens (B, L), padding included."""
+    return Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])
+
+
+def _packed(packing: Packing) -> Rows:
+    sequences = packing.sequences
+    return Rows(sequences.count, packing.places.shape[0], sequences.longest)
+
+
+def _apart(lengths: Tensor | Packing | None) -> tuple[Packing | None, Lengths]:
+    """The packing, if there is one, and what the layers need of it."""
+    return (lengths, lengths.sequences) if isinstance(lengths, Packing) else (None, lengths)
 
 
 class Transformer(nn.Module):
@@ -109,23 +125,30 @@ class Transformer(nn.Module):
 
     # ----------------------------------------------------------------------------------------------- the forward pass
 
-    def _begin(self, source: Tensor, target: Tensor) -> Pass:
+    def _begin(self, source: Rows, target: Rows) -> Pass:
         """One seed for the whole pass; every place in the model has a stream of its own."""
-        parameters = together(self, source.shape, target.shape) or as_they_are(self.decoder)
-        return Pass(self._seed(), parameters)
+        return Pass(self._seed(), together(self, source, target) or as_they_are(self.decoder))
 
     def _seed(self) -> Tensor | None:
         return F.draw_seed(self.positions.device) if self.training else None
 
-    def _embed(self, embedding: nn.Embedding, tokens: Tensor, stream: int, at: Pass, first: int = 0) -> Tensor:
-        last = first + tokens.shape[1]
+    def _embed(
+        self,
+        embedding: nn.Embedding,
+        tokens: Tensor,
+        stream: int,
+        at: Pass,
+        first: int = 0,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        last = packing.sequences.longest if packing is not None else first + tokens.shape[1]
         if last > self.positions.shape[0]:
             table = positional_encoding(2 * last, self.config.d_model, self.config.positional_encoding)
             self.positions = table.to(self.positions.device)
         return F.embed(
             tokens,
             embedding.weight,
-            self.positions,
+            self.positions if packing is None else self.positions[packing.positions],
             scale=self.config.d_model**0.5,
             pad_id=self.config.pad_id,
             first_position=first,
@@ -134,11 +157,14 @@ class Transformer(nn.Module):
             stream=stream,
         )
 
-    def _encode(self, source: Tensor, lengths: Tensor | None, at: Pass, weights: list[Tensor] | None = None) -> Tensor:
-        x = self._embed(self.source_embedding, source, _SOURCE_STREAM, at)
+    def _encode(
+        self, source: Tensor, lengths: Tensor | Packing | None, at: Pass, weights: list[Tensor] | None = None
+    ) -> Tensor:
+        packing, own = _apart(lengths)
+        x = self._embed(self.source_embedding, source, _SOURCE_STREAM, at, packing=packing)
         y, stream = self.encoder.enter(x, at)
         for i, layer in enumerate(self.encoder.layers):
-            y, stream = layer(y, stream, self.encoder.following(i), lengths, at, weights)
+            y, stream = layer(y, stream, self.encoder.following(i), own, at, weights)
         return y
 
     def _project_memory(self, memory: Tensor, at: Pass) -> list[Tensor]:
@@ -152,17 +178,19 @@ class Transformer(nn.Module):
     def _decode(
         self,
         target: Tensor,
-        lengths: Tensor | None,
+        lengths: Tensor | Packing | None,
         memory: Tensor,
-        memory_lengths: Tensor | None,
+        memory_lengths: Tensor | Packing | None,
         at: Pass,
         weights: tuple[list[Tensor], list[Tensor]] | None = None,
     ) -> Tensor:
-        x = self._embed(self.target_embedding, target, _TARGET_STREAM, at)
+        packing, own = _apart(lengths)
+        _, others = _apart(memory_lengths)
+        x = self._embed(self.target_embedding, target, _TARGET_STREAM, at, packing=packing)
         joint = self._project_memory(memory, at)
         y, stream = self.decoder.enter(x, at)
         for i, layer in enumerate(self.decoder.layers):
-            y, stream = layer(y, stream, self.decoder.following(i), lengths, joint[i], memory_lengths, at, weights)
+            y, stream = layer(y, stream, self.decoder.following(i), own, joint[i], others, at, weights)
         return y
 
     def forward(
@@ -176,7 +204,7 @@ class Transformer(nn.Module):
 
         source_lengths, target_lengths (B,): tokens before padding; None where nothing is padded.
         """
-        at = self._begin(source, target)
+        at = self._begin(_padded(source), _padded(target))
         memory = self._encode(source, source_lengths, at)
         return self.output(self._decode(target, target_lengths, memory, source_lengths, at))
 
@@ -189,15 +217,28 @@ class Transformer(nn.Module):
         target_lengths: Tensor | None = None,
         *,
         label_smoothing: float = 0.1,
+        packed_tokens: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The training loss, summed over the target tokens that are not padding.
 
+        packed_tokens, the sums of source_lengths and of target_lengths (which must then be given): the layers see the
+        tokens alone, one sentence after the other, and compute no padding; the loss is the same, dropout drawn anew.
         Returns (label-smoothed loss, loss without smoothing and without gradient, number of tokens), each 0-d. The
         logits (B, L, V) never exist all at once where the operator can avoid it.
         """
-        at = self._begin(source, target_in)
-        memory = self._encode(source, source_lengths, at)
-        hidden = self._decode(target_in, target_lengths, memory, source_lengths, at)
+        if packed_tokens is None:
+            at = self._begin(_padded(source), _padded(target_in))
+            memory = self._encode(source, source_lengths, at)
+            hidden = self._decode(target_in, target_lengths, memory, source_lengths, at)
+        else:
+            if source_lengths is None or target_lengths is None:
+                raise ValueError("packed_tokens needs source_lengths and target_lengths, whose sums they are")
+            from_source = Packing.of(source_lengths, source.shape[1], packed_tokens[0])
+            from_target = Packing.of(target_lengths, target_in.shape[1], packed_tokens[1])
+            at = self._begin(_packed(from_source), _packed(from_target))
+            memory = self._encode(from_source.pack(source), from_source, at)
+            hidden = self._decode(from_target.pack(target_in), from_target, memory, from_source, at)
+            target_out = from_target.pack(target_out)
         loss, nll = F.linear_cross_entropy(
             hidden.flatten(0, 1),
             self.output.weight,

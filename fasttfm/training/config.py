@@ -14,6 +14,8 @@ from typing import Literal
 class TrainingConfig:
     """The recipe of one run; see each field. Wrong values raise ValueError on construction."""
 
+    packed: bool = False
+    """The layers see sentences one after the other and compute no padding, instead of padded rows."""
     update_freq: int = 1
     """Batches whose gradients are summed into one update."""
     optimizer: Literal["adam", "adamw"] = "adam"

@@ -221,6 +221,7 @@ class Trainer:
                 batch.source_lengths,
                 batch.target_lengths,
                 label_smoothing=self.config.label_smoothing,
+                packed_tokens=(batch.source_tokens, batch.target_tokens) if self.config.packed else None,
             )
         return loss, nll
 

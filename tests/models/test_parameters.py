@@ -23,13 +23,13 @@ def model_and_batch(**changes):
     return model, (source, target[:, :-1], target[:, 1:], torch.tensor([7, 5, 2]), torch.tensor([5, 3, 4]))
 
 
-def gradients(model, batch, precision=None):
+def gradients(model, batch, precision=None, **options):
     model.zero_grad()
     torch.manual_seed(1)
     cast = contextlib.nullcontext() if precision is None else torch.autocast("cpu", precision)
     with backend("triton"):
         with cast:
-            loss, _, _ = model.loss(*batch)
+            loss, _, _ = model.loss(*batch, **options)
         loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 

@@ -81,10 +81,10 @@ def test_one_seed_gives_the_same_run_twice_and_another_does_not(tiny_data, tiny_
     [
         {},
         {"ema_decay": 0.9, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01},
-        {"precision": "bf16", "update_freq": 2, "subword_sampling": 0.1},
+        {"precision": "bf16", "update_freq": 2, "subword_sampling": 0.1, "packed": True},
         {"precision": "fp16"},
     ],
-    ids=["plain", "ema", "bf16", "fp16"],
+    ids=["plain", "ema", "bf16 packed", "fp16"],
 )
 def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_values, tmp_path, changes):
     train(tiny_values(**changes), tiny_data, tmp_path / "whole", CPU)
@@ -129,6 +129,15 @@ def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, ti
     (total / sum(batch.target_tokens for batch in chosen)).backward()
     for gradient, parameter in zip(seen["gradients"], trainer.model.parameters()):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_a_packed_run_learns_what_a_padded_one_learns(tiny_data, tiny_config, tmp_path):
+    losses = []
+    for packed in (False, True):
+        trainer = make_trainer(tiny_config(packed=packed, dropout=0.0), PreparedData.open(tiny_data), tmp_path)
+        batch = trainer.batches.batch(trainer.batches.largest())
+        losses.append(torch.stack(trainer._loss(batch)).detach())
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
 
 
 def test_rehearsing_the_largest_batch_changes_nothing(tiny_data, tiny_config, tmp_path):

@@ -1,0 +1,77 @@
+"""Packed attention on joint projections: the same numbers as varlen_attention() on views of them, on both routes."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from fasttfm import functional as F
+
+BACKENDS = ["torch", "triton"]
+H, D = 2, 16
+SELF = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
+"""Three sequences of 5, 0 and 7 tokens; two rows of filler follow."""
+OTHER = torch.tensor([0, 3, 9, 20], dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(4)
+
+
+def leaves(cross):
+    if cross:
+        return [torch.randn(21, 2, H, D), torch.randn(14, H, D)]
+    return [torch.randn(14, 3, H, D)]
+
+
+def starts(cross):
+    return (SELF, OTHER, 7, 11) if cross else (SELF, SELF, 7, 7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_it_equals_packed_attention_on_views(backend, cross, p):
+    inputs = [x.requires_grad_() for x in leaves(cross)]
+    joint, query = (*inputs, None)[:2]
+    parts = joint.unbind(1)
+    options = {"causal": not cross} | ({"dropout_p": p, "seed": torch.tensor([6]), "stream": 2} if p else {})
+    expected = F.varlen_attention(*(parts if query is None else (query, *parts)), *starts(cross), **options).flatten(1)
+    probe = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, probe)
+    with F.backend(backend):
+        found = F.joint_varlen_attention(joint, query, *starts(cross), **options)
+        gradients = torch.autograd.grad(found, inputs, probe)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(gradients, wanted, atol=5e-5, rtol=1e-4)
+    assert not found[12:].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("parts", [False, True], ids=["summed", "in parts"])
+def test_biases_of_the_projections_take_their_gradients(backend, cross, parts):
+    inputs = [x.requires_grad_() for x in leaves(cross)]
+    biases = [torch.randn(x[0].numel()) for x in inputs]
+    given = [(b.expand(3, -1) if parts else b).requires_grad_() for b in biases]
+    with F.backend(backend):
+        found = F.joint_varlen_attention(*(*inputs, None)[:2], *starts(cross), biases=(*given, None)[:2])
+        gradients = torch.autograd.grad(found, [*inputs, *given], torch.randn_like(found))
+    for d, d_bias in zip(gradients[: len(inputs)], gradients[len(inputs) :]):
+        d_bias = d_bias.sum(0) if parts else d_bias
+        torch.testing.assert_close(d_bias, d.sum(0).flatten(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_opcheck(backend, cross):
+    inputs = [x.requires_grad_() for x in leaves(cross)]
+    joint, query = (*inputs, None)[:2]
+    biases = [torch.randn(x[0].numel(), requires_grad=True) for x in inputs]
+    options = (*starts(cross), False, 0.25, 0.25, torch.tensor([3]), 1, backend)
+    opcheck(torch.ops.fasttfm.joint_attention_packed.default, (joint, query, *(*biases, None)[:2], *options))
+
+
+def test_shapes_that_do_not_agree_are_named():
+    with pytest.raises(ValueError, match=r"joint \(4, 2, 2, 8\) must be \(T, 3, H, D\)"):
+        F.joint_varlen_attention(torch.randn(4, 2, 2, 8), None, SELF, SELF, 7, 7)
