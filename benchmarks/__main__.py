@@ -51,6 +51,7 @@ COMMANDS = {
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""
+_NOISY = 4 / 3
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
 
 
@@ -112,7 +113,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
 
 
 def usual_dtype(device: torch.device) -> torch.dtype:
-    """What one trains in there: bfloat16 from sm_80, float16 on sm_70 and 75 and AMD's, float32 on the rest."""
+    """What one trains in there: bfloat16 from sm_80 and on AMD's, float16 on sm_70 and 75, float32 on the rest."""
     import torch
 
     if device.type == "cpu":
@@ -174,9 +175,9 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
 
     warnings.simplefilter("ignore")  # why a provider refused is in its row
     logging.getLogger("torch").setLevel(logging.CRITICAL)
-    described = machine.describe()
     clocks = Clocks(setting.device)
     ceiling = ceilings.of(setting)
+    described = machine.describe()  # after the ceilings: a device at rest would tell the clocks of one at rest
     in_dtype = {setting.dtype_name: ceiling}
     device = described.get("device") or described["processor"]
     print(
@@ -186,7 +187,7 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
     )
     began = time.monotonic()
     files: dict[Path, None] = {}
-    broken = 0
+    broken = timed = noisy = 0
     for number, case in enumerate(cases, 1):
         print(f"[{number}/{len(cases)} {time.monotonic() - began:.0f} s] {case.group} {case.title}", flush=True)
         if case.dtype not in in_dtype:  # a training step on a CPU runs in bfloat16 whatever the kernels are timed in
@@ -211,6 +212,14 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
             records.write(file, rows)
             files[file] = None
         print(f"    {summary(rows)}", flush=True)
+        times = [row["time_us"] for row in rows if row["time_us"]]
+        timed += len(times)
+        noisy += sum(time["p80"] > _NOISY * time["p20"] for time in times)
+    if 4 * noisy > timed and setting.level != "smoke":
+        print(
+            f"{noisy} of {timed} times differ by more than a third between their 20th and 80th percentile: something "
+            "else runs on this machine; close it and measure again"
+        )
     for file in files:
         print(f"kept in {file}")
     if broken:

@@ -86,6 +86,16 @@ def test_toy_shapes_are_kept_only_where_one_asks_for_it(group, tmp_path, monkeyp
     assert {row["case"] for row in rows_in(tmp_path)} == {"first"}
 
 
+def test_times_that_scatter_are_said_to(group, tmp_path, monkeypatch, capsys):
+    scattered = iter([10.0, 30.0] * 1000)
+    monkeypatch.setattr("benchmarks.clocks.HostClock.microseconds", lambda self, run: [run(), next(scattered)][1])
+    assert command.main(["--quick", "--out", str(tmp_path)]) == 0
+    assert "4 of 4 times differ by more than a third" in capsys.readouterr().out
+    monkeypatch.setattr("benchmarks.clocks.HostClock.microseconds", lambda self, run: [run(), 10.0][1])
+    assert command.main(["--quick", "--out", str(tmp_path)]) == 0
+    assert "differ" not in capsys.readouterr().out
+
+
 def test_stopping_keeps_what_was_measured(group, tmp_path, capsys):
     calls = []
 
