@@ -1,5 +1,6 @@
 """`python -m benchmarks`: runs, refuses in one line, and keeps what it measured when it is stopped."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -87,7 +88,7 @@ def test_toy_shapes_are_kept_only_where_one_asks_for_it(group, tmp_path, monkeyp
 
 
 def test_times_that_scatter_are_said_to(group, tmp_path, monkeypatch, capsys):
-    scattered = iter([10.0, 30.0] * 1000)
+    scattered = itertools.cycle([10.0, 30.0, 30.0, 10.0])
     monkeypatch.setattr("benchmarks.clocks.HostClock.microseconds", lambda self, run: [run(), next(scattered)][1])
     assert command.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "4 of 4 times differ by more than a third" in capsys.readouterr().out
