@@ -184,6 +184,11 @@ def _work(
                 without_change(ours(), our_loss, autocast),
             ),
             (
+                training_step.PACKED,
+                training_step.OurStep(ours(), training, device, autocast, packed=True),
+                without_change(ours(), partial(our_loss, packed=True), autocast),
+            ),
+            (
                 TORCH_NN,
                 training_step.torch_step(plain(), training, autocast),
                 without_change(plain(), torch_loss, autocast),

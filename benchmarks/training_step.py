@@ -30,6 +30,8 @@ from fasttfm.training.config import TrainingConfig
 from fasttfm.training.optimization import Optimization
 
 PADDING = (0.6, 0.2, 0.05, 0.0)
+PACKED = f"{OURS}, packed"
+"""The layers see tokens alone (fasttfm train --packed)."""
 _LR = 1e-4
 
 
@@ -129,11 +131,13 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
 
     providers: dict[str, Provider | Absent] = {
         OURS: OurStep(ours(), training, setting.device, autocast),
+        PACKED: OurStep(ours(), training, setting.device, autocast, packed=True),
         TORCH_NN: torch_step(plain(), training, autocast),
         COMPILE: _compiled(setting, lambda: torch_step(plain(), training, autocast, compiled=True)),
     }
     checked: dict[str, Provider] = {
         OURS: _checked(ours(), partial(our_loss, training.label_smoothing), setting.device, autocast),
+        PACKED: _checked(ours(), partial(our_loss, training.label_smoothing, packed=True), setting.device, autocast),
         TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
     }
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
@@ -172,8 +176,15 @@ class OurStep:
     """fasttfm's training step as its Trainer runs it."""
 
     def __init__(
-        self, model: Transformer, training: TrainingConfig, device: torch.device, autocast: torch.dtype | None
+        self,
+        model: Transformer,
+        training: TrainingConfig,
+        device: torch.device,
+        autocast: torch.dtype | None,
+        *,
+        packed: bool = False,
     ) -> None:
+        self.packed = packed
         self.model = model.train()
         self.optimization = Optimization(model, training, device)
         self.device, self.autocast = device, autocast
@@ -182,13 +193,13 @@ class OurStep:
     def __call__(self, batch: Batch) -> Tensor:
         """The loss a target token before the step, 0-d without gradient."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            loss = our_loss(self.label_smoothing, self.model, batch) / batch.target_tokens
+            loss = our_loss(self.label_smoothing, self.model, batch, packed=self.packed) / batch.target_tokens
         self.optimization.backward(loss)
         self.optimization.step(self.lr)
         return loss.detach()
 
 
-def our_loss(label_smoothing: float, model: Transformer, batch: Batch) -> Tensor:
+def our_loss(label_smoothing: float, model: Transformer, batch: Batch, *, packed: bool = False) -> Tensor:
     return model.loss(
         batch.source,
         batch.target_in,
@@ -196,6 +207,7 @@ def our_loss(label_smoothing: float, model: Transformer, batch: Batch) -> Tensor
         batch.source_lengths,
         batch.target_lengths,
         label_smoothing=label_smoothing,
+        packed_tokens=(batch.source_tokens, batch.target_tokens) if packed else None,
     )[0]
 
 
