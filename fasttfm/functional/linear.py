@@ -22,6 +22,9 @@ from torch.nn import functional as nnF
 _LEAST = 1 << 15
 """Elements of the smallest weight that is laid out anew: below, the call costs more than it saves."""
 
+_ROWS = 4
+"""oneDNN is quicker with as many float32 rows than with fewer: (8000, 512), one core, 1.0 ms for 4 and 1.3 for 1."""
+
 _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
 
@@ -93,8 +96,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
             packed, bias = _packed(_thread.kept, weight, bias, dtype)
             if packed is not None:
                 rows = x.reshape(-1, x.shape[-1]).to(dtype)
+                count = rows.shape[0]
+                if count < _ROWS and dtype == torch.float32:
+                    rows = nnF.pad(rows, (0, 0, 0, _ROWS - count))
                 y = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "relu" if relu else "none", [], "")
-                return y.view(*x.shape[:-1], weight.shape[0])
+                return y[:count].view(*x.shape[:-1], weight.shape[0])
     y = nnF.linear(x, weight, bias)
     return y.relu_() if relu else y
 

@@ -52,6 +52,14 @@ def test_every_use_in_a_block_gives_what_torch_gives(dtype, with_bias, relu):
             torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("rows", [(1,), (2, 1), (5,), (0,), (2, 3, 4), ()])
+def test_any_number_of_rows(rows):
+    x, layer = layer_of(rows)
+    with torch.inference_mode(), frozen_weights(layer):
+        for _ in range(3):
+            torch.testing.assert_close(linear(x, layer.weight, layer.bias), layer(x), rtol=1e-5, atol=1e-5)
+
+
 @helped
 def test_views_of_one_parameter_are_weights_of_their_own(laid_out):
     x, layer = layer_of(outputs=768)
