@@ -11,6 +11,7 @@ from fasttfm import functional as F
 from fasttfm.functional import draw_seed
 from fasttfm.nn._inspect import DROPOUT, ordinary, untouched
 from fasttfm.nn.attention import MultiheadAttention
+from fasttfm.nn.errors import ArgumentError, ArgumentTypeError, check_tensor, renamed
 from fasttfm.nn.layer_norm import LayerNorm
 
 NORMS = frozenset({torch.nn.LayerNorm, LayerNorm})
@@ -73,16 +74,31 @@ def attend(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
     is_causal: bool,
+    names: dict[str, str],
     **ours: Any,
 ) -> Tensor:
-    """The output of an attention sub-layer; ours are arguments that torch.nn's does not know, left out where None."""
-    return attention(
-        query,
-        key,
-        key,
-        attn_mask=attn_mask,
-        key_padding_mask=key_padding_mask,
-        need_weights=False,
-        is_causal=is_causal,
-        **{name: value for name, value in ours.items() if value is not None},
-    )[0]
+    """The output of an attention sub-layer; ours are arguments that torch.nn's does not know, left out where None.
+
+    names: what the attention's arguments are called in the layer, for its errors.
+    """
+    try:
+        return attention(
+            query,
+            key,
+            key,
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            need_weights=False,
+            is_causal=is_causal,
+            **{name: value for name, value in ours.items() if value is not None},
+        )[0]
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise renamed(error, names) from None
+
+
+def check_input(attention: Any, name: str, tensor: Tensor) -> None:
+    """Raises unless tensor fits the layer of attention; one of another class looks for itself."""
+    if isinstance(attention, MultiheadAttention):
+        weight = attention.in_proj_weight
+        if ordinary(tensor, weight) and weight is not None:
+            check_tensor(name, tensor, attention.embed_dim, "d_model", weight)

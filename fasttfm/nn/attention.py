@@ -11,7 +11,7 @@ from fasttfm import functional as F
 from fasttfm.nn import masks
 from fasttfm.nn._inspect import ordinary
 from fasttfm.nn.cache import AttentionCache
-from fasttfm.nn.errors import ArgumentError, check_dropout
+from fasttfm.nn.errors import ArgumentError, check_dropout, check_tensor
 from fasttfm.nn.packing import Packing
 
 
@@ -221,16 +221,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must all be 3-D "
                 "(batched) or all be 2-D (unbatched)"
             )
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
         for name, tensor, argument in (("query", query, "embed_dim"), ("key", key, "kdim"), ("value", value, "vdim")):
-            width = getattr(self, argument)
-            if tensor.device != self.out_proj.weight.device:
-                raise ArgumentError(
-                    f"{name} is on {tensor.device} but the module is on {self.out_proj.weight.device}: move one of them"
-                )
-            if tensor.shape[-1] != width:
-                raise ArgumentError(
-                    f"{name} {tuple(tensor.shape)} must be {width} wide in the last dimension ({argument})"
-                )
+            check_tensor(name, tensor, getattr(self, argument), argument, weight)
         if key.shape[:-1] != value.shape[:-1]:
             raise ArgumentError(
                 f"key {tuple(key.shape)} and value {tuple(value.shape)} must agree in batch size and length"
@@ -247,8 +240,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if cache is not None and cache.grows:
             keys += cache.length
         batch = query.shape[batch_dim] if dims == 3 else 1
-        masks.check_mask("key_padding_mask", key_padding_mask, ((batch, keys) if dims == 3 else (keys,),))
-        masks.check_mask("attn_mask", attn_mask, ((queries, keys), (batch * self.num_heads, queries, keys)))
+        shape = (batch, keys) if dims == 3 else (keys,)
+        masks.check_mask("key_padding_mask", key_padding_mask, (shape,), query.device)
+        shapes = ((queries, keys), (batch * self.num_heads, queries, keys))
+        masks.check_mask("attn_mask", attn_mask, shapes, query.device)
 
     def _check_packed(
         self,

@@ -9,11 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.nn import masks
-from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, seed_for
+from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, check_input, seed_for
 from fasttfm.nn.cache import AttentionCache, DecoderCache
 from fasttfm.nn.errors import ArgumentError, ArgumentTypeError, check_layer
 from fasttfm.nn.feed_forward import activation_function, feed_forward
 from fasttfm.nn.packing import Packing
+
+OWN_NAMES = {
+    "query": "tgt",
+    "key": "tgt",
+    "value": "tgt",
+    "attn_mask": "tgt_mask",
+    "key_padding_mask": "tgt_key_padding_mask",
+}
+CROSS_NAMES = {
+    "query": "tgt",
+    "key": "memory",
+    "value": "memory",
+    "attn_mask": "memory_mask",
+    "key_padding_mask": "memory_key_padding_mask",
+}
+"""What the arguments of an attention are called in a decoder layer: of its own attention, and over memory."""
 
 
 class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
@@ -85,15 +101,19 @@ class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
         if own is not None and own.length and memory_is_causal:  # the new queries are not the first ones
             queries, keys = masks.length_of(tgt, [self]), masks.length_of(memory, [self])
             memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, own.length), False
+        check_input(self.self_attn, "tgt", tgt)
+        check_input(self.multihead_attn, "memory", memory)
         seed = seed_for(tgt.device, self.dropout, self.dropout1, self.dropout2, self.dropout3)
         following = (self.norm2, self.norm3) if self.norm_first else (self.norm1, self.norm2)
 
         y = self.norm1(tgt) if self.norm_first else tgt
-        output = attend(self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, cache=own, packing=packing)
+        output = attend(
+            self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, OWN_NAMES, cache=own, packing=packing
+        )
         y, stream = add_and_normalise(output, tgt, following[0], self.dropout1, seed=seed, stream=0)
 
         output = attend(
-            self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal,
+            self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
             cache=cross, packing=packing, key_packing=memory_packing,
         )  # fmt: skip
         residual = stream if self.norm_first else y

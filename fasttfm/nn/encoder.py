@@ -11,11 +11,20 @@ from torch import Tensor, nn
 
 from fasttfm.nn import masks
 from fasttfm.nn._inspect import ordinary
-from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, seed_for
+from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, check_input, seed_for
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.errors import check_layer
 from fasttfm.nn.feed_forward import activation_function, feed_forward
 from fasttfm.nn.packing import Packing
+
+NAMES = {
+    "query": "src",
+    "key": "src",
+    "value": "src",
+    "attn_mask": "src_mask",
+    "key_padding_mask": "src_key_padding_mask",
+}
+"""What the arguments of an attention are called in an encoder layer."""
 
 
 class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
@@ -71,9 +80,10 @@ class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
         """
         if src.is_nested or (_overrides(type(self)) and packing is None):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        check_input(self.self_attn, "src", src)
         seed = seed_for(src.device, self.dropout, self.dropout1, self.dropout2)
         y = self.norm1(src) if self.norm_first else src
-        output = attend(self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, packing=packing)
+        output = attend(self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES, packing=packing)
         norm = self.norm2 if self.norm_first else self.norm1
         y, stream = add_and_normalise(output, src, norm, self.dropout1, seed=seed, stream=0)
         output = feed_forward(y, self.linear1, self.activation, self.dropout, self.linear2, seed=seed, stream=1)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+import torch
+from torch import Tensor
+
 
 class ArgumentError(ValueError, AssertionError, RuntimeError):
     """A value or a shape that a module cannot take.
@@ -26,3 +31,21 @@ def check_layer(d_model: int, nhead: int, dropout: float) -> None:
     check_dropout(dropout)
     if d_model <= 0 or nhead <= 0 or d_model % nhead:
         raise ArgumentError(f"d_model {d_model} must be divisible by nhead {nhead}, and both greater than 0")
+
+
+def check_tensor(name: str, tensor: Tensor, width: int, argument: str, weight: Tensor) -> None:
+    """Raises unless tensor (..., width) can be multiplied by weight; argument is where the width was given."""
+    if tensor.device != weight.device:
+        raise ArgumentError(f"{name} is on {tensor.device} but the module is on {weight.device}: move one of them")
+    if tensor.shape[-1:] != (width,):
+        raise ArgumentError(f"{name} {tuple(tensor.shape)} must be {width} wide in the last dimension ({argument})")
+    if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(tensor.device.type):
+        raise ArgumentTypeError(
+            f"{name} has dtype {tensor.dtype} but the module has {weight.dtype}: convert one of them, or use autocast"
+        )
+
+
+def renamed(error: ArgumentError | ArgumentTypeError, names: dict[str, str]) -> ArgumentError | ArgumentTypeError:
+    """The error of an attention, in the words of its caller's arguments: names has one for each of the attention's."""
+    words = re.compile(r"\b(" + "|".join(names) + r")\b")
+    return type(error)(words.sub(lambda found: names[found[0]], str(error)))

@@ -7,14 +7,15 @@ from torch import Tensor
 
 from fasttfm import functional as F
 from fasttfm.nn._inspect import ordinary
-from fasttfm.nn.errors import ArgumentError
+from fasttfm.nn.errors import ArgumentError, ArgumentTypeError
 
 
 class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm (Ba et al. 2016) on fasttfm's kernel: the same arguments, parameters and state dict.
 
     Statistics are float32 for half precision. Under autocast the output keeps the input's dtype, where torch.nn's is
-    float32. Raises ArgumentError where the input does not end in normalized_shape.
+    float32. Raises ArgumentError where the input does not end in normalized_shape or is on another device,
+    ArgumentTypeError for a dtype that does not go with the weights'.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -28,8 +29,24 @@ class LayerNorm(torch.nn.LayerNorm):
             )
         if not ordinary(input, weight, bias) or 0 in self.normalized_shape:
             return super().forward(input)
+        _check(input, weight)
         if dims == 1:
             return F.layer_norm(input, weight, bias, self.eps)
         weight = None if weight is None else weight.flatten()
         bias = None if bias is None else bias.flatten()
         return F.layer_norm(input.flatten(-dims), weight, bias, self.eps).view(input.shape)
+
+
+def _check(input: Tensor, weight: Tensor | None) -> None:
+    """Raises for a dtype or a device that torch.nn does not take; float32 weights may normalise half precision."""
+    if not input.is_floating_point():
+        raise ArgumentTypeError(f"input has dtype {input.dtype}: only floating types can be normalised")
+    if weight is None:
+        return
+    if input.device != weight.device:
+        raise ArgumentError(f"input is on {input.device} but the module is on {weight.device}: move one of them")
+    mixed = weight.dtype == torch.float32 and input.dtype in (torch.float16, torch.bfloat16)
+    if input.dtype != weight.dtype and not mixed and not torch.is_autocast_enabled(input.device.type):
+        raise ArgumentTypeError(
+            f"input has dtype {input.dtype} but the module has {weight.dtype}: convert one of them, or use autocast"
+        )

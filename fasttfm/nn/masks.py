@@ -11,15 +11,21 @@ from torch import Tensor
 from fasttfm.nn.errors import ArgumentError, ArgumentTypeError
 
 
-def check_mask(name: str, mask: Tensor | None, shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Raises unless mask is None, or bool or floating and of one of the shapes."""
+def check_mask(
+    name: str, mask: Tensor | None, shapes: tuple[tuple[int, ...], ...], device: torch.device | None = None
+) -> None:
+    """Raises unless mask is None, or bool or floating, of one of the shapes and, where one is given, on device."""
     if mask is None:
         return
+    if not isinstance(mask, Tensor):
+        raise ArgumentTypeError(f"{name} is a {type(mask).__name__}: a tensor is needed")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ArgumentTypeError(f"{name} has dtype {mask.dtype}: only bool (True hides) and floating types are allowed")
     if tuple(mask.shape) not in shapes:
         allowed = " or ".join(str(shape) for shape in shapes)
         raise ArgumentError(f"{name} {tuple(mask.shape)} must be {allowed}")
+    if device is not None and mask.device != device:
+        raise ArgumentError(f"{name} is on {mask.device} but the input is on {device}: move one of them")
 
 
 def merged(attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:

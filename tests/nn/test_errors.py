@@ -15,25 +15,35 @@ def z(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> t
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
+def ready(module: torch.nn.Module) -> Any:
+    """module, for inference where gradients are off."""
+    return module.train(torch.is_grad_enabled())
+
+
 def mha(nn: Any, *inputs: Any, options: dict[str, Any] | None = None, **given: Any) -> Any:
-    return nn.MultiheadAttention(E, H, **({"batch_first": True} | (options or {})))(*inputs, **given)
+    return ready(nn.MultiheadAttention(E, H, **({"batch_first": True} | (options or {}))))(*inputs, **given)
 
 
-def encoder_layer(nn: Any, *inputs: Any, **given: Any) -> Any:
-    return nn.TransformerEncoderLayer(E, H, 16, batch_first=True)(*inputs, **given)
+def encoder_layer(nn: Any, *inputs: Any, norm_first: bool = False, **given: Any) -> Any:
+    return ready(nn.TransformerEncoderLayer(E, H, 16, batch_first=True, norm_first=norm_first))(*inputs, **given)
 
 
-def decoder_layer(nn: Any, *inputs: Any, **given: Any) -> Any:
-    return nn.TransformerDecoderLayer(E, H, 16, batch_first=True)(*inputs, **given)
+def decoder_layer(nn: Any, *inputs: Any, norm_first: bool = False, **given: Any) -> Any:
+    return ready(nn.TransformerDecoderLayer(E, H, 16, batch_first=True, norm_first=norm_first))(*inputs, **given)
 
 
 def encoder(nn: Any, *inputs: Any, **given: Any) -> Any:
     layer = nn.TransformerEncoderLayer(E, H, 16, batch_first=True)
-    return nn.TransformerEncoder(layer, 1)(*inputs, **given)
+    return ready(nn.TransformerEncoder(layer, 1))(*inputs, **given)
+
+
+def decoder(nn: Any, *inputs: Any, **given: Any) -> Any:
+    layer = nn.TransformerDecoderLayer(E, H, 16, batch_first=True)
+    return ready(nn.TransformerDecoder(layer, 1))(*inputs, **given)
 
 
 def transformer(nn: Any, *inputs: Any, **given: Any) -> Any:
-    return nn.Transformer(E, H, 1, 1, 16, batch_first=True)(*inputs, **given)
+    return ready(nn.Transformer(E, H, 1, 1, 16, batch_first=True))(*inputs, **given)
 
 
 X, Y = z(B, L, E), z(B, S, E)
@@ -87,56 +97,171 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "padding of another batch": (lambda nn: mha(nn, X, Y, Y, key_padding_mask=z(3, S).bool()), r"\(3, 4\)"),
     "padding int": (lambda nn: mha(nn, X, Y, Y, key_padding_mask=z(B, S, dtype=torch.int64)), "int64"),
     # layers and stacks
-    "src too wide": (lambda nn: encoder_layer(nn, z(B, L, 9)), r"9"),
-    "src_mask shape": (lambda nn: encoder_layer(nn, X, src_mask=z(L, S)), r"\(3, 4\) must be \(3, 3\)"),
-    "src padding shape": (lambda nn: encoder_layer(nn, X, src_key_padding_mask=z(B, S).bool()), r"\(2, 4\)"),
-    "src padding int": (lambda nn: encoder_layer(nn, X, src_key_padding_mask=z(B, L, dtype=torch.uint8)), "uint8"),
-    "encoder padding int": (lambda nn: encoder(nn, X, src_key_padding_mask=z(B, L, dtype=torch.uint8)), "uint8"),
-    "encoder mask int": (lambda nn: encoder(nn, X, mask=z(L, L, dtype=torch.int32)), "int32"),
-    "memory too wide": (lambda nn: decoder_layer(nn, X, z(B, S, 9)), r"\(2, 4, 9\)"),
-    "memory of another batch": (lambda nn: decoder_layer(nn, X, z(3, S, E)), "batch size"),
-    "tgt_mask shape": (lambda nn: decoder_layer(nn, X, Y, tgt_mask=z(L, S)), r"\(3, 4\)"),
-    "memory_mask shape": (lambda nn: decoder_layer(nn, X, Y, memory_mask=z(L, L)), r"\(3, 3\) must be \(3, 4\)"),
+    "src too wide": (lambda nn: encoder_layer(nn, z(B, L, 9)), r"src \(2, 3, 9\) must be 8 wide.*d_model"),
+    "src too wide, pre-norm": (lambda nn: encoder_layer(nn, z(B, L, 9), norm_first=True), r"src \(2, 3, 9\).*d_model"),
+    "src 1-D": (lambda nn: encoder_layer(nn, z(E)), r"src \(8,\).*3-D"),
+    "src 4-D": (lambda nn: encoder_layer(nn, z(1, B, L, E)), r"src \(1, 2, 3, 8\).*3-D"),
+    "src_mask shape": (lambda nn: encoder_layer(nn, X, src_mask=z(L, S)), r"src_mask \(3, 4\) must be \(3, 3\)"),
+    "src_mask of the batch alone": (
+        lambda nn: encoder_layer(nn, X, src_mask=z(B, L, L)),
+        r"src_mask \(2, 3, 3\) must be \(3, 3\) or \(4, 3, 3\)",
+    ),
+    "src padding shape": (
+        lambda nn: encoder_layer(nn, X, src_key_padding_mask=z(B, S).bool()),
+        r"src_key_padding_mask \(2, 4\) must be \(2, 3\)",
+    ),
+    "src padding int": (
+        lambda nn: encoder_layer(nn, X, src_key_padding_mask=z(B, L, dtype=torch.uint8)),
+        r"src_key_padding_mask has dtype torch\.uint8.*bool",
+    ),
+    "src padding int64": (
+        lambda nn: encoder_layer(nn, X, src_key_padding_mask=z(B, L, dtype=torch.int64)),
+        r"src_key_padding_mask has dtype torch\.int64.*bool",
+    ),
+    "encoder padding int": (
+        lambda nn: encoder(nn, X, src_key_padding_mask=z(B, L, dtype=torch.uint8)),
+        r"src_key_padding_mask has dtype torch\.uint8",
+    ),
+    "encoder padding shape": (
+        lambda nn: encoder(nn, X, src_key_padding_mask=z(B, S).bool()),
+        r"src_key_padding_mask \(2, 4\) must be \(2, 3\)",
+    ),
+    "encoder mask int": (lambda nn: encoder(nn, X, mask=z(L, L, dtype=torch.int32)), r"mask has dtype torch\.int32"),
+    "encoder mask shape": (lambda nn: encoder(nn, X, mask=z(S, S)), r"mask \(4, 4\) must be \(3, 3\)"),
+    "tgt too wide": (lambda nn: decoder_layer(nn, z(B, L, 9), Y), r"tgt \(2, 3, 9\) must be 8 wide.*d_model"),
+    "tgt too wide, pre-norm": (
+        lambda nn: decoder_layer(nn, z(B, L, 9), Y, norm_first=True),
+        r"tgt \(2, 3, 9\) must be 8 wide.*d_model",
+    ),
+    "memory too wide": (lambda nn: decoder_layer(nn, X, z(B, S, 9)), r"memory \(2, 4, 9\) must be 8 wide.*d_model"),
+    "memory unbatched": (lambda nn: decoder_layer(nn, X, z(S, E)), r"memory \(4, 8\).*3-D"),
+    "memory of another batch": (
+        lambda nn: decoder_layer(nn, X, z(3, S, E)),
+        r"tgt \(2, 3, 8\) and memory \(3, 4, 8\).*batch size",
+    ),
+    "tgt_mask shape": (lambda nn: decoder_layer(nn, X, Y, tgt_mask=z(L, S)), r"tgt_mask \(3, 4\) must be \(3, 3\)"),
+    "tgt_mask int": (
+        lambda nn: decoder_layer(nn, X, Y, tgt_mask=z(L, L, dtype=torch.int64)),
+        r"tgt_mask has dtype torch\.int64",
+    ),
+    "memory_mask shape": (
+        lambda nn: decoder_layer(nn, X, Y, memory_mask=z(L, L)),
+        r"memory_mask \(3, 3\) must be \(3, 4\)",
+    ),
+    "tgt padding shape": (
+        lambda nn: decoder_layer(nn, X, Y, tgt_key_padding_mask=z(B, S).bool()),
+        r"tgt_key_padding_mask \(2, 4\) must be \(2, 3\)",
+    ),
     "memory padding shape": (
         lambda nn: decoder_layer(nn, X, Y, memory_key_padding_mask=z(B, L).bool()),
-        r"\(2, 3\) must be \(2, 4\)",
+        r"memory_key_padding_mask \(2, 3\) must be \(2, 4\)",
     ),
+    "decoder tgt_mask shape": (lambda nn: decoder(nn, X, Y, tgt_mask=z(S, S)), r"tgt_mask \(4, 4\) must be \(3, 3\)"),
+    "decoder memory width": (lambda nn: decoder(nn, X, z(B, S, 9)), r"memory \(2, 4, 9\) must be 8 wide"),
     "transformer batches": (lambda nn: transformer(nn, X, z(3, L, E)), "src.*tgt.*batch size"),
     "transformer src width": (lambda nn: transformer(nn, z(B, L, 9), X), r"src \(2, 3, 9\).*d_model"),
     "transformer tgt width": (lambda nn: transformer(nn, X, z(B, L, 9)), r"tgt \(2, 3, 9\).*d_model"),
+    "transformer src_mask": (lambda nn: transformer(nn, Y, X, src_mask=z(L, L)), r"src_mask \(3, 3\) must be \(4, 4\)"),
+    "transformer tgt_mask": (lambda nn: transformer(nn, Y, X, tgt_mask=z(S, S)), r"tgt_mask \(4, 4\) must be \(3, 3\)"),
+    "transformer memory_mask": (
+        lambda nn: transformer(nn, Y, X, memory_mask=z(S, L)),
+        r"memory_mask \(4, 3\) must be \(3, 4\)",
+    ),
+    "transformer src padding": (
+        lambda nn: transformer(nn, Y, X, src_key_padding_mask=z(B, L).bool()),
+        r"src_key_padding_mask \(2, 3\) must be \(2, 4\)",
+    ),
+    "transformer tgt padding": (
+        lambda nn: transformer(nn, Y, X, tgt_key_padding_mask=z(B, S).bool()),
+        r"tgt_key_padding_mask \(2, 4\) must be \(2, 3\)",
+    ),
+    "transformer memory padding": (
+        lambda nn: transformer(nn, Y, X, memory_key_padding_mask=z(B, L).bool()),
+        r"memory_key_padding_mask \(2, 3\) must be \(2, 4\)",
+    ),
+    # dtypes
+    "query float64": (
+        lambda nn: mha(nn, X.double(), Y, Y),
+        r"query has dtype torch\.float64.*module has torch\.float32",
+    ),
+    "key float64": (lambda nn: mha(nn, X, Y.double(), Y.double()), r"key has dtype torch\.float64"),
+    "value half": (lambda nn: mha(nn, X, Y, Y.half()), r"value has dtype torch\.float16"),
+    "query int": (lambda nn: mha(nn, X.long(), Y, Y), r"query has dtype torch\.int64"),
+    "src float64": (lambda nn: encoder_layer(nn, X.double()), r"src has dtype torch\.float64.*torch\.float32"),
+    "src float64, pre-norm": (
+        lambda nn: encoder_layer(nn, X.double(), norm_first=True),
+        r"src has dtype torch\.float64",
+    ),
+    "tgt half": (lambda nn: decoder_layer(nn, X.half(), Y), r"tgt has dtype torch\.float16"),
+    "memory float64": (lambda nn: decoder_layer(nn, X, Y.double()), r"memory has dtype torch\.float64"),
+    "mask a list": (lambda nn: mha(nn, z(B, 1, E), z(B, 1, E), z(B, 1, E), attn_mask=[[0.0]]), "attn_mask is a list"),
+    # devices
+    "query elsewhere": (
+        lambda nn: mha(nn, z(B, L, E, device="meta"), Y, Y),
+        "query is on meta but the module is on cpu",
+    ),
+    "src elsewhere": (
+        lambda nn: encoder_layer(nn, z(B, L, E, device="meta")),
+        "src is on meta but the module is on cpu",
+    ),
+    "memory elsewhere": (
+        lambda nn: decoder_layer(nn, X, z(B, S, E, device="meta")),
+        "memory is on meta but the module is on cpu",
+    ),
     # LayerNorm
     "normalized_shape": (lambda nn: nn.LayerNorm(8)(z(2, 7)), r"\(2, 7\).*\(8,\)"),
     "normalized_shape 2-D": (lambda nn: nn.LayerNorm((2, 8))(z(3, 8)), r"\(3, 8\).*\(2, 8\)"),
+    "norm of float64": (
+        lambda nn: nn.LayerNorm(8)(z(2, 8).double()),
+        r"input has dtype torch\.float64.*torch\.float32",
+    ),
+    "norm of float32 by halves": (lambda nn: nn.LayerNorm(8).half()(z(2, 8)), r"torch\.float32.*torch\.float16"),
+    "norm of int": (lambda nn: nn.LayerNorm(8)(z(2, 8).long()), r"input has dtype torch\.int64.*floating"),
+    "norm elsewhere": (lambda nn: nn.LayerNorm(8)(z(2, 8, device="meta")), "input is on meta but the module is on cpu"),
 }
+TORCH_TAKES = {"mask a list", "query elsewhere", "src elsewhere", "memory elsewhere"}
+"""What torch.nn raises an error of another kind for, or none: AttributeError, or nothing for the meta device."""
 
 
+@pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_wrong_input_is_refused_as_torch_does_and_named(case: str) -> None:
+def test_wrong_input_is_refused_as_torch_does_and_named(case: str, grad: bool) -> None:
     call, message = CASES[case]
-    with pytest.raises(Exception) as theirs:  # noqa: PT011 — whatever torch raises
-        call(torch.nn)
-    with pytest.raises((ValueError, TypeError), match=message) as ours:
+    with torch.set_grad_enabled(grad), pytest.raises((ValueError, TypeError), match=message) as ours:
         call(fasttfm.nn)
-    kind = theirs.type if theirs.type in (AssertionError, RuntimeError, ValueError, TypeError) else Exception
-    if kind is ValueError or "dtype" in str(ours.value):  # a wrong dtype is a TypeError, whatever torch says
-        kind = (ValueError, TypeError)
-    assert isinstance(ours.value, kind)
+    theirs: type[Exception] | None = None
+    try:
+        with torch.set_grad_enabled(grad):
+            call(torch.nn)
+    except Exception as error:  # whatever torch raises
+        theirs = type(error)
+    if case in TORCH_TAKES or not grad:  # the fast path of torch.nn checks less, and with other errors
+        return
+    assert theirs is not None, "torch takes it"
+    if theirs is not KeyError and issubclass(theirs, (AssertionError, RuntimeError, ValueError, TypeError)):
+        told = "dtype" in str(ours.value)  # a wrong dtype is a TypeError, whatever torch says
+        assert isinstance(ours.value, (theirs, TypeError) if told else theirs)
 
 
 def test_torch_checks_the_dropout_of_attention_later() -> None:
-    with pytest.raises(ValueError, match=r"dropout is 1\.5"):
+    with pytest.raises(ValueError, match=r"dropout is 1\.5 but must be a probability in \[0, 1\]"):
         fasttfm.nn.MultiheadAttention(E, H, dropout=1.5)
+    theirs = torch.nn.MultiheadAttention(E, H, dropout=1.5, batch_first=True)
+    with pytest.raises((ValueError, RuntimeError), match="dropout"):
+        theirs(X, Y, Y)
 
 
-@pytest.mark.parametrize("make", [mha, encoder_layer, decoder_layer])
-def test_dtypes_that_do_not_agree(make: Any) -> None:
-    inputs = {mha: (X.double(), Y.double(), Y.double()), encoder_layer: (X.double(),), decoder_layer: (X.double(), Y)}
-    for nn in (torch.nn, fasttfm.nn):
-        with pytest.raises((RuntimeError, ValueError, TypeError), match=r"(?i)dtype|type|double"):
-            make(nn, *inputs[make])
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+def test_masks_on_another_device_are_named(name: str) -> None:
+    mask = z(L, S, device="meta") if name == "attn_mask" else z(B, S, device="meta").bool()
+    with pytest.raises(ValueError, match=f"{name} is on meta but the input is on cpu"):
+        mha(fasttfm.nn, X, Y, Y, **{name: mask})
 
 
-def test_devices_that_do_not_agree() -> None:
-    with pytest.raises(ValueError, match="key is on meta but the module is on cpu"):
-        mha(fasttfm.nn, X, z(B, S, E, device="meta"), Y)
+def test_autocast_takes_what_it_converts() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert mha(fasttfm.nn, X.bfloat16(), Y, Y)[0].dtype == torch.bfloat16
+        assert torch.isfinite(encoder_layer(fasttfm.nn, X.bfloat16())).all()
+        assert torch.isfinite(decoder_layer(fasttfm.nn, X.bfloat16(), Y, norm_first=True)).all()
+        assert torch.isfinite(fasttfm.nn.LayerNorm(E)(X.bfloat16())).all()
