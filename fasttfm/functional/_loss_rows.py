@@ -6,6 +6,9 @@ d loss / d x[v] = softmax(x)[v] - a / V - (1 - a) [v == target]
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,32 @@ def check(target: Tensor, label_smoothing: float) -> None:
         raise ValueError(f"label_smoothing {label_smoothing} must lie in [0, 1]")
 
 
+def _blocks(logits: Tensor, target: Tensor, counted: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor, Any]]:
+    """Rows that fit the CPU's cache (all of them elsewhere): where they lie, the logits in float32 at least, the target
+    as a column that may be gathered with, and which rows do not count, as a column (None where all do).
+    """
+    rows, columns = logits.shape
+    dtype = wide(logits.dtype)
+    step = max(1, min(rows, _BLOCK // max(1, columns))) if logits.device.type == "cpu" else max(1, rows)
+    memory = torch.empty(step, columns, dtype=dtype, device=logits.device) if logits.dtype != dtype else None
+    for r in range(0, rows, step):
+        place = slice(r, r + step)
+        x, t = logits[place], target[place, None]
+        x = x if memory is None else memory[: x.shape[0]].copy_(x)
+        left = None if counted is None else ~counted[place, None]
+        yield place, x, t if left is None else t.masked_fill(left, 0), left
+
+
+def _gradient_(p: Tensor, t: Tensor, label_smoothing: float, scale: Tensor | None, left: Tensor | None) -> Tensor:
+    """scale * d loss / d logits from the softmax p of some rows, in p's memory."""
+    if label_smoothing:
+        p -= label_smoothing / p.shape[1]
+    p.scatter_add_(1, t, torch.full_like(t, label_smoothing - 1.0, dtype=p.dtype))
+    if scale is not None:
+        p *= scale
+    return p if left is None else p.masked_fill_(left, 0.0)
+
+
 def plain(
     logits: Tensor,
     target: Tensor,
@@ -40,36 +69,57 @@ def plain(
     loss / d logits; lses (R,) log sum exp. On the CPU a block of rows goes through every step while it lies in the
     cache.
     """
-    rows, columns = logits.shape
     dtype, device = wide(logits.dtype), logits.device
     loss, nll = torch.zeros((), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
-    step = max(1, min(rows, _BLOCK // max(1, columns))) if device.type == "cpu" else max(1, rows)
-    block = torch.empty(step, columns, dtype=dtype, device=device) if logits.dtype != dtype else None
-    weights = torch.empty(step, columns, dtype=dtype, device=device)
-    for r in range(0, rows, step):
-        x, t = logits[r : r + step], target[r : r + step, None]
-        c = None if counted is None else counted[r : r + step]
-        t = t if c is None else t.masked_fill(~c[:, None], 0)
-        if block is not None:
-            x = block[: x.shape[0]].copy_(x)
+    weights: Tensor | None = None
+    for place, x, t, left in _blocks(logits, target, counted):
+        weights = torch.empty_like(x) if weights is None else weights
         p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
         lse = x.amax(dim=1) - p.amax(dim=1).log()  # the largest weight is at least 1 / V: its logarithm is exact
         row_nll = lse - x.gather(1, t)[:, 0]
         row_loss = row_nll
         if label_smoothing:
             row_loss = torch.lerp(row_nll, lse - x.mean(dim=1), label_smoothing)
-        nll += (row_nll if c is None else row_nll.masked_fill(~c, 0.0)).sum()
-        loss += (row_loss if c is None else row_loss.masked_fill(~c, 0.0)).sum()
+        nll += (row_nll if left is None else row_nll.masked_fill(left[:, 0], 0.0)).sum()
+        loss += (row_loss if left is None else row_loss.masked_fill(left[:, 0], 0.0)).sum()
         if lses is not None:
-            lses[r : r + step] = lse
+            lses[place] = lse
         if gradient is not None:
-            if label_smoothing:
-                p -= label_smoothing / columns
-            p.scatter_add_(1, t, torch.full_like(t, label_smoothing - 1.0, dtype=dtype))
-            if scale is not None:
-                p *= scale
-            gradient[r : r + step] = p if c is None else p.masked_fill_(~c[:, None], 0.0)
+            gradient[place] = _gradient_(p, t, label_smoothing, scale, left)
     return loss, nll
+
+
+def plain_gradient(
+    logits: Tensor,
+    target: Tensor,
+    label_smoothing: float,
+    *,
+    counted: Tensor | None,
+    scale: Tensor,
+) -> Tensor:
+    """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it."""
+    gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    weights: Tensor | None = None  # in float32, where the gradient is not
+    for place, x, t, left in _blocks(logits, target, counted):
+        if x.dtype == gradient.dtype:
+            _gradient_(torch.softmax(x, dim=1, out=gradient[place]), t, label_smoothing, scale, left)
+        else:
+            weights = torch.empty_like(x) if weights is None else weights
+            p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
+            gradient[place] = _gradient_(p, t, label_smoothing, scale, left)
+    return gradient
+
+
+def refuse_second_derivative(name: str) -> None:
+    """Raise RuntimeError in a backward pass that is recorded (create_graph=True).
+
+    The gradient of these losses was computed in the forward pass: it would silently count as a constant.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"fasttfm::{name} cannot be differentiated: second derivatives are not implemented; "
+            "use fasttfm.reference for them"
+        )
 
 
 def mean_factor(logits: Tensor, target: Tensor, ignore_index: int, mean: bool) -> Tensor | None:
@@ -100,6 +150,8 @@ def sums(
         )
         lses = lses if kept is None else kept
         loss, nll = losses.sum(1).unbind()
+        if factor is None:
+            nll = nll.clone()  # what an operator returns may not share memory
     else:
         counted = target != ignore_index
         all_counted = logits.device.type == "cpu" and bool(counted.all())

@@ -14,7 +14,7 @@ from torch import Tensor
 from fasttfm.functional._backend import chosen
 from fasttfm.functional._dropped import wide
 from fasttfm.functional._layers import by_kernel
-from fasttfm.functional._loss_rows import check, mean_factor, plain, sums
+from fasttfm.functional._loss_rows import check, mean_factor, plain_gradient, refuse_second_derivative, sums
 from fasttfm.functional._operators import Operator
 
 
@@ -47,9 +47,9 @@ def _backward_compute(
         return kernel.backward(
             factor, logits, target.contiguous(), lses, label_smoothing=label_smoothing, ignore_index=ignore_index
         )
-    gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    plain(logits, target, label_smoothing, counted=target != ignore_index, gradient=gradient, scale=factor)
-    return gradient
+    counted = target != ignore_index
+    all_counted = logits.device.type == "cpu" and bool(counted.all())
+    return plain_gradient(logits, target, label_smoothing, counted=None if all_counted else counted, scale=factor)
 
 
 def _consume_compute(
@@ -108,6 +108,7 @@ def _consume_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
             "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "
             "first time; call it with inplace=False"
         )
+    refuse_second_derivative("cross_entropy_consume")
     ctx.consumed = True
     gradient = ctx.saved_tensors[0].detach()
     _scale_gradient_(gradient, grad, ctx.backend)
