@@ -1,0 +1,95 @@
+"""A whole training pass on the device: against float64 on the CPU, packed and padded, launches counted for real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fasttfm.kernels.launch_log import LaunchLog
+
+from fasttfm.functional import backend
+from fasttfm.models import Transformer, TransformerConfig, transformer
+
+LENGTHS = (27, 9, 31), (22, 30, 4)
+
+
+def model_and_batch(norm_first):
+    torch.manual_seed(0)
+    config = TransformerConfig(
+        vocab_size=500,
+        d_model=128,
+        heads=2,
+        d_ff=256,
+        encoder_layers=2,
+        decoder_layers=2,
+        dropout=0.0,
+        norm_first=norm_first,
+        final_norm=norm_first,
+    )
+    model = Transformer(config)
+    source, target = torch.zeros(3, 31, dtype=torch.int64), torch.zeros(3, 31, dtype=torch.int64)
+    for row, (s, t) in enumerate(zip(*LENGTHS)):
+        source[row, :s] = torch.randint(4, 500, (s,))
+        target[row, : t + 1] = torch.randint(4, 500, (t + 1,))
+    target_in = target[:, :-1].clone()
+    for row, t in enumerate(LENGTHS[1]):
+        target_in[row, t:] = 0
+    return model, (source, target_in, target[:, 1:], *(torch.tensor(side) for side in LENGTHS))
+
+
+def run(model, batch, precision=None, **options):
+    model.zero_grad()
+    device = batch[0].device.type
+    with torch.autocast(device, precision or torch.bfloat16, enabled=precision is not None):
+        loss, _, tokens = model.loss(*batch, **options)
+    (loss / tokens).backward()
+    return {"loss": (loss / tokens).detach()} | {name: p.grad.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("precision", [None, torch.bfloat16, torch.float16], ids=str)
+def test_loss_and_gradients_err_at_most_twice_as_much_as_pytorchs_route(norm_first, packed, precision, device, ieee):
+    if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        pytest.skip("no bfloat16 on this device")
+    model, batch = model_and_batch(norm_first)
+    exact = run(model.double(), batch)
+    model, batch = model.float().to(device), [x.to(device) for x in batch]
+    options = {"packed_tokens": tuple(map(sum, LENGTHS))} if packed else {}
+    found = run(model, batch, precision, **options)
+    with backend("torch"):
+        plain = run(model, batch, precision, **options)
+    for name, wanted in exact.items():
+        error, theirs = ((x[name].double().cpu() - wanted).abs().max() for x in (found, plain))
+        floor = (1e-5 if precision is None else 2e-2) * wanted.abs().max() + 1e-6
+        assert error <= 2 * theirs + floor, name
+
+
+def test_reading_parameters_through_one_node_changes_no_gradient(device, ieee, monkeypatch):
+    model, batch = model_and_batch(False)
+    model, batch = model.to(device), [x.to(device) for x in batch]
+    found = run(model, batch)
+    monkeypatch.setattr(transformer, "together", lambda *_: None)
+    for name, wanted in run(model, batch).items():
+        torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_launches_no_more_on_the_device_than_the_count_without_one_says(device, precision):
+    torch.manual_seed(0)
+    config = TransformerConfig(vocab_size=512, d_model=128, heads=2, d_ff=256, attention_dropout=0.1, relu_dropout=0.1)
+    model = Transformer(config).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    batch = [torch.randint(4, 512, (4, 20), device=device) for _ in range(3)]
+    lengths = [torch.full((4,), 20, device=device)] * 2
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
+            loss, _, tokens = model.loss(*batch, *lengths)
+        (loss / tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with backend("triton"), LaunchLog() as log:
+        step()
+    assert log.total <= 318 + (10 if precision == torch.bfloat16 else 0), log.table()
