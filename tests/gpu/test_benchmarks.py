@@ -1,0 +1,54 @@
+"""The benchmarks' clocks on a device: they wait for it, see its memory and its launches."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import kernels, records
+from benchmarks.clocks import Clocks
+from benchmarks.harness import Setting
+
+pytestmark = pytest.mark.gpu
+CYCLES = 20_000_000  # ten milliseconds on a clock of two gigahertz
+
+
+def clocks():
+    """One of device events, and the host's."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    setting = Setting(device=device, dtype=torch.float16, level="smoke")
+    case = kernels.cases(setting)[0]
+    made = Clocks(device)
+    assert made.of(case).name == "device events"
+    step = dataclasses.replace(case, passes="step")
+    assert made.of(step).name == "host, synchronized"
+    return [made.of(case), made.of(step)]
+
+
+def test_no_clock_stops_before_the_device_has_finished():
+    for clock in clocks():
+        once = clock.microseconds(lambda: torch.cuda._sleep(CYCLES))
+        twice = clock.microseconds(lambda: torch.cuda._sleep(2 * CYCLES))
+        assert once > 2_000, clock.name
+        assert twice > 1.5 * once, clock.name
+
+
+def test_memory_and_launches_are_the_devices():
+    x = torch.randn(1 << 20, device="cuda")
+    for clock in clocks():
+        assert clock.peak_bytes(lambda: x + 1) == x.nbytes
+        assert clock.launches(lambda: (x + 1) * 2) == 2
+
+
+def test_every_case_runs_and_ours_is_never_wrong(tmp_path):
+    assert command.main(["kernels", "blocks", "--smoke", "--device", "cuda", "--out", str(tmp_path)]) == 0
+    rows = [row for path in tmp_path.iterdir() for row in records.read(path)]
+    ours = [row for row in rows if row["provider"].startswith("fasttfm")]
+    assert len(ours) > 40
+    for row in ours:
+        assert row["status"] == "timed", (row["case"], row["shape"], row["pass"], row["reason"])
+        assert row["launches"] > 0
+        assert row["clock"] == "device events"
+    wrong = [(row["case"], row["shape"], row["pass"], row["provider"]) for row in rows if row["status"] == "wrong"]
+    assert not wrong  # a peer that is wrong here is set up wrongly
