@@ -4,6 +4,8 @@
     python -m benchmarks --quick kernels blocks   some groups, in a few minutes
     python -m benchmarks report                   one page from all records
     python -m benchmarks compare OLD NEW          what changed between two files of records
+    python -m benchmarks roofline                 what each device allows, from P100 to B200
+    python -m benchmarks static-evidence          times from machine code: predicted, not measured
 
 docs/benchmarks.md says how to read a row, what is measured how, and how to add a case or a provider.
 """
@@ -47,6 +49,8 @@ COMMANDS = {
     "compare": "benchmarks.compare",
     "check": "benchmarks.check",
     "end_to_end": "benchmarks.end_to_end",
+    "roofline": "benchmarks.roofline",
+    "static-evidence": "benchmarks.static_evidence",
 }
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
@@ -126,7 +130,7 @@ def chosen_cases(groups: Sequence[str], only: str, setting: Setting) -> list[Cas
     """The cases of the groups, in order. Raises UserError for a group that is not one, or when no case is left."""
     for group in groups:
         if group not in GROUPS:
-            raise UserError(f"{group} is no group: {', '.join(GROUPS)} (or report, compare)")
+            raise UserError(f"{group} is no group: {', '.join(GROUPS)} (or {', '.join(COMMANDS)})")
     cases = [c for g in GROUPS if not groups or g in groups for c in importlib.import_module(GROUPS[g]).cases(setting)]
     left = [case for case in cases if only in f"{case.group} {case.title}"]
     if not left:

@@ -37,7 +37,7 @@ class Claim:
     @property
     def command(self) -> str:
         """As the record has it, without a note, which is no part of how it was measured."""
-        return " ".join(dict.fromkeys(_command(entry) for entry in self.entries))
+        return "; ".join(dict.fromkeys(_command(entry) for entry in self.entries))
 
     @property
     def places(self) -> str:
@@ -75,10 +75,20 @@ def _latest(entries: Sequence[Entry], name: str) -> dict[str, Entry]:
     return found
 
 
+def corpus_and_peer(name: str) -> tuple[str, str]:
+    """ "multi30k, torch.nn" is multi30k with that trainer; ours goes without a name."""
+    corpus, _, peer = name.partition(", ")
+    return corpus, peer
+
+
+def _order(name: str) -> tuple[int, str]:
+    corpus, _ = corpus_and_peer(name)
+    return [*_CORPORA, corpus].index(corpus), name
+
+
 def _end_to_end(files: Loaded) -> Iterator[Claim]:
-    latest = _latest(files.of_kind("end_to_end"), "corpus")
-    for corpus in sorted(latest, key=lambda name: [*_CORPORA, name].index(name)):
-        entry = latest[corpus]
+    for name, entry in sorted(_latest(files.of_kind("end_to_end"), "corpus").items(), key=lambda item: _order(item[0])):
+        corpus, peer = corpus_and_peer(name)
         record = entry.record
         test = f", `{CORPORA[corpus].test}`" if corpus in CORPORA and CORPORA[corpus].test != "test" else ""
         threads = re.search(r"--threads (\d+)", record["train_command"])
@@ -90,7 +100,7 @@ def _end_to_end(files: Loaded) -> Iterator[Claim]:
         )
         yield Claim(
             f"{_CORPORA.get(corpus, corpus)}, {record['updates']:,} updates in {record['training_minutes']:.1f} minutes"
-            f"{cores}{test}",
+            f"{cores}{f', with a plain {peer} trainer' if peer else ''}{test}",
             f"{record['bleu']:.2f} cased sacreBLEU (`{signature}`){lower_text}",
             (entry,),
         )
@@ -153,8 +163,12 @@ def _throughput(machine: str, dtype: str, entries: Sequence[Entry]) -> Iterator[
         ours = [row for row in rows if row.record["provider"].startswith(OURS)]
         if ours and len(ours) < len(rows):
             with_peers.append(rows)
-    kept = sorted(with_peers, key=len, reverse=True)[:_MOST_ROWS]
-    for rows in sorted(kept, key=with_peers.index):
+    most = max(map(len, with_peers), default=0)
+    widest = [rows for rows in with_peers if len(rows) == most]
+    steps = min(_MOST_ROWS, len(widest))
+    # the first, the last and some between, as the smallest and the largest batch
+    kept = [widest[round(n * (len(widest) - 1) / max(steps - 1, 1))] for n in range(steps)]
+    for rows in kept:
         record = rows[0].record
         best = sorted(rows, key=lambda row: -row.record["throughput"]["value"])
         figures = ", ".join(

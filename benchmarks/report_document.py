@@ -89,7 +89,7 @@ table{border-collapse:collapse;font-size:.88rem;line-height:1.35;min-width:100%}
 th,td{padding:.32rem .7rem;text-align:right;border-bottom:1px solid var(--rule);
 vertical-align:top;white-space:nowrap;font-variant-numeric:tabular-nums}
 th{border-bottom:2px solid var(--muted);vertical-align:bottom;color:var(--muted);font-weight:600}
-.n{text-align:left}td.n{white-space:normal;min-width:8rem}td.long{min-width:15rem}
+.n{text-align:left}td.n{white-space:normal;overflow-wrap:anywhere;min-width:8rem}td.long{min-width:15rem}
 tr.ours td{font-weight:600}tr.gone td{color:var(--muted)}
 tr.wrong td{color:var(--bad)}summary{cursor:pointer;margin:.9rem 0 .3rem;color:var(--ours);font-weight:600}
 footer{margin-top:4rem;color:var(--muted);font-size:.88rem}
@@ -105,8 +105,8 @@ def _inline(words: str) -> str:
 
 def _row_class(cells: Sequence[str]) -> str:
     """Rows of fasttfm stand out; rows without a time step back, wrong ones in red."""
-    for kind, found in (("wrong", "wrong"), ("gone", "refused"), ("gone", "absent")):
-        if found in cells:
+    for kind, status in (("wrong", "wrong: "), ("gone", "refused: "), ("gone", "absent: ")):
+        if any(cell.startswith(status) for cell in cells):
             return f' class="{kind}"'
     return ' class="ours"' if any(cell.startswith("fasttfm") for cell in cells[1:6]) else ""
 

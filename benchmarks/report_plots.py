@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
 STYLE = """
@@ -22,7 +22,7 @@ svg .m{fill:var(--muted)}svg .s{font-size:12px}svg .b{font-weight:600}
 svg .e{text-anchor:end}svg .mid{text-anchor:middle}
 svg .bad{fill:var(--bad)}svg .fl{fill:var(--floor)}
 svg .grid{stroke:var(--rule);stroke-width:1}svg .axis{stroke:var(--muted);stroke-width:1}
-svg .whisker{stroke:var(--ink);stroke-width:1.5}svg .floor{stroke:var(--floor);stroke-width:1.5;stroke-dasharray:4 3}
+svg .whisker{stroke:var(--ink);stroke-width:1.5}svg .floor{stroke:var(--floor);stroke-width:1.5;stroke-dasharray:4 2}
 svg .line{fill:none;stroke-width:2}svg .band{opacity:.18;stroke:none}
 """ + "".join(
     f"svg .f{i}{{fill:var(--{name})}}svg .l{i}{{stroke:var(--{name})}}"
@@ -104,7 +104,7 @@ def bars(
     """Horizontal bars from zero, a whisker from low to high, and a dashed line at a value that means something."""
     most = max([row.high for row in rows if row.value is not None] + [mark or 0.0]) or 1.0
     step, parts = 36, []
-    height = step * len(rows) + (18 if mark is not None else 2)
+    height = step * len(rows) + (20 if mark is not None else 2)
 
     def across(value: float) -> float:
         return width * value / most
@@ -113,7 +113,7 @@ def bars(
         y = step * place + 14
         parts.append(_text(0, y, _shortened(row.label, 30), "b" if row.ours else ""))
         if row.value is None:
-            parts.append(_text(0, y + 15, _shortened(row.shown, 58), "s bad" if row.bad else "s m"))
+            parts.append(_text(0, y + 15, _shortened(row.shown, 52), "s bad" if row.bad else "s m"))
             continue
         parts.append(_text(width, y, row.shown, "e b" if row.ours else "e"))
         fill, long = "f0" if row.ours else "f1", _at(max(across(row.value), 1))
@@ -125,16 +125,18 @@ def bars(
             parts += [_line(x, middle - 3.5, x, middle + 3.5, "whisker") for x in (low, high)]
     if mark is not None:
         x = across(mark)
-        parts.append(_line(x, 16, x, height - 14, "floor"))
+        # at the bars alone: through names it could not be read
+        beside = [step * place + 14 for place, row in enumerate(rows) if row.value is not None]
+        parts += [_line(x, y + 3, x, y + 19, "floor") for y in beside]
         left = x < width / 2
-        parts.append(_text(x if left else width, height - 2, mark_label, "s fl" if left else "s fl e"))
+        parts.append(_text(x if left else width, height - 6, mark_label, "s fl" if left else "s fl e"))
     spoken = "; ".join(f"{row.label}: {row.shown}" for row in rows)
     return _svg(name, width, height, title, f"{spoken}. {mark_label}".strip(), parts)
 
 
 def ratios(name: str, title: str, rows: Sequence[Bar], *, width: float = 640) -> str:
     """A dot a row on a logarithmic scale around 1, with a whisker from low to high."""
-    left, right, step, top = 170, 150, 26, 24
+    left, right, step, top = 215, 130, 26, 24
     limits = min(0.8, *(row.low for row in rows)) / 1.1, max(1.25, *(row.high for row in rows)) * 1.1
     height = top + step * len(rows) + 34
 
@@ -151,7 +153,7 @@ def ratios(name: str, title: str, rows: Sequence[Bar], *, width: float = 640) ->
     parts.append(_line(across(1.0), top - 6, across(1.0), bottom, "floor"))
     for place, row in enumerate(rows):
         y = top + step * place + step / 2
-        parts.append(_text(0, y + 4, _shortened(row.label, 23)))
+        parts.append(_text(0, y + 4, _shortened(row.label, 29)))
         parts.append(_line(across(row.low), y, across(row.high), y, "whisker"))
         parts.append(f'<circle cx="{_at(across(row.value or 1.0))}" cy="{_at(y)}" r="5.5" class="f1"/>')
         parts.append(_text(width, y + 4, row.shown, "e"))
@@ -188,6 +190,8 @@ class Axes:
     height: float = 300
     x_names: Sequence[str] = ()
     """Names of the places 0, 1, ... in the place of numbers."""
+    _sizes: list[float] = field(default_factory=list, init=False)
+    """The values on a logarithmic x axis where they are few: ticks that say what was measured."""
     _x: tuple[float, float] = field(default=(0, 1), init=False)
     _y: tuple[float, float] = field(default=(0, 1), init=False)
 
@@ -198,6 +202,7 @@ class Axes:
         ys = [v for s in series for p in s.points for v in (p.y, p.low, p.high) if v is not None]
         self._x = (-0.5, len(self.x_names) - 0.5) if self.x_names else _range(xs, self.x_log)
         self._y = _range(ys, self.y_log)
+        self._sizes = sorted(set(xs)) if self.x_log and len(set(xs)) <= 6 else []
 
     def x(self, value: float) -> float:
         return self.LEFT + (self.width - self.LEFT - self.RIGHT) * _share(value, self._x, self.x_log)
@@ -218,7 +223,7 @@ class Axes:
             for place in range(0, len(self.x_names), every):
                 parts.append(_text(self.x(place), bottom + 17, self.x_names[place], "s m mid"))
         else:
-            for tick in _ticks(self._x, self.x_log):
+            for tick in self._sizes or _ticks(self._x, self.x_log):
                 parts += [
                     _line(self.x(tick), bottom, self.x(tick), bottom + 4, "axis"),
                     _text(self.x(tick), bottom + 17, _tick(tick), "s m mid"),
@@ -338,17 +343,21 @@ def roofline(
     name: str, title: str, series: Sequence[Series], *, gb_per_s: float, tflop_per_s: float, width: float = 720
 ) -> str:
     """TFLOP/s against FLOP a byte, both logarithmic, under the bandwidth's slope and the products' ceiling."""
-    axes = Axes("FLOP a byte that must move", "TFLOP/s", x_log=True, y_log=True, width=width, height=380)
+    small = tflop_per_s < 1
+    unit, times = ("GFLOP/s", 1e3) if small else ("TFLOP/s", 1.0)
+    series = [replace(s, points=[replace(p, y=times * p.y) for p in s.points]) for s in series]
+    top = times * tflop_per_s
+    axes = Axes("FLOP a byte that must move", unit, x_log=True, y_log=True, width=width, height=380)
     ridge = 1e3 * tflop_per_s / gb_per_s
     xs = [p.x for s in series for p in s.points]
     ends = (min(*xs, ridge) / 2, max(*xs, ridge) * 2)
-    roof = [Point(x, min(tflop_per_s, x * gb_per_s / 1e3)) for x in (ends[0], ridge, ends[1])]
+    roof = [Point(x, min(top, times * x * gb_per_s / 1e3)) for x in (ends[0], ridge, ends[1])]
     axes.fit([*series, Series("", roof)])
     parts = axes.frame()
     path = " ".join(f"{_at(axes.x(p.x))},{_at(axes.y(p.y))}" for p in roof)
     parts.append(f'<polyline points="{path}" class="line floor"/>')
-    label = f"{number(tflop_per_s)} TFLOP/s in a product, {number(gb_per_s)} GB/s in a copy: measured here"
-    parts.append(_text(axes.x(roof[2].x), axes.y(tflop_per_s) - 7, label, "s fl e"))
+    label = f"{number(top)} {unit} in a product, {number(gb_per_s)} GB/s in a copy: measured here"
+    parts.append(_text(axes.x(roof[2].x), axes.y(top) - 7, label, "s fl e"))
     for one in sorted(series, key=lambda s: s.colour == OURS):
         for p in one.points:
             parts.append(_dot(axes, p, one.colour, "4"))

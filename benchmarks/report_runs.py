@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import records
 from benchmarks import report_plots as plots
+from benchmarks.headline import corpus_and_peer
 from benchmarks.providers import OURS
 from benchmarks.report_document import Block, Cards, Figure, Section, Table, Text
 from benchmarks.report_plots import Axes, Point, Series, number
@@ -22,16 +23,26 @@ def end_to_end(files: Loaded) -> Section | None:
     if not entries:
         return None
     figures = []
-    for place, entry in enumerate(entries):
-        r = entry.record
-        points = [Point(v["seconds"] / 60, v["bleu"]) for v in r["validation_curve"] if {"seconds", "bleu"} <= v.keys()]
-        if not points:
-            continue
-        name = f"bleu-{place}"
-        axes = Axes("minutes of training", "BLEU of the validation set", width=420, height=270)
-        svg = plots.lines(name, f"BLEU against minutes, {r['corpus']}", [Series(r["corpus"], points)], axes)
-        note = f"{machine_name(entry.machine)}; test {r['bleu']:.2f}; {entry.place}"
-        figures.append(Figure(name, svg, f"{r['corpus']}: BLEU against minutes", note))
+    by_corpus: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        by_corpus.setdefault((corpus_and_peer(entry.record["corpus"])[0], machine_name(entry.machine)), []).append(
+            entry
+        )
+    for place, ((corpus, machine), runs) in enumerate(by_corpus.items()):
+        name, finals = f"bleu-{place}", []
+        series: list[Series] = []
+        for entry in runs:
+            label = corpus_and_peer(entry.record["corpus"])[1] or OURS
+            curve = entry.record["validation_curve"]
+            points = [Point(v["seconds"] / 60, v["bleu"]) for v in curve if {"seconds", "bleu"} <= v.keys()]
+            if points:
+                series.append(Series(label, points, plots.OURS if label == OURS else 1 + len(series) % plots.SERIES))
+            finals.append(f"{label} {entry.record['bleu']:.2f} ({entry.place})")
+        if series:
+            axes = Axes("minutes of training", "BLEU of the validation set", width=420, height=270)
+            svg = plots.lines(name, f"BLEU against minutes, {corpus}", series, axes)
+            note = f"{machine}; test {', '.join(finals)}"
+            figures.append(Figure(name, svg, f"{corpus}: BLEU against minutes", note))
     rows = [
         (
             e.record["corpus"],

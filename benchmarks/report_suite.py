@@ -10,7 +10,7 @@ from benchmarks import report_plots as plots
 from benchmarks.headline import by_case
 from benchmarks.providers import OURS
 from benchmarks.records import GROUPS
-from benchmarks.report_document import Block, Cards, Figure, Heading, Section, Table, Text
+from benchmarks.report_document import Block, Cards, Figure, Heading, Notice, Section, Table
 from benchmarks.report_plots import Axes, Bar, Point, Series, duration, number
 from benchmarks.result_files import Entry, Loaded, machine_name, shape_text, short_dtype
 
@@ -63,7 +63,9 @@ def _machine_blocks(group: str, place: Where, entries: Sequence[Entry]) -> list[
     slug = "".join(c if c.isalnum() else "-" for c in f"{group}-{place[0]}-{place[1]}".lower())
     blocks: list[Block] = [Heading(where_text(place))]
     if any(entry.record["level"] == "smoke" for entry in entries):
-        blocks.append(Text("Some rows were run with `--smoke`, to see that everything runs: their times mean nothing."))
+        blocks.append(
+            Notice("Some rows were run with `--smoke`, to see that everything runs: their times mean nothing.")
+        )
     summary = _against_each(f"{slug}-summary", place, entries)
     blocks += [summary] if summary else []
     for nth, (case, rows) in enumerate(split(entries, lambda e: e.record["case"]).items()):
@@ -117,7 +119,7 @@ def _bar(entry: Entry, ours: float | None) -> Bar:
     time = record["time_us"]
     shown = duration(time["p50"])
     if ours is not None and label != OURS:
-        shown += f"  {time['p50'] / ours:.2f}x"
+        shown += f" · {time['p50'] / ours:.2f}x"
     return Bar(label, time["p50"], time["p20"], time["p80"], shown, is_ours)
 
 
@@ -130,13 +132,17 @@ def _case_card(name: str, place: Where, rows: Sequence[Entry]) -> Figure:
     bars = [_bar(row, ours) for row in present]
     absent = [row.record["provider"] for row in rows if row.record["status"] == "absent"]
     if absent:
-        bars.append(Bar("not installed or not for this device", None, shown=", ".join(absent)))
+        bars.append(Bar("absent", None, shown=", ".join(absent)))
     floors = [row.record["roofline"]["floor_us"] for row in present if row.record["roofline"]]
     limit = floors[0] if floors and floors[0] else None
     label = f"physical limit here {duration(limit)}" if limit else ""
     title = f"{record['case'].replace('_', ' ')}, {record['pass']}"
     svg = plots.bars(name, f"{title}, {shape_text(record['shape'])}", bars, mark=limit, mark_label=label)
-    return Figure(name, svg, title, f"{shape_text(record['shape'])}; {where_text(place)}")
+    rates = {r.record["provider"]: r.record["throughput"] for r in present if r.record["throughput"]}
+    unit = next((rate["unit"] for rate in rates.values()), "")
+    done = ", ".join(f"{provider} {number(rate['value'])}" for provider, rate in rates.items())
+    note = f"{shape_text(record['shape'])}; {where_text(place)}" + (f". **{done} {unit}**" if done else "")
+    return Figure(name, svg, title, note)
 
 
 def _varying(entry: Entry, names: Sequence[str], beside: Sequence[str]) -> tuple[str, float] | None:
@@ -271,7 +277,7 @@ def _scatter(slug: str, place: Where, entries: Sequence[Entry]) -> list[Block]:
 
 
 _HEAD = (
-    *("case", "shape", "pass", "provider", "status", "why not"),
+    *("case", "shape", "pass", "provider", "status"),
     *("p20", "p50", "p80", "runs", "throughput", "TFLOP/s", "GB/s", "of limit", "peak MiB", "launches", "first call s"),
     *("error", "allowed", "record"),
 )
@@ -291,8 +297,7 @@ def _rows_table(title: str, entries: Sequence[Entry]) -> Table:
                 shape_text(r["shape"]),
                 r["pass"],
                 r["provider"],
-                r["status"],
-                r["reason"] or "",
+                f"{r['status']}: {r['reason']}" if r["reason"] else r["status"],
                 *(duration(time[q]) if time else "" for q in ("p20", "p50", "p80")),
                 str(time.get("runs", "")),
                 f"{number(rate['value'])} {rate['unit']}" if rate else "",
@@ -307,4 +312,4 @@ def _rows_table(title: str, entries: Sequence[Entry]) -> Table:
                 entry.place,
             )
         )
-    return Table(_HEAD, rows, names=6, folded=f"{title}, {short_dtype(entries[0].record['dtype'])}")
+    return Table(_HEAD, rows, names=5, folded=f"{title}, {short_dtype(entries[0].record['dtype'])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from html.parser import HTMLParser
@@ -236,3 +237,13 @@ def test_a_missing_folder_and_one_that_cannot_be_written_are_refused(tmp_path, f
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--out .*file cannot be written to"):
         report.main(["--results", str(folder), "--out", str(tmp_path / "file")])
+
+
+def test_a_peer_on_the_same_corpus_shares_its_plot_and_has_a_claim_of_its_own(tmp_path, write):
+    line = (RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0]
+    ours = json.loads(line)
+    write("runs/a.jsonl", ours, ours | {"corpus": "demo, torch.nn", "bleu": 12.5})
+    page, _ = written(tmp_path / "runs", tmp_path / "out")
+    assert page.count("demo: BLEU against minutes") == 1
+    assert "torch.nn 12.50 (a.jsonl:2)" in page
+    assert "with a plain torch.nn trainer" in page

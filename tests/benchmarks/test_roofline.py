@@ -8,6 +8,7 @@ from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.costs import H200, Cost, Machine
 
 from benchmarks import roofline, roofline_decode, roofline_step
+from benchmarks.__main__ import main
 from benchmarks.devices import DEVICES, H200_SUSTAINED
 from benchmarks.roofline_step import MODELS
 from fasttfm.errors import UserError
@@ -142,3 +143,15 @@ def test_floor_stands_beside_measured(tmp_path, capsys, record, write):
     assert out.splitlines()[-1].split()[-3:] == ["10.0", "25.0", "40%"]
     with pytest.raises(UserError, match="--device B300: neither a known device"):
         roofline.main(["--device", "B300", "--results", str(tmp_path)])
+
+
+def test_the_suites_command_line_knows_what_is_made_from_records(tmp_path, capsys):
+    for command in ("roofline", "static-evidence", "report", "compare"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0
+        assert f"python -m benchmarks {command}" in capsys.readouterr().out
+    missing = tmp_path / "none"
+    assert main(["report", "--results", str(missing)]) == 2
+    refusal = f"benchmarks: {missing} does not exist: give a folder of records or one file of them\n"
+    assert capsys.readouterr().err == refusal
