@@ -152,15 +152,26 @@ def softmax_gradient(
 
 
 def packed_forward(
-    route: str, query: Tensor, key: Tensor, value: Tensor, scale: float, packed: tuple, options: dict[str, Any]
+    route: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    packed: tuple,
+    options: dict[str, Any],
+    covered: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The output (Tq, H, Dv) and the log-sum-exp (H, Tq). packed: query_starts, key_starts, max_query, max_key."""
+    """The output (Tq, H, Dv) and the log-sum-exp (H, Tq). packed: query_starts, key_starts, max_query, max_key.
+
+    covered: the sequences reach to the last row, so that none needs to be zero before.
+    """
     from fasttfm.kernels import attention as attention_long
     from fasttfm.kernels import attention_launch, attention_short
 
     tokens, heads, _ = query.shape
-    output = query.new_zeros(tokens, heads, value.shape[-1])  # what no sequence reaches stays zero
-    lse = query.new_empty(heads, tokens, dtype=torch.float32)
+    room = query.new_empty if covered and key.numel() else query.new_zeros
+    output = room(tokens, heads, value.shape[-1])
+    lse = room(heads, tokens, dtype=torch.float32)
     if output.numel():
         sequences = attention_launch.Packed(*packed)
         q, k, v, o = (attention_launch.by_head(x, sequences.batch) for x in (query, key, value, output))

@@ -25,6 +25,7 @@ def joint_varlen_attention(
     max_key: int,
     *,
     biases: tuple[Tensor, Tensor | None] | None = None,
+    covered: bool = False,
     causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -35,7 +36,7 @@ def joint_varlen_attention(
 
     joint (T, 3, H, D): queries, keys and values; or (Tk, 2, H, D), keys and values, with query (Tq, H, D).
     biases as joint_attention() takes them, in parts (B, .) for B sequences. query_starts to stream as
-    varlen_attention() takes them. Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
+    varlen_attention() takes them; covered: the sequences reach to the last row, there is no filler to be zeroed. Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
     """
     parts = 3 if query is None else 2
     if joint.dim() != 4 or joint.shape[1] != parts:
@@ -61,6 +62,7 @@ def joint_varlen_attention(
         joint.shape[-1] ** -0.5 if scale is None else scale,
         seed if dropout_p > 0.0 else None,
         stream,
+        covered,
         chosen(),
     )[0]
 
@@ -74,14 +76,16 @@ def _heads(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]
 def _compute(
     joint: Tensor, query: Tensor | None, joint_bias: Tensor | None, query_bias: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    output, saved, kept = packed.compute(*_heads(joint, query), *options)
+    *shared, covered, backend = options
+    output, saved, kept = packed.compute(*_heads(joint, query), *shared, backend, covered)  # type: ignore[call-arg]
     return output.flatten(1), saved, kept
 
 
 def _fake(
     joint: Tensor, query: Tensor | None, joint_bias: Tensor | None, query_bias: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    output, saved, kept = packed.fake(*_heads(joint, query), *options)
+    *shared, _, backend = options
+    output, saved, kept = packed.fake(*_heads(joint, query), *shared, backend)  # type: ignore[call-arg]
     return joint.new_empty(output.shape[0], output.shape[1] * output.shape[2]), saved, kept
 
 
@@ -103,12 +107,14 @@ def _compute_backward(
     scale: float,
     seed: Tensor | None,
     stream: int,
+    covered: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of joint, query and their biases, contiguous; empty where there is none."""
     q, k, v = _heads(joint, query)
-    d_joint = torch.zeros(joint.shape, dtype=joint.dtype, device=joint.device)  # also where no sequence reaches
-    d_query = None if query is None else torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+    room = torch.empty if covered and q.numel() and k.numel() else torch.zeros  # zero where no sequence reaches
+    d_joint = room(joint.shape, dtype=joint.dtype, device=joint.device)
+    d_query = None if query is None else room(query.shape, dtype=query.dtype, device=query.device)
     out = _heads(d_joint, d_query)
     grad, output = (x.view(q.shape[0], q.shape[1], -1) for x in (grad, output))
     batch = query_starts.shape[0] - 1
@@ -148,25 +154,25 @@ def _fake_backward(
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
-    *tensors, max_query, max_key, causal, dropout_p, scale, seed, stream, backend = args
+    *tensors, max_query, max_key, causal, dropout_p, scale, seed, stream, covered, backend = args
     ctx.save_for_backward(*tensors[:4], *outputs, *tensors[4:], seed)
-    ctx.options = (max_query, max_key, causal, dropout_p, scale, stream, backend)
+    ctx.options = (max_query, max_key, causal, dropout_p, scale, stream, covered, backend)
     ctx.mark_non_differentiable(*outputs[1:])
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     if grad is None:
-        return (None,) * 14
+        return (None,) * 15
     *tensors, seed = ctx.saved_tensors
-    *options, stream, backend = ctx.options
-    gradients = _backward(grad, *tensors, *options, seed, stream, backend)
-    return *(None if x is None else d for x, d in zip(tensors[:4], gradients)), *(None,) * 10
+    *options, stream, covered, backend = ctx.options
+    gradients = _backward(grad, *tensors, *options, seed, stream, covered, backend)
+    return *(None if x is None else d for x, d in zip(tensors[:4], gradients)), *(None,) * 11
 
 
 _ARGUMENTS = (
     "Tensor query_starts, Tensor key_starts, SymInt max_query, SymInt max_key, bool causal, float dropout_p, "
-    "float scale, Tensor? seed, int stream, str backend"
+    "float scale, Tensor? seed, int stream, bool covered, str backend"
 )
 _backward = Operator(
     "joint_attention_packed_backward(Tensor grad, Tensor joint, Tensor? query, Tensor? joint_bias, "

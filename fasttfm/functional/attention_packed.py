@@ -118,12 +118,14 @@ def compute(
     seed: Tensor | None,
     stream: int,
     backend: str,
+    covered: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """covered: the sequences reach to the last row."""
     route = kernels.route(query, value, max_key, backend)
     if not kernels.saves_weights(route):
         packed = (query_starts, key_starts, max_query, max_key)
         options = {"causal": causal, "dropout_p": dropout_p, "seed": seed, "stream": stream}
-        return *kernels.packed_forward(route, query, key, value, scale, packed, options), nothing(query)
+        return *kernels.packed_forward(route, query, key, value, scale, packed, options, covered), nothing(query)
     if not query.numel() or not key.numel():
         batch = query_starts.shape[0] - 1
         weights = query.new_zeros(batch, query.shape[1], max_query, max_key)

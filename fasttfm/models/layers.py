@@ -121,6 +121,7 @@ class Attention(nn.Module):
                 lengths.longest,
                 key_lengths.longest,
                 biases=biases,
+                covered=True,
                 causal=causal,
                 dropout_p=dropout_p,
                 seed=at.seed,

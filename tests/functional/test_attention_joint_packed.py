@@ -68,8 +68,28 @@ def test_opcheck(backend, cross):
     inputs = [x.requires_grad_() for x in leaves(cross)]
     joint, query = (*inputs, None)[:2]
     biases = [torch.randn(x[0].numel(), requires_grad=True) for x in inputs]
-    options = (*starts(cross), False, 0.25, 0.25, torch.tensor([3]), 1, backend)
+    options = (*starts(cross), False, 0.25, 0.25, torch.tensor([3]), 1, False, backend)
     opcheck(torch.ops.fasttfm.joint_attention_packed.default, (joint, query, *(*biases, None)[:2], *options))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_without_filler_nothing_is_zeroed_and_everything_written(backend, cross, monkeypatch):
+    query_starts, key_starts, *longest = starts(cross)
+    inputs = [x[: int(s[-1])].requires_grad_() for x, s in zip(leaves(cross), (key_starts, query_starts))]
+    given = (*(*inputs, None)[:2], query_starts, key_starts, *longest)
+    with F.backend(backend):
+        expected = F.joint_varlen_attention(*given)
+        probe = torch.randn_like(expected)
+        wanted = torch.autograd.grad(expected, inputs, probe)
+        torch.use_deterministic_algorithms(True)  # fills what is empty with numbers that are none
+        try:
+            found = F.joint_varlen_attention(*given, covered=True)
+            gradients = torch.autograd.grad(found, inputs, probe)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert torch.equal(found, expected)
+    assert all(map(torch.equal, gradients, wanted))
 
 
 def test_shapes_that_do_not_agree_are_named():
