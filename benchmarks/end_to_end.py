@@ -26,6 +26,8 @@ from typing import Any
 from benchmarks import machine
 
 RESULTS = Path(__file__).with_name("results")
+TARGETS = (10, 20, 25, 30, 35, 40)
+"""Validation scores whose minutes a record tells."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +113,16 @@ def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
         return json.loads(_fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
 
 
+def minutes_to_bleu(curve: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Minutes of training until validation first reached a BLEU, for each of TARGETS that it reached."""
+    found = {}
+    for target in TARGETS:
+        reached = [point["seconds"] for point in curve if point.get("bleu", 0.0) >= target and "seconds" in point]
+        if reached:
+            found[str(target)] = round(min(reached) / 60, 1)
+    return found
+
+
 def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
     """Prepares, trains, translates the test set and scores it. Returns the record, without the machine."""
     model, output = work / "model", work / "output.txt"
@@ -126,6 +138,11 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
     log = [json.loads(line) for line in (model / "train.log.jsonl").read_text().splitlines()]
     steps = [entry for entry in log if entry["kind"] == "train"]
     updating = sum(entry["target_tokens"] / entry["tokens_per_second"] for entry in steps)
+    curve = [
+        {key: entry[key] for key in ("step", "seconds", "loss", "bleu") if entry.get(key) is not None}
+        for entry in log
+        if entry["kind"] == "valid"
+    ]
     return {
         "benchmark": "end_to_end",
         "corpus": name,
@@ -138,11 +155,8 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
         "translate_seconds": round(seconds, 1),
         **scores,
         "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
-        "validation_curve": [
-            {key: entry[key] for key in ("step", "seconds", "loss", "bleu") if entry.get(key) is not None}
-            for entry in log
-            if entry["kind"] == "valid"
-        ],
+        "validation_curve": curve,
+        "minutes_to_bleu": minutes_to_bleu(curve),
     }
 
 
@@ -171,6 +185,9 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, threads: int) ->
     steps = [entry for entry in log if entry["kind"] == "train"]
     (end,) = (entry for entry in log if entry["kind"] == "end")
     tokens = sum(entry["target_tokens"] for entry in steps)
+    curve = [
+        {key: entry[key] for key in ("step", "seconds", "bleu", "lines")} for entry in log if entry["kind"] == "valid"
+    ]
     return {
         "benchmark": "end_to_end",
         "corpus": f"{name}, torch.nn",
@@ -183,11 +200,8 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, threads: int) ->
         "translate_seconds": log[-1]["translate_seconds"],
         **scored(name, text, output),
         "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
-        "validation_curve": [
-            {key: entry[key] for key in ("step", "seconds", "bleu", "lines")}
-            for entry in log
-            if entry["kind"] == "valid"
-        ],
+        "validation_curve": curve,
+        "minutes_to_bleu": minutes_to_bleu(curve),
     }
 
 

@@ -50,7 +50,7 @@ def cases(setting: Setting) -> list[Case]:
     if setting.on_gpu:
         sizes = [("WMT14-like", synthetic.WMT, "paper-base", 100_000, 25_000, 200_000 if quick else 800_000)]
     else:
-        pairs, tokens = (40, 300) if smoke else (10_000, 2_000 if quick else 30_000)
+        pairs, tokens = (40, 300) if smoke else (10_000, 1_200 if quick else 30_000)
         sizes = [("WMT14-like", synthetic.WMT, "multi30k", pairs, 256 if smoke else 1_024, tokens)]
     if not quick:
         tokens = 400_000 if setting.on_gpu else 30_000

@@ -84,6 +84,9 @@ def test_the_error_is_zero_for_equal_tokens_and_grows_with_what_was_missed(model
     assert decoding.error(exact, wrong, expected) > 0.05
     one = [*right[:-1], wrong[-1]]
     assert 1e-5 < decoding.error(exact, one, expected) < decoding.error(exact, wrong, expected)
+    assert decoding.error(exact, one, expected, sentences=3) == 0.0
+    second = [[each[0], wrong_each[1]] for each, wrong_each in zip(right, wrong)]
+    assert decoding.error(exact, second, expected, best=1) == 0.0 < decoding.error(exact, second, expected)
     assert decoding.error(exact, right[:-1], expected) == float("inf")
     shorter = [[tokens[:-1] for tokens in each] for each in right]
     assert decoding.error(exact, shorter, expected) > 0.05

@@ -90,6 +90,13 @@ def test_the_plain_greedy_search_is_greedy_search():
     assert len({tuple(ids) for ids in found}) > 3
 
 
+def test_minutes_to_a_score_are_those_of_the_first_validation_that_reached_it():
+    curve = [{"seconds": 60.0, "bleu": 9.0}, {"seconds": 120.0, "bleu": 26.0}, {"seconds": 180.0, "bleu": 24.0}]
+    curve += [{"seconds": 240.0, "bleu": 30.0}, {"step": 9, "bleu": 50.0}, {"seconds": 300.0}]
+    assert end_to_end.minutes_to_bleu(curve) == {"10": 2.0, "20": 2.0, "25": 2.0, "30": 4.0}
+    assert end_to_end.minutes_to_bleu([]) == {}
+
+
 def test_a_stopwatch_stands_still_while_it_is_stopped(monkeypatch):
     times = iter([10.0, 13.0, 20.0, 24.0])
     monkeypatch.setattr("benchmarks.peers.torch_nn_trainer.time.monotonic", lambda: next(times))
