@@ -15,7 +15,7 @@ from torch import Tensor
 from fasttfm.functional._backend import chosen
 from fasttfm.functional._dropped import wide
 from fasttfm.functional._layers import by_kernel
-from fasttfm.functional._loss_rows import check, sums
+from fasttfm.functional._loss_rows import check, refuse_second_derivative, sums
 from fasttfm.functional._operators import Operator
 
 _CHUNK = 1 << 22
@@ -125,6 +125,7 @@ def _backward(ctx: Any, grad_loss: Tensor | None, *_: Any) -> tuple:
     nothing = (None,) * (ctx.count - 2)
     if grad_loss is None:
         return None, None, *nothing
+    refuse_second_derivative("linear_cross_entropy")
     grad_hidden, grad_weight = ctx.saved_tensors
     need_hidden, need_weight = ctx.needs_input_grad[:2]
     hidden, weight = _scaled(grad_hidden, grad_weight, grad_loss)

@@ -1,0 +1,123 @@
+"""What every registered operator owes PyTorch: opcheck, fake tensors, a refusal of vmap and of second derivatives.
+
+The calls are those that the public functions make, seen by a dispatch mode; an operator that none of them calls fails.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from fasttfm import functional as F
+
+ROUTES = ["torch", "triton"]
+SEED = torch.tensor([11])
+_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+class Calls(TorchDispatchMode):
+    """The first calls of every fasttfm operator, with copies of their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "fasttfm":
+            found = self.seen.setdefault(func._schema.name.split("::")[1], [])
+            if len(found) < 2:
+                found.append((func, tree_map_only(Tensor, lambda t: t.detach().clone(), args)))
+        return func(*args, **(kwargs or {}))
+
+
+def uses() -> Iterator[tuple[Callable[..., Tensor], list[Tensor]]]:
+    """A function of leaves that ends in something to differentiate, for every public operator."""
+    drop = {"dropout_p": 0.25, "seed": SEED}
+    lengths, starts = torch.tensor([6, 3]), torch.tensor([0, 4, 9])
+    target = torch.tensor([3, 0, 5, 1, 2])
+
+    def leaves(*shapes):
+        return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+    heads = [(2, 2, 5, 8), (2, 2, 6, 8), (2, 2, 6, 8)]
+    yield lambda q, k, v: F.attention(q, k, v, key_lengths=lengths, causal=True, **drop), leaves(*heads)
+    yield lambda q, k, v, m: F.attention(q, k, v, mask=m), leaves(*heads, (5, 6))
+    yield lambda q, k, m: F.attention_weights(q, k, mask=m, **drop), leaves(*heads[:2], (5, 6))
+    yield lambda x: F.varlen_attention(x, x, x, starts, starts, 5, 5, **drop), leaves((9, 2, 8))
+    yield lambda x: F.joint_varlen_attention(x, None, starts, starts, 5, 5, **drop), leaves((9, 3, 2, 8))
+    yield lambda x: F.joint_attention(x, key_lengths=lengths[:1], causal=True, **drop), leaves((1, 6, 3, 2, 8))
+    yield lambda x, w, b: F.layer_norm(x, w, b), leaves((3, 16), (16,), (16,))
+    yield (
+        lambda x, r, w, b: sum(F.residual_layer_norm(x, r, w, b, **drop)[:2]),
+        leaves((3, 16), (3, 16), (16,), (16,)),
+    )
+    yield lambda x, r: F.residual_add(x, r, **drop), leaves((3, 16), (3, 16))
+    yield lambda *t: F.feed_forward(*t, **drop), leaves((7, 8), (40, 8), (40,), (8, 40), (8,))
+    yield lambda w: F.embed(torch.tensor([[1, 4, 0]]), w, scale=2.0, **drop), leaves((9, 16))
+    yield lambda x: F.cross_entropy(x, target, label_smoothing=0.1)[0], leaves((5, 9))
+    yield lambda x: F.cross_entropy(x * 1.0, target, inplace=True)[0], leaves((5, 9))
+    yield lambda h, w: F.linear_cross_entropy(h, w, target)[0] * 0.5, leaves((5, 8), (9, 8))
+    yield lambda h, w: F.linear_cross_entropy(h, w, target, low_memory=True)[0], leaves((5, 8), (9, 8))
+
+
+def registered() -> set[str]:
+    names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("fasttfm::")}
+    return {name for name in names if not name.startswith(("test_", "overhead"))}
+
+
+@pytest.fixture(scope="module", params=ROUTES)
+def calls(request):
+    torch.manual_seed(0)
+    with F.backend(request.param):
+        with Calls() as calls:
+            for use, leaves in uses():
+                torch.autograd.grad(use(*leaves).sum(), leaves)
+        yield calls.seen
+
+
+def test_every_operator_passes_opcheck_forward_and_backward(calls):
+    assert set(calls) == registered()
+    for found in calls.values():
+        for operator, args in found:
+            # the slow part, whole graphs through AOTAutograd, is each family's own test
+            torch.library.opcheck(operator, args, test_utils=_CHECKS)
+
+
+def test_fake_tensors_give_the_shapes_dtypes_and_strides_of_the_real_ones(calls):
+    for name, found in calls.items():
+        for operator, args in found:
+            real = operator(*tree_map_only(Tensor, torch.clone, args))
+            with FakeTensorMode() as mode:
+                fake = operator(*tree_map_only(Tensor, mode.from_tensor, args))
+            pairs = [(real, fake)] if isinstance(real, Tensor) else list(zip(real or (), fake or (), strict=True))
+            for a, b in pairs:
+                assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), name
+
+
+def test_vmap_is_refused_by_every_operator(calls):
+    for name, found in calls.items():
+        operator, args = found[0]
+        stacked = args[0].unsqueeze(0)
+        with pytest.raises(RuntimeError, match=rf"fasttfm::{name} has no torch\.vmap rule"):
+            torch.vmap(lambda x, operator=operator, rest=args[1:]: operator(x, *rest))(stacked)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_second_derivative_is_refused(route):
+    torch.manual_seed(0)
+    with F.backend(route):
+        for use, leaves in uses():
+            with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+                torch.autograd.grad(use(*leaves).square().sum(), leaves, create_graph=True)
+
+
+def test_a_gradient_that_the_forward_pass_computed_is_no_constant_of_a_second_derivative():
+    x, weight = torch.randn(5, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
+    target = torch.tensor([3, 0, 5, 1, 2])
+    for loss in (F.linear_cross_entropy(x, weight, target)[0], F.cross_entropy(x * 1.0, target, inplace=True)[0]):
+        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+            torch.autograd.grad(loss, x, create_graph=True)
