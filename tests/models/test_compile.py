@@ -1,0 +1,53 @@
+"""torch.compile takes the whole Transformer as one graph, training included, and computes the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fasttfm.functional import backend
+from fasttfm.models import Transformer, TransformerConfig
+
+
+def model_and_batch(norm_first=False, **changes):
+    torch.manual_seed(0)
+    fields = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "encoder_layers": 2, "decoder_layers": 2}
+    fields |= {"dropout": 0.0, "max_length": 16, "norm_first": norm_first, "final_norm": norm_first, **changes}
+    model = Transformer(TransformerConfig(**fields))
+    source, target = torch.randint(4, 31, (3, 7)), torch.randint(4, 31, (3, 6))
+    return model, (source, target[:, :-1], target[:, 1:], torch.tensor([7, 5, 2]), torch.tensor([5, 3, 4]))
+
+
+def gradients(model, loss, batch):
+    model.zero_grad()
+    value = loss(*batch)[0]
+    value.backward()
+    return value.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+def test_a_training_pass_is_one_graph_with_the_same_loss_and_gradients(route, norm_first):
+    model, batch = model_and_batch(norm_first)
+    with backend(route):
+        wanted, expected = gradients(model, model.loss, batch)
+        found, compiled = gradients(model, torch.compile(model.loss, fullgraph=True, backend="aot_eager"), batch)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(compiled[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_inductor_compiles_logits_and_they_are_the_same():
+    model, (source, target, *_) = model_and_batch(encoder_layers=1, decoder_layers=1)
+    model.eval()
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(source, target), model(source, target), rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_is_drawn_anew_in_every_compiled_pass():
+    model, batch = model_and_batch(dropout=0.3)
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    assert compiled(*batch)[0] != compiled(*batch)[0]
