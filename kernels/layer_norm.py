@@ -269,7 +269,7 @@ def _alternatives(chip: Chip, columns: int, direction: str) -> tuple[RowTile, ..
         found.append(RowTile(to.rows // 2, columns, max(1, to.warps // 2)))
     if columns <= 1024:
         found.append(RowTile(2 * to.rows, columns, to.warps * 2))
-    return tuple(t for t in found if t.warps <= 16)
+    return tuple(t for t in found if t.warps <= 16 and t != to)
 
 
 @choice("layer_norm.tile", alternatives=_alternatives)
@@ -277,8 +277,10 @@ def row_tile(chip: Chip, columns: int, direction: str) -> RowTile:
     """Whole rows: 2,048 elements or one row a program; columns a power of two.
 
     direction forward has 16 elements a thread; backward, whose sums stay in registers too, 8: more would spill.
-    Both more where that would take over 512 threads.
+    Both more where that would take over 512 threads; the widest rows of backward spill with 8, and take 1,024.
     """
+    if direction == "backward" and columns == _WIDEST:
+        return RowTile(1, columns, warps(chip, columns, 4, threads=1024))
     rows = max(1, 2048 // columns)
     return RowTile(rows, columns, warps(chip, rows * columns, 8 if direction == "backward" else 16))
 

@@ -20,10 +20,10 @@ class RowTile:
     warps: int
 
 
-def warps(chip: Chip, elements: int, per_thread: int = 16) -> int:
-    """So many elements a thread, but at most 512 threads."""
+def warps(chip: Chip, elements: int, per_thread: int = 16, threads: int = 512) -> int:
+    """So many elements a thread, but at most so many threads."""
     lanes = 64 if chip.name.startswith("gfx") else 32
-    return max(1, min(512, elements // per_thread) // lanes)
+    return max(1, min(threads, elements // per_thread) // lanes)
 
 
 def row_case(kernel: Any, name: str, dtype: str, tile: RowTile, arguments: Mapping[str, Any]) -> CompileCase:
