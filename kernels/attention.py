@@ -216,15 +216,22 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     """
     if not chip.matrix_units or kind == "fp32":
         return {64: Tile(32, 32, 8, 1), 128: Tile(16, 32, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
-    if not chip.capability or kind == "tf32":
+    if not chip.capability:
         return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}[width]
+    if kind == "tf32":
+        return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 8, 1), 256: Tile(32, 32, 8, 1)}[width]
     warpgroups = chip.capability in (90, 100)  # their matrix instructions read operands from shared memory
     stages = 3 if chip.shared_memory > 120_000 else 2
     if extras:
         columns = 64 if warpgroups else 32
-        return {64: Tile(64, columns, 4, stages), 128: Tile(64, 32, 4, stages), 256: Tile(32, 32, 4, 2)}[width]
+        warps = 8 if chip.capability == 120 else 4
+        return {64: Tile(64, columns, 4, stages), 128: Tile(64, 32, warps, stages), 256: Tile(32, 32, 8, 2)}[width]
     rows = 128 if warpgroups else 64
-    return {64: Tile(128, 64, 4, stages), 128: Tile(rows, 64, 8, stages), 256: Tile(64, 32, 8, 2)}[width]
+    return {
+        64: Tile(64 if chip.capability == 120 else 128, 64, 4, stages),
+        128: Tile(rows, 64, 8, stages),
+        256: Tile(64, 32, 8, 2),
+    }[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -278,6 +285,8 @@ def long_cases(chip: Chip, kernel, name: str, tile) -> Iterator[CompileCase]:
         for kind in product_kinds(chip):
             yield case(kind, width)
         yield case("bf16", width, dropout=False, mask="none")
+        if width > 64 and tile(chip, "bf16", width, 1) != tile(chip, "bf16", width, 2):
+            yield case("bf16", width, mask="none")
     yield case("fp16", 64)
     yield case("bf16", 64, mask="none")
     yield case("bf16", 64, mask="bool")

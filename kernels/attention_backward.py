@@ -382,11 +382,18 @@ def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     """For dQ; arguments and limits as attention.forward_tile()'s."""
     if not chip.matrix_units or kind == "fp32":
         return {64: Tile(32, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
-    if not chip.capability or kind == "tf32":
-        return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 4, 1)}[width]
+    if not chip.capability:
+        return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 8, 1)}[width]
+    if kind == "tf32":
+        return {64: Tile(32, 32, 8, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 8, 1)}[width]
     if extras:
-        return {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
-    return {64: Tile(128, 64, 8, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 8, 1)}[width]
+        return {
+            64: Tile(64, 32, 8 if chip.capability == 120 else 4, 2),
+            128: Tile(64, 32, 8, 2),
+            256: Tile(32, 32, 8, 1),
+        }[width]
+    rows = 64 if chip.capability == 100 else 128  # 128 spill there
+    return {64: Tile(rows, 64, 8, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 8, 1)}[width]
 
 
 @choice("attention.backward_keys", alternatives=_alternatives)
@@ -395,10 +402,12 @@ def keys_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     if not chip.matrix_units or kind == "fp32":
         return {64: Tile(16, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if not chip.capability or kind == "tf32":
-        return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 32, 8, 1)}[width]
+        return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if extras:
-        return {64: Tile(32, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 32, 8, 1)}[width]
-    return {64: Tile(64, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 32, 8, 1)}[width]
+        stages = 1 if extras == 2 else 2
+        return {64: Tile(32, 64, 8, stages), 128: Tile(32, 64, 8, stages), 256: Tile(16, 32, 8, 1)}[width]
+    rows = 32 if chip.capability == 120 else 64
+    return {64: Tile(rows, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 16, 8, 1)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches

@@ -117,15 +117,23 @@ def route(chip: Chip, kind: str, width: int, keys: int) -> str:
     kind as launch.product_kind() names it; width from width_class(); keys from key_class(). Where Triton has no matrix
     units to use, cuBLAS wins as soon as the products weigh more than the traffic: a chip of 15 TFLOP/s and 900 GB/s
     does 17 operations in the time of a byte, and a row of S keys needs about S / 2 of them a byte in half precision.
-    Above 1,024 keys the scores would fill the memory. None of these limits has been measured yet.
+    Above 1,024 keys the scores would fill the memory; but wide heads in float32 proper spill, because Triton keeps
+    their rows in registers. None of these limits has been measured yet.
     """
     if width > MAX_WIDTH:
         return "softmax"
     if fits_short(chip, kind, width, keys):
         return "short"
-    if chip.capability and not chip.matrix_units and keys <= 1024:
+    if spills(chip, kind, width):
+        return "softmax"
+    if chip.capability and (not chip.matrix_units or kind == "fp32") and keys <= 1024:
         return "softmax"
     return "flash"
+
+
+def spills(chip: Chip, kind: str, width: int) -> bool:
+    """Whether the kernels for long rows spill whatever their tile, as they do where no matrix unit multiplies."""
+    return chip.matrix_units and chip.capability > 0 and kind == "fp32" and width > 64
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -263,6 +271,7 @@ def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="no
         num_warps=tile.warps,
         num_stages=tile.stages,
         matrix_product="PRECISION" in kernel.arg_names,
+        may_spill=kind == "fp32" and constants.get("BLOCK_D", 0) > 64,
     )
 
 

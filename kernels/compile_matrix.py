@@ -2,6 +2,7 @@
 
     python -m fasttfm.kernels.compile_matrix --report                            every kernel on every chip
     python -m fasttfm.kernels.compile_matrix --cases --chips sm_60,sm_80 --kernels attention
+    python -m fasttfm.kernels.compile_matrix --heaviest                          two cases a kernel and chip
     python -m fasttfm.kernels.compile_matrix --update-budgets                    record what came out
 
 What is compiled is what the kernel files list: compile_case.py says how, philox.py shows it. The first run takes a
@@ -74,6 +75,18 @@ def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterat
                     raise ValueError(f"kernels/{family}.py lists {case.name} {case.dtype} twice for {chip.name}")
                 seen.add(key)
                 yield Task(family, chip.name, index), case
+
+
+def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
+    """Of every kernel on every chip the first case and the recorded one with the most spills, then registers."""
+    _, recorded = budgets.read()
+    unknown = Resources(0, 0, 0, 0)
+    chosen: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
+    for task, case in cases.items():
+        found = recorded.get(budgets.key(CHIPS[task.chip], case), unknown)
+        place = (task.family, task.chip, case.kernel.__name__)
+        chosen.setdefault(place, []).append((found.spill, found.registers, -task.index, task))
+    return list(dict.fromkeys(task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))))
 
 
 def specialization(case: CompileCase) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], list]]:
@@ -183,6 +196,14 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
     return found
 
 
+def recorded_table() -> str:
+    """The report of what budgets.csv records of the cases that the kernel files list."""
+    _, recorded = budgets.read()
+    keyed = [(CHIPS[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
+    found = ((chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed)
+    return compile_report.by_kernel((chip, case, Outcome(known)) for chip, case, known in found if known is not None)
+
+
 def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
     """Records what compiled, drops what no kernel file lists any more and keeps the rest."""
     _, recorded = budgets.read()
@@ -192,6 +213,7 @@ def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome])
         if (resources := outcomes[task].resources) is not None:
             recorded[budgets.key(CHIPS[task.chip], case)] = resources
     budgets.write(metadata.version("triton"), recorded)
+    compile_report.write_page(recorded_table())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,7 +224,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", action="store_true", help="print every case")
     parser.add_argument("--chips", default=",".join(CHIPS), help="comma-separated; default: %(default)s")
     parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names; default: all")
-    parser.add_argument("--update-budgets", action="store_true", help=f"record the outcome in {budgets.FILE.name}")
+    parser.add_argument("--heaviest", action="store_true", help="only the first and the heaviest case of every kernel")
+    parser.add_argument(
+        "--update-budgets",
+        action="store_true",
+        help=f"record the outcome in {budgets.FILE.name} and in the table of {compile_report.PAGE.name}",
+    )
     parser.add_argument("--workers", type=int, help="parallel processes; default: one a core")
     args = parser.parse_args(argv)
     unknown = [name for name in args.chips.split(",") if name not in CHIPS]
@@ -212,6 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = dict(enumerate_cases([CHIPS[name] for name in args.chips.split(",")], wanted))
     if not cases:
         parser.error(f"no kernel file begins with {args.kernels}: there are {', '.join(families())}")
+    if args.heaviest:
+        cases = {task: cases[task] for task in heaviest(cases)}
 
     def progress(done: int, total: int) -> None:
         if sys.stderr.isatty() or done % 100 == 0 or done == total:

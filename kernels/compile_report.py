@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.resources import occupancy
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "compile-matrix.md"
+"""The page of a checkout that shows the report of what is recorded, between these two lines."""
+BEGIN = "<!-- the table: written by compile_matrix --update-budgets -->"
+END = "<!-- the end of the table -->"
 
 Row = tuple[Chip, CompileCase, Any]
 """Chip, case and Outcome."""
@@ -66,7 +72,8 @@ def by_case(rows: Iterable[Row]) -> str:
 
 
 def _family(case: CompileCase) -> str:
-    return case.kernel.__module__.rsplit(".", 1)[-1]
+    function = getattr(case.kernel, "fn", case.kernel)  # an interpreted kernel's own module is the interpreter
+    return function.__module__.rsplit(".", 1)[-1]
 
 
 def _aligned(lines: list[Sequence[str]], *, names: int) -> str:
@@ -78,4 +85,20 @@ def _aligned(lines: list[Sequence[str]], *, names: int) -> str:
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
+    )
+
+
+def write_page(table: str, page: Path = PAGE) -> None:
+    """Puts the table where the page has its own. Raises ValueError when the page has no place for it."""
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{page} must have the lines {BEGIN} and {END}, between which the table goes")
+    page.write_text(f"{before}{begin}\n```text\n{table}\n```\n{end}{after}")
+
+
+def table_of(page: Path = PAGE) -> str:
+    """The table that the page shows."""
+    return (
+        page.read_text().partition(BEGIN)[2].partition(END)[0].strip().removeprefix("```text\n").removesuffix("\n```")
     )

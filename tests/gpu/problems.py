@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,12 @@ class Problem:
     theirs: Callable[..., Any]
     """The same in plain PyTorch, in whatever precision the inputs have."""
     dropout: bool = False
+    keys: int = 0
+    """Of attention: the longest row; 0 for other operators, and where only weights are asked for."""
+    width: int = 0
+    """Of attention: the larger head size."""
+    extras: int = 0
+    """Of attention: how many of mask and dropout there are."""
 
     def __str__(self) -> str:
         return self.name
@@ -60,7 +66,33 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
 
     words = [f"attention {L}x{S} D{D}/{Dv}", *options, *(["lengths"] if lengths else []), *(["dropout"] if p else [])]
     words += [f"{masked} mask"] if masked else []
-    return Problem(" ".join(words), inputs, ours, theirs, p > 0)
+    return Problem(
+        " ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=(p > 0) + bool(masked)
+    )
+
+
+def _joint(B: int, L: int, S: int | None, H: int, D: int, *, causal: bool) -> Problem:
+    """attention on projections as they lie in memory, with the projections' biases; S: keys of their own."""
+    options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "stream": 6}
+
+    def theirs(seed: Tensor, joint: Tensor, query: Tensor | None = None) -> Tensor:
+        query, key, value = joint.unbind(2) if query is None else (query, *joint.unbind(2))
+        heads = (x.transpose(1, 2) for x in (query, key, value))
+        return reference.attention(*heads, seed=seed, **options)[0].transpose(1, 2).flatten(2)
+
+    shapes = {"joint": (B, L, 3, H, D)} if S is None else {"joint": (B, S, 2, H, D), "query": (B, L, H, D)}
+    return replace(
+        _simple(
+            f"joint_attention {L}x{S or L}" + (" causal" if causal else ""),
+            shapes,
+            lambda seed, **t: F.joint_attention(**t, seed=seed, **options),
+            theirs,
+            dropout=True,
+        ),
+        keys=S or L,
+        width=D,
+        extras=1,
+    )
 
 
 def _weights(B: int, H: int, L: int, S: int, D: int) -> Problem:
@@ -88,7 +120,7 @@ def _packed(query_starts: list[int], key_starts: list[int], H: int, D: int, *, c
         return lambda device: torch.tensor(places, dtype=torch.int32, device=device)
 
     queries, keys = query_starts[-1] + 3, key_starts[-1]  # three rows of filler
-    return _simple(
+    packed = _simple(
         f"varlen_attention {longest[0]}x{longest[1]}" + (" causal" if causal else ""),
         {"query": (queries, H, D), "key": (keys, H, D), "value": (keys, H, D)},
         lambda seed, **t: F.varlen_attention(**t, max_query=longest[0], max_key=longest[1], seed=seed, **options),
@@ -97,6 +129,7 @@ def _packed(query_starts: list[int], key_starts: list[int], H: int, D: int, *, c
         query_starts=starts(query_starts),
         key_starts=starts(key_starts),
     )
+    return replace(packed, keys=longest[1], width=D, extras=1)
 
 
 def _simple(
@@ -199,21 +232,53 @@ def _embed(B: int, L: int, N: int, V: int, p: float) -> Problem:
     )
 
 
-PROBLEMS: list[Problem] = [
+ATTENTION: list[Problem] = [
+    # every size class of rows, and of heads: 64, 128 and 256 wide, narrower ones and odd ones
+    _attention(2, 2, 9, 9, 64, 64, causal=True, p=0.1),
     _attention(3, 2, 27, 27, 64, 64, lengths=[27, 14, 1], p=0.1),
+    _attention(2, 2, 60, 50, 64, 64, p=0.1),
     _attention(2, 2, 100, 100, 64, 64, causal=True, p=0.1),
     _attention(2, 3, 100, 77, 32, 48, lengths=[77, 0]),
     _attention(2, 2, 300, 257, 64, 64, p=0.1),
     _attention(1, 2, 513, 513, 64, 64, causal=True),
+    _attention(1, 1, 20, 1100, 64, 64, lengths=[1030]),
+    _attention(1, 1, 20, 2100, 64, 64, p=0.1),
+    _attention(1, 1, 7, 9000, 64, 64, p=0.1),
+    _attention(2, 2, 14, 16, 128, 128, p=0.1),
+    _attention(2, 1, 30, 25, 128, 80, causal=True),
+    _attention(1, 2, 64, 64, 128, 128, p=0.1),
     _attention(1, 1, 130, 130, 128, 128, causal=True, lengths=[100]),
-    _attention(2, 2, 1, 40, 40, 40, causal=True, causal_offset=30),
-    _attention(2, 2, 20, 50, 16, 16, mask="bool", lengths=[50, 31]),
-    _attention(2, 2, 40, 40, 32, 32, mask="add", causal=True, p=0.1),
-    _attention(1, 2, 200, 200, 64, 64, mask="add"),
     _attention(1, 1, 64, 64, 256, 256, p=0.1),
-    _weights(2, 2, 30, 45, 64),
+    _attention(1, 1, 100, 300, 200, 256, causal=True),
+    _attention(2, 2, 1, 40, 40, 40, causal=True, causal_offset=30),
+    # masks, alone, and with dropout where that takes another tile
+    _attention(2, 2, 20, 16, 64, 64, mask="add", p=0.1),
+    _attention(2, 2, 20, 50, 16, 16, mask="bool", lengths=[50, 31]),
+    _attention(2, 2, 30, 30, 64, 64, mask="bool", p=0.1),
+    _attention(2, 2, 40, 40, 32, 32, mask="add", causal=True, p=0.1),
+    _attention(1, 2, 90, 120, 64, 64, mask="add", p=0.1),
+    _attention(1, 2, 200, 200, 64, 64, mask="add"),
+    _attention(1, 2, 200, 200, 64, 64, mask="bool", causal=True, p=0.1),
+    _attention(1, 1, 40, 60, 64, 64, mask="add", p=0.1),
+    _attention(1, 2, 30, 30, 128, 128, mask="add", p=0.1),
+    _attention(1, 1, 70, 60, 128, 128, mask="add", p=0.1),
+    _attention(1, 1, 150, 150, 128, 128, mask="add", p=0.1),
+    _attention(1, 1, 40, 150, 256, 256, mask="add", p=0.1),
     _packed([0, 20, 20, 27], [0, 5, 20, 50], 2, 64, causal=False),
+    _packed([0, 100, 107], [0, 90, 97], 2, 64, causal=False),
     _packed([0, 200, 207], [0, 200, 207], 1, 32, causal=True),
+    _packed([0, 70, 107], [0, 150, 157], 1, 128, causal=False),
+    _joint(3, 27, None, 2, 64, causal=True),
+    _joint(2, 140, None, 2, 64, causal=True),
+    _joint(2, 20, 30, 2, 64, causal=False),
+]
+"""Each goes through every route that can take it: test_attention_routes.py."""
+
+PROBLEMS: list[Problem] = [
+    *ATTENTION,
+    _weights(2, 2, 30, 45, 64),
+    _weights(1, 2, 20, 300, 64),
+    _weights(1, 1, 5, 9000, 16),
     *_norms(37, 512, 0.1),
     *_norms(1, 1000, 0.0),
     *_norms(300, 1024, 0.1),

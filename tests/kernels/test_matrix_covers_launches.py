@@ -1,10 +1,20 @@
 """What really runs is in the compile matrix: the launch functions run through the interpreter as if on a chip."""
 
+import itertools
 import sys
 
 import pytest
 import torch
-from fasttfm.kernels import compile_matrix, launch
+from fasttfm.kernels import (
+    attention,
+    attention_backward,
+    attention_launch,
+    attention_mask_gradient,
+    attention_short,
+    compile_matrix,
+    launch,
+)
+from fasttfm.kernels.attention_launch import Tile
 from fasttfm.kernels.compile_case import CHIPS
 
 from fasttfm import functional as F
@@ -14,8 +24,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the i
 
 
 def tile_of(kernel: str, constants: dict, options: dict) -> tuple:
-    """What a tile fixes: the kernel's whole-number constants, warps and stages."""
-    sizes = {name: value for name, value in constants.items() if type(value) is int}
+    """What a tile fixes: the kernel's whole-number constants, warps and stages. Heads narrower than 64 take the
+    tiles of 64, and less of everything."""
+    sizes = {name: value for name, value in constants.items() if type(value) is int and name not in ("D", "DV")}
+    sizes |= {name: max(64, sizes[name]) for name in ("BLOCK_D", "BLOCK_DV") if name in sizes}
     return kernel, tuple(sorted(sizes.items())), options["num_warps"], options["num_stages"]
 
 
@@ -66,19 +78,61 @@ def launched(monkeypatch):
     return on
 
 
+@pytest.fixture
+def float32_products():
+    """float32_products("tf32") has them computed so."""
+    before = torch.backends.cuda.matmul.fp32_precision
+
+    def take(kind: str) -> None:
+        torch.backends.cuda.matmul.fp32_precision = kind
+
+    yield take
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
 def with_gradients(function, *inputs):
     outputs = function(*inputs)
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else [o for o in outputs if o.requires_grad]
     torch.autograd.grad([o.sum() for o in outputs], [x for x in inputs if x.requires_grad])
 
 
+def every_attention(tensor):
+    """Every route on every chip: short rows, long ones, and rows so long that no chip keeps their weights; padded,
+    packed, masked, and with the weights asked for."""
+
+    def inputs(L, S, D):
+        return tensor(1, 1, L, D), tensor(1, 1, S, D), tensor(1, 1, S, D)
+
+    for L, S, D in ((20, 20, 64), (3, 60, 64), (100, 100, 64), (150, 150, 64), (40, 40, 32), (3, 1100, 64)):
+        with_gradients(lambda q, k, v: F.attention(q, k, v, causal=True, dropout_p=0.1), *inputs(L, S, D))
+    for S, D in ((5, 64), (20, 128), (60, 128), (140, 128), (16, 256), (30, 256), (140, 256), (1100, 256)):
+        with_gradients(F.attention, *inputs(3, S, D))
+    for S, D in ((20, 64), (60, 64), (150, 64), (1100, 64), (20, 128), (140, 128), (30, 256)):
+        added, allowed = tensor(3, S), torch.rand(3, S) > 0.2
+        with_gradients(lambda q, k, v, m: F.attention(q, k, v, mask=m, dropout_p=0.1), *inputs(3, S, D), added)
+        with_gradients(lambda q, k, v, m=allowed: F.attention(q, k, v, mask=m), *inputs(3, S, D))
+    for length in (20, 60, 150):
+        starts = torch.tensor([0, length, length + 5])
+        packed = {"query_starts": starts, "key_starts": starts, "max_query": length, "max_key": length}
+        with_gradients(
+            lambda *t, p=packed: F.varlen_attention(*t, **p, causal=True, dropout_p=0.1),
+            *(tensor(length + 5, 1, 64) for _ in range(3)),
+        )
+    for joint in (tensor(1, 20, 3, 1, 64), tensor(1, 20, 3, 2, 32), tensor(1, 60, 3, 1, 64), tensor(1, 150, 3, 1, 64)):
+        with_gradients(lambda x: F.joint_attention(x, causal=True, dropout_p=0.1), joint)
+    with_gradients(lambda x, q: F.joint_attention(x, q), tensor(1, 30, 2, 1, 64), tensor(1, 20, 1, 64))
+    for keys in (20, 150, 9000):
+        with_gradients(
+            lambda q, k, m: F.attention_weights(q, k, mask=m, dropout_p=0.1),
+            tensor(1, 1, 3, 16), tensor(1, 1, keys, 16), tensor(3, keys),
+        )  # fmt: skip
+
+
 def everything(dtype):
     def tensor(*shape):
         return torch.randn(*shape).to(dtype).requires_grad_()
 
-    for length, head in ((20, 64), (100, 64), (150, 64), (40, 32), (140, 128)):
-        q, k, v = (tensor(1, 1, length, head) for _ in range(3))
-        with_gradients(lambda q, k, v: F.attention(q, k, v, causal=True, dropout_p=0.1), q, k, v)
+    every_attention(tensor)
     for width in (64, 512, 1024):
         x, residual, weight, bias = tensor(5, width), tensor(5, width), tensor(width), tensor(width)
         with_gradients(F.layer_norm, x, weight, bias)
@@ -96,14 +150,44 @@ def everything(dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("chip", "dtype"),
-    [("sm_60", torch.float32), ("sm_80", torch.float16), ("sm_90", torch.float32), ("gfx942", torch.float16)],
+    ("chip", "kind"),
+    [("sm_60", "fp32"), ("sm_80", "fp16"), ("sm_90", "fp32"), ("sm_90", "tf32"), ("gfx942", "bf16")],
 )
-def test_every_tile_that_runs_is_listed(chip, dtype, launched):
+def test_every_tile_that_runs_is_listed(chip, kind, launched, float32_products):
     wanted = listed(chip)  # first of all: it imports every kernel file before launch.chip is changed
     seen = launched(chip)
+    float32_products("tf32" if kind == "tf32" else "ieee")
     with backend("triton"):
-        everything(dtype)
+        everything({"fp16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32))
     missing = seen - wanted
-    assert seen
     assert not missing, "\n".join(map(str, sorted(missing)))
+
+
+def attention_answers(chip):
+    """(kernel, head size, tile) of every answer that the tables of attention give for a chip."""
+    for kind in attention_launch.product_kinds(chip):
+        for width, extras in itertools.product(attention.WIDTHS, (0, 1, 2)):
+            size = (chip, kind, width, extras)
+            yield "attention._forward", width, attention.forward_tile.shipped(*size)
+            yield "attention_backward._backward_queries", width, attention_backward.queries_tile.shipped(*size)
+            yield "attention_backward._backward_keys", width, attention_backward.keys_tile.shipped(*size)
+            yield "attention_mask_gradient._gradient", width, attention_mask_gradient.tile(*size)
+            for keys in (16, 32, 64, 128):
+                if attention_launch.fits_short(chip, kind, width, keys):
+                    yield "attention_short._forward", width, attention_short.forward_tile.shipped(*size, keys)
+                    yield "attention_short._backward", width, attention_short.backward_tile.shipped(*size, keys)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_answer_of_the_tables_of_attention_is_listed(chip):
+    listed = {
+        (
+            full_name(case.kernel),
+            case.arguments["BLOCK_D"],
+            Tile(a["ROWS"], a["COLUMNS"], case.num_warps, case.num_stages),
+        )
+        for task, case in compile_matrix.enumerate_cases([CHIPS[chip]], ["attention"])
+        for a in [case.arguments]
+    }
+    missing = set(attention_answers(CHIPS[chip])) - listed
+    assert not missing, "\n".join(map(str, sorted(missing, key=str)))

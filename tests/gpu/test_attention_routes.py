@@ -1,0 +1,40 @@
+"""Every route of attention on the device, whichever one the table would take there."""
+
+import pytest
+import torch
+from fasttfm.kernels import attention_launch, launch
+
+from .problems import ATTENTION
+from .test_kernels import DTYPES, check
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("route", ["short", "flash", "softmax"])
+@pytest.mark.parametrize("problem", ATTENTION, ids=str)
+def test_a_route_errs_at_most_twice_as_much_as_torch(problem, route, dtype, device, ieee, monkeypatch):
+    here = launch.chip(device)
+    size = (launch.product_kind(dtype, here), attention_launch.width_class(problem.width), problem.keys)
+    if route == "short" and not attention_launch.fits_short(here, *size):
+        pytest.skip("the rows do not fit the registers")
+    monkeypatch.setattr(attention_launch, "route", lambda *size_class: route)
+    check(problem, device, dtype)
+
+
+@pytest.mark.parametrize("route", ["short", "flash"])
+@pytest.mark.parametrize("problem", ATTENTION, ids=str)
+def test_a_route_in_tf32(problem, route, device, monkeypatch):
+    """Against the reference in TF32 too, with the floor of a dtype that has as many bits: float16."""
+    here = launch.chip(device)
+    if here.capability < 80:
+        pytest.skip("no TF32 before sm_80")
+    if route == "short" and not attention_launch.fits_short(
+        here, "tf32", attention_launch.width_class(problem.width), problem.keys
+    ):
+        pytest.skip("the rows do not fit the registers")
+    monkeypatch.setattr(attention_launch, "route", lambda *size_class: route)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        check(problem, device, torch.float32, floor=2e-3)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

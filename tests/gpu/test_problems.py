@@ -1,0 +1,39 @@
+"""The problems meet every tile that the tables of attention name, on whatever chip they run. Needs no device."""
+
+import pytest
+from fasttfm.kernels import attention, attention_backward, attention_launch, attention_short
+from fasttfm.kernels.compile_case import CHIPS
+
+from .problems import ATTENTION
+
+LONG = (attention.forward_tile, attention_backward.queries_tile, attention_backward.keys_tile)
+SHORT = (attention_short.forward_tile, attention_short.backward_tile)
+
+
+def tiles(chip, kind, width, extras, keys):
+    """(choice, width, tile) of every kernel that may serve such a call."""
+    width = max(64, width)
+    found = {(choice.name, width, choice.shipped(chip, kind, width, extras)) for choice in LONG}
+    if attention_launch.fits_short(chip, kind, width, keys):
+        found |= {(choice.name, width, choice.shipped(chip, kind, width, extras, keys)) for choice in SHORT}
+    return found
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_problems_meet_every_tile_of_attention(chip):
+    classes = {(attention_launch.width_class(p.width), p.extras, attention_launch.key_class(p.keys)) for p in ATTENTION}
+    for kind in attention_launch.product_kinds(CHIPS[chip]):
+        met = set().union(*(tiles(CHIPS[chip], kind, *size) for size in classes))
+        named = set().union(
+            *(
+                tiles(CHIPS[chip], kind, width, extras, keys)
+                for width in attention.WIDTHS
+                for extras in (0, 1, 2)
+                for keys in (16, 32, 64, 128, 256)
+            )
+        )
+        assert not named - met, f"{kind}: {sorted(map(str, named - met))}"
+
+
+def test_the_problems_meet_every_size_class_of_rows():
+    assert {attention_launch.key_class(p.keys) for p in ATTENTION} >= {16, 32, 64, 128, 256, 512, 2048, 4096}
