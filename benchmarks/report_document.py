@@ -81,9 +81,10 @@ nav{display:flex;flex-wrap:wrap;gap:.3rem 1.1rem;margin:1.2rem 0;font-size:.93re
 .notice{border-left:6px solid var(--floor);background:color-mix(in srgb,var(--floor) 13%,var(--paper));
 padding:.7rem 1rem;margin:1rem 0;max-width:none;font-weight:600}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,320px),1fr));gap:1.4rem 2rem;margin:1rem 0}
-figure{margin:0;min-width:0}figure.wide{margin:1.2rem 0;max-width:760px}
+figure{margin:0;min-width:0}figure.wide{margin:1.2rem 0;max-width:760px;overflow-x:auto}
+figure.wide svg{min-width:450px}
 figcaption{margin-bottom:.45rem;font-weight:600;line-height:1.3}figcaption small{display:block;font-weight:400;
-color:var(--muted);font-size:.83rem}svg{display:block;width:100%;height:auto}.cards svg{max-width:420px}
+color:var(--muted);font-size:.83rem}svg{display:block;width:100%;height:auto}
 .scroll{overflow-x:auto;margin:.8rem 0}.scroll:focus-visible{outline:2px solid var(--ours)}
 table{border-collapse:collapse;font-size:.88rem;line-height:1.35;min-width:100%}
 th,td{padding:.32rem .7rem;text-align:right;border-bottom:1px solid var(--rule);

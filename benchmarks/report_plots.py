@@ -67,7 +67,8 @@ def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
 def _svg(name: str, width: float, height: float, title: str, description: str, parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_at(width)} {_at(height)}" role="img" '
-        f'aria-labelledby="{name}-t {name}-d"><title id="{name}-t">{escape(title)}</title>'
+        f'style="max-width:{_at(1.15 * width)}px" aria-labelledby="{name}-t {name}-d">'
+        f'<title id="{name}-t">{escape(title)}</title>'
         f'<desc id="{name}-d">{escape(description)}</desc>{"".join(parts)}</svg>'
     )
 
@@ -134,9 +135,9 @@ def bars(
     return _svg(name, width, height, title, f"{spoken}. {mark_label}".strip(), parts)
 
 
-def ratios(name: str, title: str, rows: Sequence[Bar], *, width: float = 640) -> str:
+def ratios(name: str, title: str, rows: Sequence[Bar], *, width: float = 500) -> str:
     """A dot a row on a logarithmic scale around 1, with a whisker from low to high."""
-    left, right, step, top = 215, 130, 26, 24
+    left, right, step, top = 165, 122, 26, 24
     limits = min(0.8, *(row.low for row in rows)) / 1.1, max(1.25, *(row.high for row in rows)) * 1.1
     height = top + step * len(rows) + 34
 
@@ -153,7 +154,7 @@ def ratios(name: str, title: str, rows: Sequence[Bar], *, width: float = 640) ->
     parts.append(_line(across(1.0), top - 6, across(1.0), bottom, "floor"))
     for place, row in enumerate(rows):
         y = top + step * place + step / 2
-        parts.append(_text(0, y + 4, _shortened(row.label, 29)))
+        parts.append(_text(0, y + 4, _shortened(row.label, 23)))
         parts.append(_line(across(row.low), y, across(row.high), y, "whisker"))
         parts.append(f'<circle cx="{_at(across(row.value or 1.0))}" cy="{_at(y)}" r="5.5" class="f1"/>')
         parts.append(_text(width, y + 4, row.shown, "e"))
@@ -340,14 +341,14 @@ def _legend(series: Sequence[Series], axes: Axes) -> list[str]:
 
 
 def roofline(
-    name: str, title: str, series: Sequence[Series], *, gb_per_s: float, tflop_per_s: float, width: float = 720
+    name: str, title: str, series: Sequence[Series], *, gb_per_s: float, tflop_per_s: float, width: float = 580
 ) -> str:
     """TFLOP/s against FLOP a byte, both logarithmic, under the bandwidth's slope and the products' ceiling."""
     small = tflop_per_s < 1
     unit, times = ("GFLOP/s", 1e3) if small else ("TFLOP/s", 1.0)
     series = [replace(s, points=[replace(p, y=times * p.y) for p in s.points]) for s in series]
     top = times * tflop_per_s
-    axes = Axes("FLOP a byte that must move", unit, x_log=True, y_log=True, width=width, height=380)
+    axes = Axes("FLOP a byte that must move", unit, x_log=True, y_log=True, width=width, height=350)
     ridge = 1e3 * tflop_per_s / gb_per_s
     xs = [p.x for s in series for p in s.points]
     ends = (min(*xs, ridge) / 2, max(*xs, ridge) * 2)
