@@ -146,6 +146,38 @@ def forward(
     return _heads_last(output, batch, heads), p, kept
 
 
+def fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    causal_offset: int,
+    scale: float | None,
+) -> Tensor:
+    """All in torch's fused kernel, gradients too; on a CPU it gives zeros to a query that sees no key, as it must."""
+    queries, keys = query.shape[2], key.shape[2]
+    causal = causal and causal_offset < keys - 1
+    triangle = causal and causal_offset == 0 and key_lengths is None and mask is None
+    allowed: Tensor | None = None
+    if causal and not triangle:
+        allowed = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril_(causal_offset)
+    if key_lengths is not None:
+        within = torch.arange(keys, device=query.device) < key_lengths.view(-1, 1, 1, 1)
+        allowed = within if allowed is None else within & allowed
+    if mask is not None and mask.dtype == torch.bool:
+        allowed = mask if allowed is None else mask & allowed
+    elif mask is not None:
+        mask = mask.to(query.dtype)
+        allowed = mask if allowed is None else torch.where(allowed, mask, -math.inf)
+    if allowed is not None:
+        allowed = allowed[(None,) * (4 - allowed.dim())]  # torch's kernel takes (L, S) and (B, H, L, S)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(query, key, value, allowed, is_causal=triangle, scale=scale)
+    return output.transpose(1, 2).contiguous().transpose(1, 2)  # a copy only where the query's heads came first
+
+
 def softmax_gradient(grad: Tensor, p: Tensor, kept: Tensor | None) -> Tensor:
     """The gradient of the scaled and masked scores from that of the weights, float32.
 

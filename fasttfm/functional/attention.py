@@ -99,6 +99,8 @@ def attention(
     """
     check(query, key, key_lengths, mask, dropout_p)
     check_value(query, key, value)
+    if dropout_p == 0.0 and _torch_is_faster(query, key, value, mask):
+        return plain.fused(query, key, value, key_lengths, mask, causal, causal_offset, scale)
     if dropout_p > 0.0 and seed is None:
         seed = draw_seed(query.device)
     return _forward(
@@ -115,6 +117,26 @@ def attention(
         stream,
         chosen(),
     )[0]
+
+
+_FUSED = (16, 64)
+"""From so many queries and keys on torch's fused CPU kernel is the faster in float32 and keeps no weights: forward and
+backward 1.3 and 1.1 times at 100 keys, 4.3 and 2.2 times at 1,024 under a triangle (`python -m benchmarks kernels`).
+Few queries over many keys are a search's (attention_step.py); in bfloat16 its softmax and backward pass are slow."""
+
+
+def _torch_is_faster(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether the call is torch's own: on the CPU in float32, without dropout or a mask that takes a gradient."""
+    return (
+        query.device.type == "cpu"
+        and query.dtype == key.dtype == value.dtype == torch.float32
+        and query.shape[2] >= _FUSED[0]
+        and key.shape[2] >= _FUSED[1]
+        and value.shape[3] == query.shape[3]
+        and not (mask is not None and mask.requires_grad)
+        and chosen() != "triton"
+        and not casts(query)
+    )
 
 
 # ------------------------------------------------------------------------------------------------ softmax(Q K^T) V

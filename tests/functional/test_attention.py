@@ -341,3 +341,65 @@ def test_wrong_packed_arguments_are_named(change, message):
     arguments = {"query": x, "key": x, "value": x, "query_starts": starts, "key_starts": starts}
     with pytest.raises(ValueError, match=message):
         F.varlen_attention(**(arguments | {"max_query": 4, "max_key": 4} | change))
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+@pytest.mark.parametrize("offset", [None, -2, 0, 3])
+@pytest.mark.parametrize("padded", [False, True])
+def test_long_float32_rows_on_a_cpu_are_torchs_own_and_the_same(mask, offset, padded, monkeypatch):
+    from fasttfm.functional import _attention_torch
+
+    taken = []
+    fused = _attention_torch.fused
+    monkeypatch.setattr(_attention_torch, "fused", lambda *arguments: taken.append(1) or fused(*arguments))
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(3, 2, n, 8, generator=generator) for n in (20, 70, 70))
+    options = {"causal": offset is not None, "causal_offset": offset or 0}
+    if padded:
+        options["key_lengths"] = torch.tensor([70, 33, 0])
+    if mask is not None:
+        allowed = torch.rand(3, 1, 20, 70, generator=generator) < 0.7
+        allowed[0, :, 4] = False  # sees nothing
+        values = torch.randn(3, 1, 20, 70, generator=generator).masked_fill(~allowed, -torch.inf)
+        options["mask"] = allowed if mask == "bool" else values
+
+    def solve(dtype):
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        output = F.attention(*inputs, **options)
+        weights = torch.linspace(-1, 1, output.numel(), dtype=dtype).view(output.shape)
+        return output, *torch.autograd.grad((output * weights).sum(), inputs)
+
+    expected = solve(torch.float64)
+    assert not taken
+    found = solve(torch.float32)
+    assert len(taken) == 1
+    for x, wanted in zip(found, expected):
+        torch.testing.assert_close(x, wanted.float(), rtol=2e-5, atol=2e-5)
+    assert found[0].transpose(1, 2).is_contiguous()
+    if padded:
+        assert not found[0][2].any()
+        assert not any(x[2].any() for x in found[1:])
+
+
+def test_what_torchs_kernel_lacks_is_computed_here(monkeypatch):
+    from fasttfm.functional import _attention_torch
+
+    monkeypatch.setattr(_attention_torch, "fused", None)  # calling it would fail
+    q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
+    F.attention(q, k, v, dropout_p=0.5)
+    F.attention(q, k, v, mask=torch.zeros(64, 64, requires_grad=True))
+    F.attention(q, k, v[..., :4])
+    F.attention(q[:, :, :3], k, v)
+    F.attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.attention(q, k, v).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (70,), (20, 1), (3, 20, 70), (2, 1, 1, 70), (2, 1, 20, 1)])
+def test_torchs_kernel_gets_masks_of_every_shape(shape):
+    q, k, v = (torch.randn(2, 3, n, 8) for n in (20, 70, 70))
+    for mask in (torch.rand(shape) < 0.7, torch.randn(shape)):
+        found = F.attention(q, k, v, mask=mask, causal=True, causal_offset=5)
+        wide = mask if mask.dtype == torch.bool else mask.double()
+        expected = F.attention(q.double(), k.double(), v.double(), mask=wide, causal=True, causal_offset=5)
+        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
