@@ -83,18 +83,22 @@ def test_the_maximum_may_come_in_any_tile(dtype):
     check(logits, target, ignore_index=-100)
 
 
-def test_a_class_switched_off_by_minus_infinity_has_no_probability_and_no_gradient():
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("first", [0, 4096])
+def test_a_class_switched_off_by_minus_infinity_has_no_probability_and_no_gradient(first, inplace):
     logits, _ = draw(4, 9000, torch.float32)
-    logits[:, 4096:8192] = -math.inf  # a whole tile
-    logits[:, 0:4] = -math.inf
-    target = torch.tensor([5, 6, 8999, 4095])
+    off = slice(first, first + 4096)  # whole tiles; the first of a row has no maximum yet to fall back on
+    logits[:, off] = -math.inf
+    logits[:, 8192:8196] = -math.inf
+    target = torch.tensor([5, 6, 4095, 8999]) + (4096 if first == 0 else 0) * torch.tensor([1, 1, 1, 0])
     logits.requires_grad_()
-    with backend("triton"):
-        loss, _ = functional.cross_entropy(logits, target, reduction="sum")
-        (gradient,) = torch.autograd.grad(loss, logits)
     exact = torch.nn.functional.cross_entropy(logits.double(), target, reduction="sum")
+    with backend("triton"):
+        rows = logits * 1.0 if inplace else logits
+        loss, _ = functional.cross_entropy(rows, target, reduction="sum", inplace=inplace)
+        (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.item() == pytest.approx(exact.item(), rel=1e-6)
-    assert (gradient[:, 4096:8192] == 0).all()
+    assert (gradient[:, off] == 0).all()
     assert torch.allclose(gradient.sum(dim=1), torch.zeros(4), atol=1e-5)
 
 
