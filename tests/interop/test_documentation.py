@@ -8,6 +8,7 @@ import torch
 
 import fasttfm.nn
 
+TESTS = Path(__file__).parents[1]
 PAGE = (Path(__file__).parents[2] / "docs" / "replace-torch-nn.md").read_text(encoding="utf-8")
 
 
@@ -19,9 +20,15 @@ def test_the_blocks_run() -> None:
         exec(compile(block, "docs/replace-torch-nn.md", "exec"), names)
 
 
+def rows(columns: int) -> list[list[str]]:
+    """The table rows of "Every argument" that have so many columns, without heads."""
+    table = PAGE[PAGE.index("## Every argument") :]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+    return [row for row in cells if len(row) == columns and row[0] not in ("argument", "what", "---")]
+
+
 def test_every_argument_of_torch_has_its_line_and_a_status() -> None:
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("|")]
-    listed = {name for row in rows for name in row[0].split(", ")}
+    listed = {name for row in rows(5) for name in row[0].split(", ")}
     for name in fasttfm.nn.__all__:
         theirs = getattr(torch.nn, name, None)
         if theirs is None:
@@ -30,5 +37,15 @@ def test_every_argument_of_torch_has_its_line_and_a_status() -> None:
             for method in (module.__init__, module.forward):
                 missing = set(inspect.signature(method).parameters) - {"self"} - listed
                 assert not missing, f"{module.__module__}.{name}: {missing}"
-    statuses = {row[-2] for row in rows} - {"status", "---"}
+    assert len(rows(5)) + len(rows(4)) == PAGE[PAGE.index("## Every argument") :].count("\n| ") - 3
+    statuses = {row[2] for row in rows(5)} | {row[1] for row in rows(4)}
     assert statuses == {"supported", "through reference", "different on purpose"}
+
+
+def test_every_line_names_tests_that_exist() -> None:
+    for row in [*rows(5), *rows(4)]:
+        named = re.findall(r"(\w+)\.py::(\w+)", row[-1])
+        assert named, row[0]
+        for file, test in named:
+            found = [p for p in TESTS.rglob(f"{file}.py") if f"def {test}(" in p.read_text(encoding="utf-8")]
+            assert found, f"{row[0]}: there is no {file}.py::{test}"

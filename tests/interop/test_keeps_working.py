@@ -135,3 +135,21 @@ def test_a_second_derivative_is_refused_clearly() -> None:
     x = torch.randn(N, S, E, requires_grad=True)
     with pytest.raises(RuntimeError, match="second derivatives"):
         torch.autograd.grad(module(x).sum(), x, create_graph=True)
+
+
+def test_forward_mode_and_vmap_are_refused() -> None:
+    module = layer()
+    x = torch.randn(N, S, E)
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)forward|vmap|batching|support"):
+        torch.func.jvp(module, (x,), (torch.ones_like(x),))
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)vmap|batching|support"):
+        torch.func.vmap(module)(x[None])
+    fasttfm.restore_modules(module)
+    assert torch.func.vmap(module)(x[None]).shape == (1, N, S, E)
+
+
+def test_autocast_keeps_the_dtype_of_a_norm_s_input() -> None:
+    x = torch.randn(3, E).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fasttfm.nn.LayerNorm(E)(x).dtype == torch.bfloat16
+        assert fasttfm.nn.LayerNorm(E)(x.float()).dtype == torch.float32

@@ -130,6 +130,16 @@ def test_an_additive_mask_may_be_learned() -> None:
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
+@pytest.mark.parametrize("floats", ["attn_mask", "key_padding_mask"])
+def test_masks_of_two_dtypes_go_together(floats: str) -> None:
+    theirs, ours = twins("MultiheadAttention", E, H, batch_first=True)
+    masks = {"attn_mask": hides_some(L, S), "key_padding_mask": hides_some(N, S)}
+    masks[floats] = as_floats(masks[floats])
+    memory = tensor("batch first", S)
+    compare(theirs, ours, tensor("batch first", L), memory, memory, **masks)
+
+
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 3, 4), (2, 0, 4), (2, 1, 1)])
 def test_empty_and_tiny_batches(batch: int, queries: int, keys: int) -> None:
     theirs, ours = twins("MultiheadAttention", E, H, batch_first=True)
