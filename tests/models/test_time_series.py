@@ -65,3 +65,43 @@ def test_the_document_s_form_needs_its_imports_changed_and_nothing_else() -> Non
     assert type(a.encoder) is nn.TransformerEncoder
     source, target = torch.randn(2, 12, 1), torch.randn(2, 6, 1)
     torch.testing.assert_close(b(source, target), a(source, target), rtol=1e-4, atol=1e-5)
+
+
+def waves(length: int) -> torch.Tensor:
+    """(16, length, 1): sines of four periods and four phases."""
+    at = torch.arange(length) + 3.0 * torch.arange(4)[:, None, None]
+    return (2 * torch.pi * at / torch.tensor([5.0, 7.0, 9.0, 12.0])[None, :, None]).sin().reshape(16, length, 1)
+
+
+def losses_of(model: nn.Module, updates: int) -> list[float]:
+    """Adam on the squared error of the next value, six positions after twelve."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    series = waves(19)
+    source, target, wanted = series[:, :12], series[:, 12:18], series[:, 13:]
+    losses = []
+    for _ in range(updates):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(source, target), wanted)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("triangular", [True, False])
+def test_it_learns_with_the_triangular_memory_mask_and_without(triangular: bool) -> None:
+    torch.manual_seed(0)
+    losses = losses_of(TimeSeriesTransformer(16, 2, 1, 1, 32, 32, 0.0, triangular_memory_mask=triangular), 80)
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_the_document_s_form_learns_as_it_does_on_torch() -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    curves = []
+    for code in (text, text.replace("from fasttfm.nn import", "from torch.nn import")):
+        room: dict[str, Any] = {"__name__": "room"}
+        exec(compile(code, "example", "exec"), room)
+        torch.manual_seed(0)
+        curves.append(losses_of(room["SeriesModel"](), 30))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-2)
+    assert curves[0][-1] < 0.5 * curves[0][0]
