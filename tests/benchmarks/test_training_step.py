@@ -72,6 +72,17 @@ def test_a_synthetic_batch_has_the_padding_asked_for():
     assert not torch.equal(one, other)
 
 
+def test_the_head_of_a_batch_is_a_batch_of_its_first_rows(monkeypatch):
+    whole = batch(0.4)
+    monkeypatch.setattr(training_step, "_CHECKED", 25)
+    found = training_step.head(whole)
+    assert torch.equal(found.source, whole.source[:2])
+    assert found.source_tokens == int((whole.source[:2] != 0).sum())
+    assert found.target_tokens == int((whole.target_out[:2] != 0).sum())
+    monkeypatch.setattr(training_step, "_CHECKED", 10_000)
+    assert training_step.head(whole).target_tokens == whole.target_tokens
+
+
 def test_without_padding_the_plain_trainer_builds_no_mask():
     assert torch_nn.padding_of(batch(0.0)) is None
     mask = torch_nn.padding_of(batch(0.5))
