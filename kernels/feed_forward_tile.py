@@ -73,7 +73,7 @@ def product_tile(chip: Chip, kind: str, size: str) -> ProductTile:
     if chip.name == "interpreter":
         return ProductTile(32, 64, 32, 4, 1)
     if not chip.matrix_units or kind == "fp32":
-        return ProductTile(64, 64, 16, 8, 2)
+        return ProductTile(64, 64, 16, 8, 3 if chip.capability == 100 else 2)  # with two, backward spills on sm_100
     amd = chip.name.startswith("gfx")
     if size == "small":
         # four warps spill on sm_100
