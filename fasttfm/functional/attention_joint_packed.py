@@ -36,7 +36,8 @@ def joint_varlen_attention(
 
     joint (T, 3, H, D): queries, keys and values; or (Tk, 2, H, D), keys and values, with query (Tq, H, D).
     biases as joint_attention() takes them, in parts (B, .) for B sequences. query_starts to stream as
-    varlen_attention() takes them; covered: the sequences reach to the last row, there is no filler to be zeroed. Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
+    varlen_attention() takes them; covered: the sequences reach to the last row, there is no filler to be zeroed.
+    Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
     """
     parts = 3 if query is None else 2
     if joint.dim() != 4 or joint.shape[1] != parts:
