@@ -1,6 +1,7 @@
 """One of two processes that train a replaced model on half a batch each; run by test_distributed.py.
 
-python distributed_worker.py ddp|fsdp RANK FOLDER: writes the gradients of the whole model to FOLDER/gradients-RANK.pt.
+python distributed_worker.py ddp|replaced-in-ddp|fsdp RANK FOLDER: writes the gradients of the whole model to
+FOLDER/gradients-RANK.pt.
 """
 
 import sys
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import fasttfm
+import fasttfm.nn
 
 E, H, N, S = 16, 2, 4, 5
 
@@ -24,10 +26,13 @@ def model_and_batch() -> tuple[nn.Module, torch.Tensor]:
 def main(kind: str, rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
     model, batch = model_and_batch()
-    fasttfm.replace_modules(model)
+    if kind != "replaced-in-ddp":
+        fasttfm.replace_modules(model)
     half = batch.chunk(2)[rank]
-    if kind == "ddp":
+    if kind != "fsdp":
         wrapped = nn.parallel.DistributedDataParallel(model)  # must live until backward ends: it holds the reducer
+        assert not fasttfm.replace_modules(wrapped).left
+        assert type(model.layers[0]) is fasttfm.nn.TransformerEncoderLayer
         wrapped(half).square().mean().backward()
         gradients = {name: p.grad for name, p in model.named_parameters()}
     else:

@@ -11,7 +11,7 @@ from .distributed_worker import model_and_batch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "replaced-in-ddp", "fsdp"])
 def test_two_processes_agree_with_one(kind: str, tmp_path: Path) -> None:
     worker = Path(__file__).with_name("distributed_worker.py")
     command = [sys.executable, str(worker), kind]
