@@ -219,7 +219,7 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     if not chip.capability:
         return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}[width]
     if kind == "tf32":
-        return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 8, 1), 256: Tile(32, 32, 8, 1)}[width]
+        return {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(32, 32, 8, 1)}[width]
     warpgroups = chip.capability in (90, 100)  # their matrix instructions read operands from shared memory
     stages = 3 if chip.shared_memory > 120_000 else 2
     if extras:
@@ -227,11 +227,8 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
         warps = 8 if chip.capability == 120 else 4
         return {64: Tile(64, columns, 4, stages), 128: Tile(64, 32, warps, stages), 256: Tile(32, 32, 8, 2)}[width]
     rows = 128 if warpgroups else 64
-    return {
-        64: Tile(64 if chip.capability == 120 else 128, 64, 4, stages),
-        128: Tile(rows, 64, 8, stages),
-        256: Tile(64, 32, 8, 2),
-    }[width]
+    narrow = Tile(64, 32, 4, 2) if chip.capability == 120 else Tile(128, 64, 4, stages)
+    return {64: narrow, 128: Tile(rows, 64, 8, stages), 256: Tile(64, 32, 8, 2)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches
