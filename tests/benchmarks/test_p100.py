@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from fasttfm.kernels import budgets
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.compile_matrix import families
 
 from benchmarks import check, old_chips
 from benchmarks.__main__ import main
@@ -27,9 +30,17 @@ def commit() -> str:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
-def test_the_tables_of_the_page_are_what_the_code_decides_and_the_matrix_has_recorded():
-    text = old_chips.PAGE.read_text(encoding="utf-8")
-    assert text == old_chips.updated(text), "docs/p100.md is out of date: run `python -m benchmarks.old_chips`"
+def test_the_routes_of_the_page_are_what_the_code_decides():
+    assert old_chips.routes() in old_chips.PAGE.read_text(encoding="utf-8"), "run `python -m benchmarks.old_chips`"
+
+
+def test_the_page_has_what_the_matrix_has_recorded():
+    recorded = budgets.read()[1]
+    chips = [CHIPS[name] for name in old_chips.OLD]
+    cases = [budgets.key(chip, case) for cases in families().values() for chip in chips for case in cases(chip)]
+    if not set(cases) <= set(recorded):
+        pytest.skip("the compile matrix is not recorded in full: the table is written when it is")
+    assert old_chips.proved() in old_chips.PAGE.read_text(encoding="utf-8"), "run `python -m benchmarks.old_chips`"
 
 
 def test_the_routes_are_those_that_a_launch_would_take(monkeypatch):
