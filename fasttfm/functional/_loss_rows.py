@@ -150,8 +150,6 @@ def sums(
         )
         lses = lses if kept is None else kept
         loss, nll = losses.sum(1).unbind()
-        if factor is None:
-            nll = nll.clone()  # what an operator returns may not share memory
     else:
         counted = target != ignore_index
         all_counted = logits.device.type == "cpu" and bool(counted.all())

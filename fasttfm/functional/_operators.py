@@ -160,16 +160,30 @@ def _all_see_through() -> bool:
 
 
 def _on_its_device(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """compute with the first argument's GPU as the current one, where Triton launches."""
+    """compute for the dispatcher: no outputs that share memory, and the first argument's GPU as the current one, where
+    Triton launches."""
 
     def run(*args: Any) -> Any:
         first = args[0]
         if not first.is_cuda or first.get_device() == _current_gpu():
-            return compute(*args)
+            return _apart(compute(*args))
         with torch.cuda.device(first.device):
-            return compute(*args)
+            return _apart(compute(*args))
 
     return run
+
+
+def _apart(outputs: Any) -> Any:
+    """Outputs, each in memory of its own: the dispatcher allows nothing else, a direct call spares the copy."""
+    if not isinstance(outputs, tuple):
+        return outputs
+    seen: set[int] = set()
+    found = []
+    for output in outputs:
+        memory = output.untyped_storage().data_ptr() if output.numel() else 0
+        found.append(output.clone() if memory in seen and memory else output)
+        seen.add(memory)
+    return tuple(found)
 
 
 def _differentiated(name: str, run: Callable[..., Any], save: Any, backward: Any, again: Any = None) -> Any:
