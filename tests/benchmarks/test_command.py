@@ -185,5 +185,5 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
     process.stdout.readline()  # the ceilings: it is measuring
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    process.stdout.close()
-    assert process.wait(timeout=60) == 130
+    process.communicate(timeout=60)
+    assert process.returncode == 130
