@@ -219,7 +219,7 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     if not chip.capability:
         return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}[width]
     if kind == "tf32":
-        return {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(32, 32, 8, 1)}[width]
+        return {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 32, 8, 1)}[width]
     warpgroups = chip.capability in (90, 100)  # their matrix instructions read operands from shared memory
     stages = 3 if chip.shared_memory > 120_000 else 2
     if extras:

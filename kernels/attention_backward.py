@@ -385,7 +385,7 @@ def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     if not chip.capability:
         return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 8, 1)}[width]
     if kind == "tf32":
-        return {64: Tile(32, 32, 8, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 8, 1)}[width]
+        return {64: Tile(32, 32, 8, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 32, 8, 1)}[width]
     if extras:
         return {
             64: Tile(64, 32, 8 if chip.capability == 120 else 4, 2),
@@ -407,7 +407,7 @@ def keys_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
         wide = Tile(32, 32, 8, 1) if extras == 2 else Tile(32, 64, 8, 2)
         return {64: Tile(32, 64, 8, 1 if extras == 2 else 2), 128: wide, 256: Tile(16, 32, 8, 1)}[width]
     rows = 32 if chip.capability == 120 else 64
-    return {64: Tile(rows, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 16, 8, 1)}[width]
+    return {64: Tile(rows, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches

@@ -132,8 +132,9 @@ def route(chip: Chip, kind: str, width: int, keys: int) -> str:
 
 
 def spills(chip: Chip, kind: str, width: int) -> bool:
-    """Whether the kernels for long rows spill whatever their tile, as they do where no matrix unit multiplies."""
-    return chip.matrix_units and chip.capability > 0 and kind == "fp32" and width > 64
+    """Whether the kernels for long rows spill, or exceed the shared memory, whatever their tile: float32 proper takes
+    no matrix units, and Triton then keeps whole rows of both operands at hand."""
+    return chip.capability > 0 and kind == "fp32" and width > (64 if chip.matrix_units else 128)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:

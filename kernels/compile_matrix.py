@@ -198,10 +198,11 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
 
 def recorded_table() -> str:
     """The report of what budgets.csv records of the cases that the kernel files list."""
-    _, recorded = budgets.read()
+    version, recorded = budgets.read()
     keyed = [(CHIPS[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
-    found = ((chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed)
-    return compile_report.by_kernel((chip, case, Outcome(known)) for chip, case, known in found if known is not None)
+    found = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed]
+    rows = [(chip, case, Outcome(known)) for chip, case, known in found if known is not None]
+    return f"{len(rows):,} of {len(keyed):,} cases, Triton {version}\n\n{compile_report.by_kernel(rows)}"
 
 
 def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:

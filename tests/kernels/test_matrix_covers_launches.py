@@ -171,7 +171,8 @@ def attention_answers(chip):
             yield "attention._forward", width, attention.forward_tile.shipped(*size)
             yield "attention_backward._backward_queries", width, attention_backward.queries_tile.shipped(*size)
             yield "attention_backward._backward_keys", width, attention_backward.keys_tile.shipped(*size)
-            yield "attention_mask_gradient._gradient", width, attention_mask_gradient.tile(*size)
+            if not attention_launch.spills(chip, kind, width):
+                yield "attention_mask_gradient._gradient", width, attention_mask_gradient.tile(*size)
             for keys in (16, 32, 64, 128):
                 if attention_launch.fits_short(chip, kind, width, keys):
                     yield "attention_short._forward", width, attention_short.forward_tile.shipped(*size, keys)
