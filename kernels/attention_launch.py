@@ -105,7 +105,7 @@ def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
 
 
 def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
-    if width > MAX_WIDTH:
+    if width > MAX_WIDTH or spills(chip, kind, width):
         return ["softmax"]
     return ["short", "flash", "softmax"] if fits_short(chip, kind, width, keys) else ["flash", "softmax"]
 
@@ -272,7 +272,6 @@ def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="no
         num_warps=tile.warps,
         num_stages=tile.stages,
         matrix_product="PRECISION" in kernel.arg_names,
-        may_spill=kind == "fp32" and constants.get("BLOCK_D", 0) > 64,
     )
 
 

@@ -53,13 +53,12 @@ def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> 
 
 
 def broken_rules(chip: Chip, case: CompileCase, found: Resources) -> list[str]:
-    """What no case may do, recorded or not: take more shared memory than the chip has, spill on a chip from sm_80 on
-    (but for what may), leave the matrix units idle in a half-precision or TF32 product, or compute a float32 product
-    in TF32."""
+    """What no case may do, recorded or not: take more shared memory than the chip has, spill on a chip from sm_80 on,
+    leave the matrix units idle in a half-precision or TF32 product, or compute a float32 product in TF32."""
     broken = []
     if found.shared > chip.shared_memory:
         broken.append(f"takes {found.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
-    if chip.capability >= 80 and found.spill and not case.may_spill:
+    if chip.capability >= 80 and found.spill:
         broken.append(f"spills {found.spill} bytes: take a smaller tile or more warps")
     if case.matrix_product and chip.matrix_units and case.dtype != "fp32" and not found.matrix:
         broken.append("has no matrix instruction: its product is computed with ordinary multiply-adds")

@@ -44,8 +44,6 @@ class CompileCase:
     num_stages: int
     matrix_product: bool = False
     """Whether the kernel has a tl.dot that must be issued to matrix units where the chip has them for this dtype."""
-    may_spill: bool = False
-    """Whether it is known to spill, and taken only where nothing else serves."""
 
     def __post_init__(self) -> None:
         expected = list(self.kernel.arg_names)

@@ -164,14 +164,14 @@ def test_every_tile_that_runs_is_listed(chip, kind, launched, float32_products):
 
 
 def attention_answers(chip):
-    """(kernel, head size, tile) of every answer that the tables of attention give for a chip."""
+    """(kernel, head size, tile) of every answer that the tables of attention give for what a chip's routes ask them."""
     for kind in attention_launch.product_kinds(chip):
         for width, extras in itertools.product(attention.WIDTHS, (0, 1, 2)):
             size = (chip, kind, width, extras)
-            yield "attention._forward", width, attention.forward_tile.shipped(*size)
-            yield "attention_backward._backward_queries", width, attention_backward.queries_tile.shipped(*size)
-            yield "attention_backward._backward_keys", width, attention_backward.keys_tile.shipped(*size)
             if not attention_launch.spills(chip, kind, width):
+                yield "attention._forward", width, attention.forward_tile.shipped(*size)
+                yield "attention_backward._backward_queries", width, attention_backward.queries_tile.shipped(*size)
+                yield "attention_backward._backward_keys", width, attention_backward.keys_tile.shipped(*size)
                 yield "attention_mask_gradient._gradient", width, attention_mask_gradient.tile(*size)
             for keys in (16, 32, 64, 128):
                 if attention_launch.fits_short(chip, kind, width, keys):
