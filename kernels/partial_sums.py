@@ -77,7 +77,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         for count in (1, 3, _MOST):
             yield CompileCase(
                 kernel=_add_parts,
-                name=f"partial_sums/{count}/{to.rows}x{to.columns}w{to.warps}",
+                name=f"partial_sums/{count}/{to.rows}x{to.columns}w{to.warps}s1",
                 dtype=dtype,
                 arguments={
                     "parts": ("*fp32",) * count,
