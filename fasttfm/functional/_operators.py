@@ -192,10 +192,17 @@ def _differentiated(name: str, run: Callable[..., Any], save: Any, backward: Any
     def forward(ctx: Any, *args: Any) -> Any:
         outputs = run(*args)
         save(ctx, args, outputs)
-        once_more = None if again is None else again(args, outputs)
+        return outputs
+
+    def forward_with_more(ctx: Any, *args: Any) -> Any:
+        outputs = forward(ctx, *args)
+        once_more = again(args, outputs)
         return outputs if once_more is None else (*outputs, once_more.detach())
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    methods = {
+        "forward": staticmethod(forward if again is None else forward_with_more),
+        "backward": staticmethod(backward),
+    }
     return type(name, (torch.autograd.Function,), methods)
 
 
