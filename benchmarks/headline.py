@@ -156,18 +156,20 @@ def _speed_up(group: str, machine: str, dtype: str, entries: Sequence[Entry]) ->
 
 
 def _throughput(machine: str, dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
-    """The cases that most providers ran, ours and the others' throughput side by side."""
-    with_peers = []
+    """Of every case the shapes that most providers ran, ours and the others' throughput side by side."""
+    with_peers: dict[str, list[list[Entry]]] = {}
     for rows in by_case(entries):
         rows = [row for row in rows if row.record["throughput"]]
         ours = [row for row in rows if row.record["provider"].startswith(OURS)]
         if ours and len(ours) < len(rows):
-            with_peers.append(rows)
-    most = max(map(len, with_peers), default=0)
-    widest = [rows for rows in with_peers if len(rows) == most]
-    steps = min(_MOST_ROWS, len(widest))
-    # the first, the last and some between, as the smallest and the largest batch
-    kept = [widest[round(n * (len(widest) - 1) / max(steps - 1, 1))] for n in range(steps)]
+            with_peers.setdefault(rows[0].record["case"], []).append(rows)
+    kept: list[list[Entry]] = []
+    for shapes in with_peers.values():
+        most = max(map(len, shapes))
+        widest = [rows for rows in shapes if len(rows) == most]
+        steps = min(_MOST_ROWS, len(widest))
+        # the first, the last and some between, as the smallest and the largest batch
+        kept += [widest[round(n * (len(widest) - 1) / max(steps - 1, 1))] for n in range(steps)]
     for rows in kept:
         record = rows[0].record
         best = sorted(rows, key=lambda row: -row.record["throughput"]["value"])
