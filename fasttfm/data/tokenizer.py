@@ -76,7 +76,8 @@ class Tokenizer:
         return self._processor.Encode(list(lines), out_type=int, num_threads=threads) if lines else []
 
     def encode_sampled(self, lines: Sequence[str], seed: int, alpha: float = 0.1) -> list[list[int]]:
-        """One random segmentation of every line, the same for the same lines and seed.
+        """One random segmentation of every line, the same for the same lines and seed within a process: SentencePiece
+        0.2.3 mixes something of the process into the seed.
 
         alpha: for BPE the probability that a merge is skipped (0 skips none); for unigram the smoothing of the
         distribution over all segmentations (towards 0 more random). Subword regularisation, for training only.
