@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.records import RESULTS
 from fasttfm.cli.parser import Parser
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, interrupted
 
 if TYPE_CHECKING:
     import torch
@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("benchmarks: interrupted; the cases before this one are kept", file=sys.stderr)
-        return 130
+        return interrupted()
 
 
 if __name__ == "__main__":

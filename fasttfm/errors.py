@@ -1,4 +1,4 @@
-"""The one exception that a user of the command line is meant to see."""
+"""What a user of the command line is meant to see: one exception, and the status of a command stopped by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in told)
     )
+
+
+def interrupted() -> int:
+    """130, the exit status that a shell reports for SIGINT; called where a command has caught KeyboardInterrupt.
+
+    Where the interrupt struck code that was run from text (dataclasses and torch write some of theirs), `python -m`
+    ends with the signal itself and not with the status that the command returned, although it was caught (CPython
+    remembers the interrupt in run_eval_code_obj, Python/pythonrun.c). Running any other text makes it forget.
+    """
+    exec("")
+    return 130

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from fasttfm.cli.parser import Parser
-from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.errors import UserError, interrupted, is_out_of_memory
 
 COMMANDS = {
     "prepare": ("prepare", "turn parallel text into a prepared data directory"),
@@ -43,7 +43,6 @@ _LESS_MEMORY = {
 """Command -> what makes it need less memory."""
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130  # what a shell reports for SIGINT
 EXIT_BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
 
 
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(where, str(error), EXIT_USER_ERROR)
     except KeyboardInterrupt as interrupt:
-        return _fail(where, str(interrupt) or "interrupted", EXIT_INTERRUPTED)
+        return _fail(where, str(interrupt) or "interrupted", interrupted())
     except BrokenPipeError:
         # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
         _discard_output()
