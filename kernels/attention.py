@@ -32,7 +32,7 @@ from fasttfm.kernels.attention_launch import (
     unit,
     variant_name,
 )
-from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
+from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
@@ -101,7 +101,7 @@ def _walk(
     return acc, peak, total
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "S", "tiles"])
+@triton.jit(do_not_specialize=VARYING)
 def _forward(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from fasttfm.kernels.attention import long_cases
 from fasttfm.kernels.attention_launch import Tile, like_heads, prepare, strides, unit
-from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
+from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
@@ -84,7 +84,7 @@ def _walk_keys(
     return acc
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "S", "tiles"])
+@triton.jit(do_not_specialize=VARYING)
 def _backward_queries(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D)
@@ -261,7 +261,7 @@ def _walk_queries(
     return acc_k, acc_v
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "S", "tiles"])
+@triton.jit(do_not_specialize=VARYING)
 def _backward_keys(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from fasttfm.kernels.attention_tile import VARYING
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip, interpreted, product_kind
@@ -221,7 +222,6 @@ def prepare(
 
 
 _TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "scores", "p", "kept", "dkept", "dscores")
-_WHOLE = ("stream", "threshold", "causal_offset", "H", "L", "S", "tiles", "planes", "shares")
 
 
 def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="none", sums=False) -> CompileCase:
@@ -259,7 +259,7 @@ def compile_case(kernel, name, kind, tile, constants, *, dropout=False, mask="no
             value = "*i64" if dropout else None
         elif parameter in ("scale", "keep_scale", "factor"):
             value = "fp32"
-        elif parameter in _WHOLE:
+        elif parameter in VARYING:
             value = "i32"
         else:
             value = 1 if parameter == "mask_s" else "i32:16"  # strides

@@ -25,13 +25,13 @@ from fasttfm.kernels.attention_launch import (
     unit,
     variant_name,
 )
-from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence
+from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.philox import keep_mask
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "S", "planes", "shares"])
+@triton.jit(do_not_specialize=VARYING)
 def _gradient(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D)

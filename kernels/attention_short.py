@@ -34,14 +34,14 @@ from fasttfm.kernels.attention_launch import (
     unit,
     variant_name,
 )
-from fasttfm.kernels.attention_tile import LOG2E, hide, load_rows, product, sequence, store_rows
+from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip
 from fasttfm.kernels.philox import keep_mask
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "S", "tiles"])
+@triton.jit(do_not_specialize=VARYING)
 def _forward(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D), S at most COLUMNS
@@ -123,7 +123,7 @@ def _forward(
     tl.store(lse + b * lse_b + h * lse_h + first_query + rows, peak + tl.log2(total), mask=rows < queries)
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "S"])
+@triton.jit(do_not_specialize=VARYING)
 def _backward(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D), S at most COLUMNS

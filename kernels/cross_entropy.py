@@ -32,7 +32,7 @@ def _gradient(x, columns, target, lse, factor, smoothing, V):
     return factor * tl.where(columns == target, gradient - (1.0 - smoothing), gradient)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ignore_index", "M"])
 def _forward(
     logits,  # (M, V), rows `stride` elements apart; with OVERWRITE the gradient comes in its place
     target,  # (M,) int64
@@ -106,7 +106,7 @@ def _forward(
                 tl.store(logits + start + columns, zeros, mask=columns < V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ignore_index"])
 def _backward(
     logits,  # (M, V), rows `stride` apart
     target,  # (M,) int64

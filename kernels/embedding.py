@@ -25,7 +25,7 @@ from fasttfm.kernels.launch import Chip, chip
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
 def _forward(
     tokens,  # (M,) int64, M = B * L
     weight,  # (V, N)
@@ -63,7 +63,7 @@ def _forward(
     tl.store(y + rows.to(tl.int64)[:, None] * N + columns[None, :], value.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
 def _sum_rows(
     dy,  # (M, N)
     tokens,  # (M,) int64

@@ -91,7 +91,7 @@ def _product(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream", "threshold", "M"])
 def _forward(
     x,  # (M, K)
     weight,  # (N, K)
@@ -139,7 +139,7 @@ def _forward(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _backward(
     dout,  # (M, K)
     weight,  # (K, N)
@@ -203,7 +203,7 @@ def _row_sums(
         tl.store(out + depth, tl.sum(part.to(tl.float32), axis=0), mask=depth < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gate(
     dhidden,  # (M, N) in and out: the product, then the gradient before the ReLU
     hidden,  # (M, N)

@@ -18,13 +18,15 @@ import torch
 import triton
 import triton.language as tl
 from fasttfm.kernels.attention_launch import Tile, compile_case, mask_arguments, variant_name
-from fasttfm.kernels.attention_tile import LOG2E, hide
+from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.launch import Chip, chip
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 
 ONE_PASS = 8192
+
+_VARYING = [name for name in VARYING if name != "S"]  # rows are S long: knowing their alignment makes loads wide
 
 
 @triton.jit
@@ -60,7 +62,7 @@ def _store(
         tl.store(kept + at, tl.where(keep, values * keep_scale, 0.0).to(p.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "causal_offset", "H", "L", "tiles"])
+@triton.jit(do_not_specialize=_VARYING)
 def _forward(
     scores,  # (B, H, L, S)
     p,  # (B, H, L, S) out, the weights; may be scores
@@ -160,7 +162,7 @@ def _gradient(
     return weights, gradient, kept
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "L", "tiles"])
+@triton.jit(do_not_specialize=_VARYING)
 def _backward(
     p,  # (B, H, L, S), the weights before dropout
     dkept,  # (B, H, L, S), gradient of the weights after dropout

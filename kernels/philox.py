@@ -52,7 +52,7 @@ def keep_mask(seed, stream, plane, rows, first_column, threshold, COLUMNS: tl.co
     return random_lanes(seed, stream, plane, rows, first_column, COLUMNS) >= threshold - 32768
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream", "threshold", "R"])
 def _write_keep_mask(
     out,  # (P, R, C) int8 out
     seed,  # (1,) int64

@@ -18,7 +18,7 @@ from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.row_tile import NARROWEST, RowTile, row_case, warps
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream", "threshold", "M"])
 def _add_dropped(
     x,  # (M, N)
     residual,  # (M, N) or None

@@ -1,0 +1,138 @@
+"""Trains small Transformers as if on a chip and tells what Triton would compile: nothing is compiled, nothing runs.
+
+    python tests/kernels/stand_in.py sm_90 bf16
+
+Triton's own launch path runs up to the point where it would compile: it binds the arguments, finds out which are 1 or
+divide by 16, and asks its cache hook. A driver that only names the chip stands in for CUDA or ROCm, and tensors on the
+CPU for tensors on the device, so that what comes back holds no numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
+
+import torch
+from fasttfm.kernels import compile_matrix, launch
+from fasttfm.kernels.compile_case import CHIPS
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from fasttfm.functional import _backend
+from fasttfm.models import Transformer, TransformerConfig
+
+FIRST = [
+    (61, 64, 67),
+    (8, 7, 9),
+    (9, 100, 103),
+    (9, 40, 44),
+    (6, 19, 20),
+    (2, 128, 1),
+    (3, 16, 16),
+    (2, 112, 96),
+    (5, 48, 48),
+]
+LATER = [(7, 112, 99), (3, 17, 31), (24, 48, 64), (5, 5, 16), (17, 80, 80), (1, 1, 1), (32, 16, 2)]
+"""(B, S, L) of batches. Both have every size class; what is 1 or divides by 16 differs."""
+
+Launch = tuple[str, tuple[tuple[str, str], ...]]
+"""A kernel, and of every parameter what Triton compiles it for: a constant, or a type and whether it divides by 16."""
+
+
+class StandInDriver:
+    """As much of a driver as a launch asks for before it compiles."""
+
+    def __init__(self, chip: str) -> None:
+        here = CHIPS[chip]
+        self._target = GPUTarget("cuda", here.capability, 32) if here.capability else GPUTarget("hip", chip, 64)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def record(chip: str) -> list[Launch]:
+    """From now on what is launched goes into the list, as if on the chip."""
+    seen: list[Launch] = []
+
+    def hook(*, fn, compile, **_) -> bool:
+        specialised = described(compile["signature"], compile["constants"], compile["configs"][0])
+        options = f"{compile['num_warps']} warps {compile['num_stages']} stages"
+        seen.append((f"{fn.module.rsplit('.', 1)[-1]}.{fn.jit_function.__name__}", (*specialised, ("", options))))
+        return True  # do not compile, do not run
+
+    knobs.runtime.jit_cache_hook = hook
+    driver.set_active(StandInDriver(chip))
+    chip_of_device, use_triton = launch.chip, _backend.use_triton
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fasttfm."):
+            if getattr(module, "chip", None) is chip_of_device:
+                module.chip = lambda device: CHIPS[chip]
+            if getattr(module, "use_triton", None) is use_triton:
+                module.use_triton = lambda tensor, choice=None: True
+    return seen
+
+
+def described(signature: dict, constants: dict, attributes: dict) -> list[tuple[str, str]]:
+    """(parameter, "= 64", "*bf16:16" or "i32"): compile_case.py has the notation."""
+    found = []
+    for position, (name, kind) in enumerate(signature.items()):
+        if kind == "constexpr":
+            found.append((name, f"= {constants[(position,)]}"))
+        else:
+            found.append((name, f"{kind}:16" if attributes.get((position,)) else str(kind)))
+    return found
+
+
+def divisible_in_the_matrix(chip: str) -> dict[str, set[str]]:
+    """Kernel -> the integers of which every case of the compile matrix knows that they divide by 16."""
+    found: dict[str, set[str]] = {}
+    for task, case in compile_matrix.enumerate_cases([CHIPS[chip]]):
+        known = {name for name, value in case.arguments.items() if value in ("i32:16", "i64:16")}
+        kernel = f"{task.family}.{case.kernel.__name__}"
+        found[kernel] = found.get(kernel, known) & known
+    return found
+
+
+def train(dtype: torch.dtype, shapes: list[tuple[int, int, int]]) -> None:
+    """A forward and backward pass of small Transformers on batches of each shape, padded and packed."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    size = {"vocab_size": 128, "d_model": 128, "heads": 2, "d_ff": 256, "encoder_layers": 1, "decoder_layers": 1}
+    dropouts = {"attention_dropout": 0.1, "relu_dropout": 0.1}
+    for config in (TransformerConfig(**size), TransformerConfig(**size, **dropouts, norm_first=True, final_norm=True)):
+        model = Transformer(config).to(dtype)
+        for B, S, L in shapes:
+            source, target = torch.randint(1, 128, (B, S)), torch.randint(1, 128, (B, L))
+            lengths = torch.randint(1, S + 1, (B,)), torch.randint(1, L + 1, (B,))
+            for packed in (None, (int(lengths[0].sum()), int(lengths[1].sum()))):
+                loss, _, _ = model.loss(source, target, target, *lengths, packed_tokens=packed)
+                loss.backward()
+
+
+def main() -> int:
+    chip, kind = sys.argv[1:]
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[kind]
+    divisible = divisible_in_the_matrix(chip)  # first: it imports every kernel file
+    seen = record(chip)
+    train(dtype, FIRST)
+    first = set(seen)
+    train(dtype, LATER)
+    wrong = [f"compiled anew for a batch of another shape: {kernel} {dict(of)}" for kernel, of in set(seen) - first]
+    for kernel, parameters in sorted(first):
+        less = [name for name, value in parameters if name in divisible[kernel] and not value.endswith(":16")]
+        wrong += [f"{kernel}: the matrix takes {name} for a multiple of 16" for name in less]
+    print("\n".join([*wrong, f"{len(seen)} launches of {len(first)} compiled kernels"]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
