@@ -20,11 +20,14 @@ import numpy as np
 import torch
 
 from fasttfm.data.prepared import ParallelTokens
+from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 
 _GROUP_SPANS = (1, 2, 3, 4, 6)
-_SAMPLING_HEADROOM = 1.25
-"""A sampled segmentation may be this much longer than the best one; longer draws fall back to the best."""
+_SAMPLING_PROBES = 2000
+_SAMPLING_SLACK = 4
+"""Batches leave room for this many more tokens than SentencePiece's own segmentation has, and for the factor that 99 of
+100 segmentations drawn from up to _SAMPLING_PROBES pairs keep to; the 100th draw falls back to SentencePiece's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,8 @@ class TokenBatches:
 
     max_tokens: the largest rows * max(S, L) of a batch, eos counted. max_length: pairs with more tokens than this on
     a side (eos not counted), or that alone would exceed max_tokens, are skipped; `skipped` counts them.
-    sampling: above 0, the training text is segmented anew at every visit (see DataConfig.subword_sampling); tokenizers
-    then says with what, as (source, target).
+    sampling: above 0, the training text is segmented anew at every visit (see DataConfig.subword_sampling), drawn from
+    (seed, epoch, pair) alone; tokenizers then says with what, as (source, target).
     """
 
     def __init__(
@@ -93,13 +96,14 @@ class TokenBatches:
         self.pairs = pairs
         self.max_tokens = max_tokens
         self.seed = seed
-        self.sampling = sampling
-        self._tokenizers = tokenizers
+        self._samplers = _samplers(tokenizers, sampling) if sampling and tokenizers is not None else None
         # Widths as batches see them: with eos, and with room for sampled segmentations.
-        stretch = _SAMPLING_HEADROOM if sampling else 1.0
-        source_widths = np.ceil(pairs.source_lengths * stretch).astype(np.int64) + 1
-        target_widths = np.ceil(pairs.target_lengths * stretch).astype(np.int64) + 1
+        source_widths, target_widths = pairs.source_lengths + 1, pairs.target_lengths + 1
         fits = np.maximum(source_widths, target_widths) <= max_tokens
+        if self._samplers is not None:
+            source_widths = np.maximum(source_widths, np.minimum(self._room(0) + 1, max_tokens))
+            target_widths = np.maximum(target_widths, np.minimum(self._room(1) + 1, max_tokens))
+            self._rooms = (source_widths - 1, target_widths - 1)
         if max_length is not None:
             fits &= np.maximum(pairs.source_lengths, pairs.target_lengths) <= max_length
         kept = np.flatnonzero(fits)
@@ -146,14 +150,26 @@ class TokenBatches:
         """The tensors of one element of epoch(). epoch matters only with sampling: each visit draws anew."""
         source = [self.pairs.source(i) for i in indices]
         target = [self.pairs.target(i) for i in indices]
-        if self.sampling and self._tokenizers is not None:
-            # The first pair of a batch names the batch within its epoch.
-            seed = int(np.random.SeedSequence([self.seed, epoch, int(indices[0])]).generate_state(1)[0])
-            return collate(
-                _resample(source, self._tokenizers[0], seed, self.sampling),
-                _resample(target, self._tokenizers[1], seed + 1, self.sampling),
+        if self._samplers is not None:
+            drawn = self._sampled(source, indices, epoch, 0), self._sampled(target, indices, epoch, 1)
+            source, target = (
+                [new if len(new) <= most else old for new, old, most in zip(news, olds, room[indices].tolist())]
+                for news, olds, room in zip(drawn, (source, target), self._rooms)
             )
         return collate(source, target)
+
+    def _sampled(self, sentences: list[np.ndarray], indices: np.ndarray, epoch: int, side: int) -> list[np.ndarray]:
+        assert self._samplers is not None
+        return self._samplers[side].sample(sentences, sentence_keys(self.seed, epoch, indices, side))
+
+    def _room(self, side: int) -> np.ndarray:
+        """Tokens that a drawn segmentation of each sentence may have."""
+        lengths = self.pairs.target_lengths if side else self.pairs.source_lengths
+        probes = np.linspace(0, len(lengths) - 1, min(len(lengths), _SAMPLING_PROBES)).astype(np.int64)
+        read = self.pairs.target if side else self.pairs.source
+        drawn = self._sampled([read(i) for i in probes], probes, 0, side)
+        factors = (np.array([len(each) for each in drawn]) - _SAMPLING_SLACK) / np.maximum(lengths[probes], 1)
+        return np.ceil(lengths * max(1.0, float(np.quantile(factors, 0.99)))).astype(np.int64) + _SAMPLING_SLACK
 
 
 def sorted_batches(
@@ -240,9 +256,6 @@ def _pack(widths: np.ndarray, max_tokens: int, max_rows: int | None = None) -> n
     return np.array(bounds, dtype=np.int64)
 
 
-def _resample(
-    sentences: list[np.ndarray], tokenizer: Tokenizer, seed: int, alpha: float
-) -> list[Sequence[int] | np.ndarray]:
-    limit = int(np.ceil(max(len(ids) for ids in sentences) * _SAMPLING_HEADROOM))
-    sampled = tokenizer.encode_sampled([tokenizer.decode(ids) for ids in sentences], seed, alpha)
-    return [new if len(new) <= limit else old for old, new in zip(sentences, sampled, strict=True)]
+def _samplers(tokenizers: tuple[Tokenizer, Tokenizer], amount: float) -> tuple[SubwordSampler, SubwordSampler]:
+    source = SubwordSampler(tokenizers[0], amount)
+    return source, source if tokenizers[1] is tokenizers[0] else SubwordSampler(tokenizers[1], amount)

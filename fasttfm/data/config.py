@@ -14,9 +14,9 @@ class DataConfig:
     max_sentence_tokens: int = 256
     """Pairs with more subwords than this on either side are left out of training (the count is reported)."""
     subword_sampling: float = 0.0
-    """0: always the best segmentation. Above 0: subword regularisation of the training text; for BPE the probability
-    that a merge is skipped (0.1 is usual), for unigram the smoothing of the distribution (0.1 to 0.5). SentencePiece
-    mixes something of the process into its seed, so a run that was resumed draws other segmentations."""
+    """0: always SentencePiece's own segmentation. Above 0 the training text is segmented anew in every epoch: for BPE
+    the probability that a merge is dropped (0.1 is usual), for unigram the exponent of a segmentation's probability
+    (0.1 to 0.5; less is more random)."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 8:

@@ -3,15 +3,13 @@
 Text is not normalised by default, so that decode(encode(text)) gives the text back (repeated spaces apart) and the
 model can learn to write everything that the raw references contain; NFKC would, for example, turn the Japanese
 full-width question mark into another character. With byte fallback, which is the default, no character is unknown.
-Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Kudo 2018 (unigram, sampling),
-Provilkov et al. 2020 (BPE dropout).
+Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Kudo 2018 (unigram).
 """
 
 from __future__ import annotations
 
 import io
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -32,7 +30,6 @@ NORMALIZATIONS = ("identity", "nmt_nfkc", "nfkc")
 # on every machine.
 _TRAINER_THREADS = 4
 _FULL_COVERAGE_SHARE = 8
-_sampling_lock = threading.Lock()
 
 
 class Tokenizer:
@@ -74,30 +71,6 @@ class Tokenizer:
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """The ids of every line, in order; the result does not depend on threads."""
         return self._processor.Encode(list(lines), out_type=int, num_threads=threads) if lines else []
-
-    def encode_sampled(self, lines: Sequence[str], seed: int, alpha: float = 0.1) -> list[list[int]]:
-        """One random segmentation of every line, the same for the same lines and seed within a process: SentencePiece
-        0.2.3 mixes something of the process into the seed.
-
-        alpha: for BPE the probability that a merge is skipped (0 skips none); for unigram the smoothing of the
-        distribution over all segmentations (towards 0 more random). Subword regularisation, for training only.
-        """
-        encoded: list[list[int]] = []
-
-        def sample() -> None:
-            for line in lines:
-                encoded.append(self._processor.SampleEncodeAsIds(line, nbest_size=-1, alpha=alpha))
-
-        # SentencePiece draws from a generator that each thread makes at its first draw, from the process-wide seed:
-        # only a new thread starts from a seed that we choose.
-        with _sampling_lock:
-            spm.set_random_generator_seed(seed % 2**32)
-            thread = threading.Thread(target=sample)
-            thread.start()
-            thread.join()
-        if len(encoded) != len(lines):
-            raise RuntimeError("SentencePiece could not sample a segmentation")
-        return encoded
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids as one line: special ids vanish, and a generated line break becomes a space."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fasttfm.data.batches import TokenBatches, collate, pad_source, sorted_batches
 from fasttfm.data.config import DataConfig
 from fasttfm.data.prepared import ParallelTokens
+from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=120)
@@ -144,10 +145,11 @@ def spoken() -> tuple[Tokenizer, list[str], ParallelTokens]:
 def test_sampling_draws_anew_each_epoch_keeps_the_text_and_the_budget(spoken):
     tokenizer, lines, pairs = spoken
 
-    def visit(epoch: int) -> list[list[int]]:
-        batches = TokenBatches(pairs, 200, seed=5, sampling=0.05, tokenizers=(tokenizer, tokenizer))
+    def visit(epoch: int, backwards: bool = False) -> list[list[int]]:
+        batches = TokenBatches(pairs, 200, seed=5, sampling=0.1, tokenizers=(tokenizer, tokenizer))
         rows = []
-        for indices in batches.epoch(epoch):
+        order = batches.epoch(epoch)
+        for indices in reversed(order) if backwards else order:
             batch = batches.batch(indices, epoch)
             assert len(batch) * max(batch.source.shape[1], batch.target_in.shape[1]) <= 200
             for i, row, length in zip(indices, batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
@@ -156,11 +158,30 @@ def test_sampling_draws_anew_each_epoch_keeps_the_text_and_the_budget(spoken):
         return rows
 
     assert visit(0) == visit(0)
+    assert sorted(visit(0)) == sorted(visit(0, backwards=True)), "what was drawn before does not matter"
     plain = sorted((*pairs.source(i), EOS) for i in range(len(pairs)))
     assert sorted(map(tuple, visit(0))) != plain
     assert sorted(map(tuple, visit(0))) != sorted(map(tuple, visit(1)))
     with pytest.raises(ValueError, match="sampling needs the tokenizers"):
         TokenBatches(pairs, 200, sampling=0.3)
+
+
+@pytest.mark.parametrize("amount", [0.1, 0.9])
+def test_sampling_leaves_out_no_pair_and_nearly_all_draws_fit(spoken, amount):
+    tokenizer, _, pairs = spoken
+    batches = TokenBatches(pairs, 40, seed=5, sampling=amount, tokenizers=(tokenizer, tokenizer))
+    assert batches.skipped == 0
+    drawn = SubwordSampler(tokenizer, amount).sample(
+        [pairs.target(i) for i in range(len(pairs))], sentence_keys(5, 1, np.arange(len(pairs)), 1)
+    )
+    taken = 0
+    for indices in batches.epoch(1):
+        batch = batches.batch(indices, 1)
+        for i, row, length in zip(indices, batch.target_out.tolist(), batch.target_lengths.tolist(), strict=True):
+            ids = row[: length - 1]
+            assert ids in (drawn[i].tolist(), pairs.target(i).tolist())
+            taken += ids == drawn[i].tolist()
+    assert taken > 0.9 * len(pairs)
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": 4}, {"max_sentence_tokens": 0}, {"subword_sampling": 1.5}])

@@ -52,15 +52,6 @@ def test_threads_change_nothing(tokenizer: Tokenizer, lines: list[str]):
     assert tokenizer.encode_lines(lines, threads=3) == [tokenizer.encode(line) for line in lines]
 
 
-def test_sampled_segmentations_follow_the_seed_and_keep_the_text(tokenizer: Tokenizer, lines: list[str]):
-    best = tokenizer.encode_lines(lines[:50])
-    sampled = tokenizer.encode_sampled(lines[:50], seed=3, alpha=0.2)
-    assert sampled != best
-    assert sampled == tokenizer.encode_sampled(lines[:50], seed=3, alpha=0.2)
-    assert sampled != tokenizer.encode_sampled(lines[:50], seed=4, alpha=0.2)
-    assert [tokenizer.decode(ids) for ids in sampled] == lines[:50]
-
-
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_a_vocabulary_that_is_too_large_names_the_largest_and_that_one_works(lines: list[str], model_type):
     with pytest.raises(UserError, match=r"--vocab-size 50,000: .* at most [\d,]+ are possible") as error:

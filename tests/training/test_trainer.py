@@ -173,8 +173,10 @@ def test_every_pair_is_seen_once_an_epoch(tiny_data, tiny_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_path):
+@pytest.mark.parametrize("sampling", [0.0, 0.2])
+def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_path, sampling):
     changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 5, "clip_norm": 1.0}
+    changes["subword_sampling"] = sampling
     assert run(train_command(tiny_data, tmp_path / "whole", **changes)).returncode == 0
     command = train_command(tiny_data, tmp_path / "killed", **changes)
     kills = 0

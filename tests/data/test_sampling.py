@@ -1,0 +1,243 @@
+"""Sampled segmentations: whose distribution they follow, what they leave alone, and that a seed fixes them."""
+
+import gzip
+import hashlib
+import io
+import itertools
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece as spm
+
+from fasttfm.data import sampling
+from fasttfm.data.demo import demo_pairs
+from fasttfm.data.sampling import SubwordSampler, sentence_keys
+from fasttfm.data.tokenizer import UNK, Tokenizer, train_tokenizer
+
+STRANGE = [
+    "",
+    " ",
+    "Ｆｕｌｌ width？",
+    "𝔊 … „Zitat“ ﬁ",
+    "日本語の文。",
+    "e\u0301 und é",
+    "🙂🙂 👩\u200d👩\u200d👧",
+    "שלום מאה",
+]
+OWN = {"bpe": 0.0, "unigram": 1e6}
+"""The amount with which SentencePiece's own segmentation is drawn."""
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    pairs = demo_pairs()
+    return [line for _ in range(1000) for line in next(pairs)]
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def model_type(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_type: str, lines: list[str]) -> Tokenizer:
+    return train_tokenizer(lines, vocab_size=800, model_type=model_type)
+
+
+def encoded(tokenizer: Tokenizer, lines: list[str]) -> list[np.ndarray]:
+    return [np.array(ids, dtype=np.uint16) for ids in tokenizer.encode_lines(lines)]
+
+
+def draw(sampler: SubwordSampler, ids: list[np.ndarray], seed: int = 1, epoch: int = 0) -> list[list[int]]:
+    return [drawn.tolist() for drawn in sampler.sample(ids, sentence_keys(seed, epoch, np.arange(len(ids)), 0))]
+
+
+@pytest.mark.parametrize("kept", [20, 0], ids=["kept", "at once"])
+def test_without_drops_it_is_sentencepieces_own(tokenizer, model_type, lines, monkeypatch, kept):
+    monkeypatch.setattr(sampling, "_LONGEST_KEPT", kept)
+    ids = encoded(tokenizer, [*lines, *STRANGE])
+    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+@pytest.mark.parametrize("files", [("multi30k", "en", "de"), ("tatoeba_enja", "en", "ja")], ids=["en-de", "en-ja"])
+def test_without_drops_it_is_sentencepieces_own_on_real_text(corpora: Path, files, model_type):
+    folder, *languages = files
+    lines = []
+    for language in languages:
+        with gzip.open(corpora / folder / f"train.{language}.gz") as file:
+            lines += [line.decode().rstrip("\n") for line in itertools.islice(file, 5000)]
+    tokenizer = train_tokenizer(lines[::4], vocab_size=3500, model_type=model_type, normalization="nmt_nfkc")
+    ids = encoded(tokenizer, lines)
+    drawn = draw(SubwordSampler(tokenizer, OWN[model_type]), ids)
+    different = [(new, old.tolist()) for new, old in zip(drawn, ids) if new != old.tolist()]
+    # of equally likely segmentations, such as o oo and oo o, SentencePiece takes the first and a draw either
+    assert all(sorted(new) == sorted(old) for new, old in different)
+    assert len(different) <= (0.001 * len(lines) if model_type == "unigram" else 0)
+    drawn = draw(SubwordSampler(tokenizer, 0.1), ids)
+    assert sum(new != old.tolist() for new, old in zip(drawn, ids)) > len(lines) / 2
+    assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
+
+
+@pytest.mark.parametrize("amount", [0.1, 0.5, 1.0])
+def test_the_text_stays_and_segmentations_differ(tokenizer, lines, amount):
+    text = [*lines[:300], *STRANGE]
+    ids = encoded(tokenizer, text)
+    first, second = (draw(SubwordSampler(tokenizer, amount), ids, epoch=epoch) for epoch in (0, 1))
+    assert list(map(tokenizer.decode, first)) == list(map(tokenizer.decode, ids))
+    assert first != [each.tolist() for each in ids]
+    drawn_evenly = amount == 1.0 and len(set(map(tuple, first))) == len(set(map(tuple, second)))
+    assert first != second or drawn_evenly  # BPE with every merge dropped is always the same
+
+
+def test_all_merges_dropped_leaves_characters(lines):
+    tokenizer = train_tokenizer(lines, vocab_size=800)
+    (drawn,) = draw(SubwordSampler(tokenizer, 1.0), encoded(tokenizer, ["the old man sleeps"]))
+    assert tokenizer.pieces(drawn) == list("▁the▁old▁man▁sleeps")
+
+
+def test_a_draw_depends_on_seed_epoch_and_sentence_alone(tokenizer, lines, monkeypatch):
+    ids = encoded(tokenizer, [*lines[:200], *STRANGE])
+    keys = sentence_keys(3, 7, np.arange(len(ids)), 1)
+    whole = [each.tolist() for each in SubwordSampler(tokenizer, 0.2).sample(ids, keys)]
+    sampler = SubwordSampler(tokenizer, 0.2)
+    for place in reversed(range(len(ids))):
+        assert sampler.sample([ids[place]], keys[[place]])[0].tolist() == whole[place]
+    monkeypatch.setattr(sampling, "_MOST_OUTCOMES", 0)  # nothing outlives a call
+    assert [sampler.sample([each], keys[[i]])[0].tolist() for i, each in enumerate(ids)] == whole
+    others = [sentence_keys(*other) for other in ((4, 7, np.arange(9), 1), (3, 8, np.arange(9), 1))]
+    others += [sentence_keys(3, 7, np.arange(9), 0), keys[1:10]]
+    assert all((other != keys[:9]).all() for other in others)
+
+
+PROGRAM = """
+import hashlib, pickle, sys
+import numpy as np
+from fasttfm.data.sampling import SubwordSampler, sentence_keys
+from fasttfm.data.tokenizer import Tokenizer
+tokenizer = Tokenizer(open(sys.argv[1], "rb").read())
+ids = [np.array(each) for each in tokenizer.encode_lines(open(sys.argv[2], encoding="utf-8").read().split("\\n"))]
+drawn = SubwordSampler(tokenizer, 0.2).sample(ids, sentence_keys(1, 2, np.arange(len(ids)), 0))
+print(hashlib.sha256(b"|".join(each.tobytes() for each in drawn)).hexdigest())
+"""
+
+
+def test_every_process_draws_the_same(tokenizer, lines, tmp_path):
+    text = lines[:200]
+    tokenizer.save(tmp_path / "spm.model")
+    (tmp_path / "text").write_text("\n".join(text), encoding="utf-8")
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "spm.model"), str(tmp_path / "text")]
+    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    drawn = SubwordSampler(tokenizer, 0.2).sample(
+        encoded(tokenizer, text), sentence_keys(1, 2, np.arange(len(text)), 0)
+    )
+    assert other == hashlib.sha256(b"|".join(each.tobytes() for each in drawn)).hexdigest()
+
+
+def assert_follows(found: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:
+    """Counts lie within 5 standard deviations of what their probabilities ask for."""
+    counts, n = Counter(map(tuple, found)), len(found)
+    assert set(counts) <= set(expected)
+    for outcome, probability in expected.items():
+        assert abs(counts[outcome] - n * probability) <= 5 * math.sqrt(n * probability * (1 - probability)) + 1
+
+
+@pytest.mark.parametrize("word", ["schläft", "the garden"])
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 1.0])
+def test_unigram_draws_follow_the_powers_of_the_models_probabilities(lines, word, alpha):
+    tokenizer = train_tokenizer(lines, vocab_size=800, model_type="unigram")
+    ids, score = tokenizer._processor.PieceToId, tokenizer._processor.GetScore
+    text, weights = "▁" + word.replace(" ", "▁"), {}
+    for cuts in itertools.product((False, True), repeat=len(text) - 1):
+        places = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(text)]
+        found = tuple(ids(text[start:end]) for start, end in itertools.pairwise(places))
+        if UNK not in found:
+            weights[found] = math.exp(alpha * sum(map(score, found)))
+    assert len(weights) > 5
+    total = sum(weights.values())
+    found = draw(SubwordSampler(tokenizer, alpha), encoded(tokenizer, [word]) * 20_000)
+    assert_follows(found, {outcome: weight / total for outcome, weight in weights.items()})
+
+
+@pytest.mark.parametrize("kept", [20, 0], ids=["kept", "at once"])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_bpe_draws_follow_algorithm_1_of_bpe_dropout(lines, monkeypatch, p, kept):
+    monkeypatch.setattr(sampling, "_LONGEST_KEPT", kept)
+    tokenizer = train_tokenizer(lines, vocab_size=800)
+    processor = tokenizer._processor
+
+    def outcomes(split: tuple[str, ...]) -> Counter:
+        merges = [
+            (-processor.GetScore(processor.PieceToId(left + right)), place)
+            for place, (left, right) in enumerate(itertools.pairwise(split))
+            if processor.PieceToId(left + right) != UNK
+        ]
+        found: Counter = Counter()
+        for dropped, (_, place) in enumerate(sorted(merges)):
+            made = (*split[:place], split[place] + split[place + 1], *split[place + 2 :])
+            for outcome, probability in outcomes(made).items():
+                found[outcome] += p**dropped * (1 - p) * probability
+        found[tuple(map(processor.PieceToId, split))] += p ** len(merges)
+        return found
+
+    expected = outcomes(tuple("▁garden"))
+    assert len(expected) > 8
+    assert sum(expected.values()) == pytest.approx(1)
+    assert_follows(draw(SubwordSampler(tokenizer, p), encoded(tokenizer, ["garden"]) * 20_000), expected)
+
+
+def trained(lines: list[str], model_type: str, **options) -> Tokenizer:
+    written = io.BytesIO()
+    spm.SentencePieceTrainer.Train(
+        sentence_iterator=iter(lines), model_writer=written, model_type=model_type, pad_id=0, unk_id=1, bos_id=2,
+        eos_id=3, minloglevel=2, num_threads=1, **options,
+    )  # fmt: skip
+    return Tokenizer(written.getvalue())
+
+
+def test_user_defined_symbols_are_never_taken_apart_and_never_made(model_type, lines):
+    tokenizer = trained(lines, model_type, vocab_size=500, user_defined_symbols=["<2de>", "garden"])
+    text = ["<2de> the garden<2de>house", "gardening gar den"]
+    ids = encoded(tokenizer, text)
+    symbols = [tokenizer._processor.PieceToId(piece) for piece in ("<2de>", "garden")]
+    for epoch in range(20):
+        drawn = draw(SubwordSampler(tokenizer, 0.5), ids, epoch=epoch)
+        assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
+        for new, old in zip(drawn, ids):
+            assert [i for i in new if i in symbols] == [i for i in old.tolist() if i in symbols]
+    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
+
+
+def test_unknown_characters_stay_unknown(model_type, lines):
+    tokenizer = train_tokenizer(lines, vocab_size=400, model_type=model_type, byte_fallback=False)
+    ids = encoded(tokenizer, ["the 日本 garden 日", "日日 is"])
+    for epoch in range(20):
+        drawn = draw(SubwordSampler(tokenizer, 0.5), ids, epoch=epoch)
+        assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
+        assert [each.count(UNK) for each in drawn] == [2, 1]
+
+
+@pytest.mark.parametrize("options", [{"split_by_whitespace": False}, {"treat_whitespace_as_suffix": True}])
+def test_pieces_that_cross_words_are_drawn_too(model_type, lines, options):
+    tokenizer = trained(lines[:600], model_type, vocab_size=700, **options)
+    ids = encoded(tokenizer, lines[:600])
+    assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
+    drawn = draw(SubwordSampler(tokenizer, 0.3), ids)
+    assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))
+
+
+def test_what_cannot_be_sampled_is_refused(lines, tokenizer, model_type):
+    with pytest.raises(ValueError, match=r"bpe .* and unigram models"):
+        SubwordSampler(trained(lines, "char", vocab_size=60), 0.1)
+    for amount in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="takes a probability"):
+            SubwordSampler(tokenizer, amount)
+    if model_type == "bpe":
+        with pytest.raises(ValueError, match="takes a probability"):
+            SubwordSampler(tokenizer, 1.1)
