@@ -35,7 +35,7 @@ from fasttfm.kernels.attention_launch import (
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.launch import Chip, ceil_div
 from fasttfm.kernels.philox import keep_mask
 
 
@@ -216,6 +216,8 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     queries, a tile of keys and one of values fit 48 KB.
     """
     if not chip.matrix_units or kind == "fp32":
+        if extras == 2 and width == 64 and chip.capability in (86, 89, 100):
+            return Tile(16, 32, 4, 1)  # the compiler would sooner spill a little than let fewer programs run at a time
         return {64: Tile(32, 32, 8, 1), 128: Tile(16, 32, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if not chip.capability:
         return {64: Tile(64, 32, 4, 1), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}[width]
@@ -224,7 +226,7 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     warpgroups = chip.capability in (90, 100)  # their matrix instructions read operands from shared memory
     stages = 3 if chip.shared_memory > 120_000 else 2
     if extras:
-        columns = 64 if warpgroups else 32
+        columns = 64 if warpgroups and not (extras == 2 and chip.capability == 90) else 32  # 64 spill there
         warps = 8 if chip.capability == 120 else 4
         return {64: Tile(64, columns, 4, stages), 128: Tile(64, 32, warps, stages), 256: Tile(32, 32, 8, 2)}[width]
     rows = 128 if warpgroups else 64
@@ -245,7 +247,7 @@ def forward(query, key, value, *, out=None, tile=None, **options):
     output, lse = out or outputs(query, value.shape[-1])
     if call.planes and call.queries:
         tile = tile or forward_tile(*call.size_class)
-        tiles = triton.cdiv(call.queries, tile.rows)
+        tiles = ceil_div(call.queries, tile.rows)
         _forward[(tiles * call.planes,)](
             query, key, value, output, lse, *call.arguments, tiles,
             *strides(query, key, value, output), *lse.stride()[:2], *call.mask_strides,

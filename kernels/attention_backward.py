@@ -20,7 +20,7 @@ from fasttfm.kernels.attention_launch import Tile, like_heads, prepare, strides,
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.launch import Chip, ceil_div
 from fasttfm.kernels.philox import keep_mask
 
 
@@ -385,8 +385,8 @@ def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     if not chip.capability:
         return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 8, 1)}[width]
     if kind == "tf32":
-        warps = 8 if chip.capability in (86, 89) else 4  # four spill there, eight on sm_90
-        return {64: Tile(32, 32, 8, 1), 128: Tile(32, 32, warps, 1), 256: Tile(16, 32, 8, 1)}[width]
+        rows = 16 if chip.capability in (86, 89) else 32  # 32 spill there
+        return {64: Tile(32, 32, 8, 1), 128: Tile(rows, 32, 4, 1), 256: Tile(16, 32, 8, 1)}[width]
     if extras:
         return {
             64: Tile(64, 32, 8 if chip.capability == 120 else 4, 2),
@@ -394,7 +394,8 @@ def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
             256: Tile(32, 32, 8, 1),
         }[width]
     rows = 64 if chip.capability == 100 else 128  # 128 spill there
-    return {64: Tile(rows, 64, 8, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 8, 1)}[width]
+    wide = 32 if chip.capability in (90, 100) else 64  # 64 spill there, 32 on sm_86
+    return {64: Tile(rows, 64, 8, 2), 128: Tile(64, 32, 4, 2), 256: Tile(wide, 32, 8, 1)}[width]
 
 
 @choice("attention.backward_keys", alternatives=_alternatives)
@@ -407,8 +408,12 @@ def keys_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     if extras:
         wide = Tile(32, 32, 8, 1) if extras == 2 else Tile(32, 64, 8, 2)
         return {64: Tile(32, 64, 8, 1 if extras == 2 else 2), 128: wide, 256: Tile(16, 32, 8, 1)}[width]
-    rows = 32 if chip.capability == 120 else 64
-    return {64: Tile(rows, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
+    if chip.capability in (80, 86, 89):
+        # Eight warps share 128 queries. Of 64 keys they would share 16 rows each, every row twice, and spill.
+        narrow = Tile(128, 32, 8, 2)
+    else:
+        narrow = Tile(32 if chip.capability == 120 else 64, 64, 8, 2)
+    return {64: narrow, 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -424,7 +429,7 @@ def backward(grad, query, key, value, output, lse, *, out=None, tiles=None, **op
     dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
     to_queries, to_keys = tiles or (queries_tile(*call.size_class), keys_tile(*call.size_class))
     delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
-    rows, columns = triton.cdiv(call.queries, to_queries.rows), triton.cdiv(call.keys, to_keys.columns)
+    rows, columns = ceil_div(call.queries, to_queries.rows), ceil_div(call.keys, to_keys.columns)
     if call.planes and rows:
         _backward_queries[(rows * call.planes,)](
             query, key, value, output, grad, lse, delta, dq, *call.arguments, rows,

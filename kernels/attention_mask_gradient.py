@@ -27,7 +27,7 @@ from fasttfm.kernels.attention_launch import (
 )
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.launch import Chip, ceil_div
 from fasttfm.kernels.philox import keep_mask
 
 
@@ -190,7 +190,7 @@ def gradient(grad, query, key, value, output, lse, mask, *, to=None, **options):
     # A dimension of size 1 counts as the mask's own.
     own = [m == f for m, f in zip(shape, full)]
     to = to or tile(*call.size_class)
-    rows, columns = triton.cdiv(full[2], to.rows), triton.cdiv(full[3], to.columns)
+    rows, columns = ceil_div(full[2], to.rows), ceil_div(full[3], to.columns)
     sizes = (full[0], full[1], rows, columns)
     tiles = readers = 1
     for size, owned in zip(sizes, own):

@@ -37,7 +37,7 @@ from fasttfm.kernels.attention_launch import (
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.launch import Chip, ceil_div
 from fasttfm.kernels.philox import keep_mask
 
 
@@ -230,7 +230,12 @@ def _backward(
         acc_v += product(kept.to(do.dtype), do, PRECISION, UPCAST)
         ds = (p * (dp - tl.sum(p * dp, 0)[None, :])).to(x.dtype)
         acc_k += product(ds, z, PRECISION, UPCAST)
-        dx = product(tl.trans(ds), x, PRECISION, UPCAST) * scale
+        if COLUMNS >= 8 * ROWS:
+            # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if there are more
+            # of them than rows. Eight warps would then share 16 queries' scores, and compute each four times.
+            dx = tl.trans(product(tl.trans(x), ds, PRECISION, UPCAST)) * scale
+        else:
+            dx = product(tl.trans(ds), x, PRECISION, UPCAST) * scale
         store_rows(dq + here * dq_l, dx, dq_l, count, ROWS, D, BLOCK_D)
         if dq_sums is not None:
             sum_q += tl.sum(dx, 0)  # rows past the end have no weights, and so no gradient
@@ -273,7 +278,10 @@ def backward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) 
     rows = 32 if width == 64 and columns > 16 and extras < 2 else 16
     if kind == "tf32":
         return Tile(rows, columns, 2 if columns == 16 else 8, 1)
-    return Tile(rows, columns, max(min(4, columns // 8), columns * width // 1024), 1)
+    warps = max(min(4, columns // 8), columns * width // 1024)
+    if rows == 16 and columns == 128 and chip.capability == 100:
+        warps = 4  # eight spill there
+    return Tile(rows, columns, warps, 1)
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -286,7 +294,7 @@ def forward(query, key, value, *, out=None, tile=None, **options):
     output, lse = out or outputs(query, value.shape[-1])
     if call.planes and call.queries:
         tile = tile or forward_tile(*call.size_class, key_class(call.keys))
-        tiles = triton.cdiv(call.queries, tile.rows)
+        tiles = ceil_div(call.queries, tile.rows)
         _forward[(tiles * call.planes,)](
             query, key, value, output, lse, *call.arguments, tiles,
             *strides(query, key, value, output), *lse.stride()[:2], *call.mask_strides,

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 
 
 @triton.jit
@@ -160,7 +160,7 @@ _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 def size_class(V: int) -> int:
     """Rows of up to so many classes are treated alike; the last size is open upwards."""
-    return min(_SIZES[-1], max(_SIZES[0], triton.next_power_of_2(V)))
+    return min(_SIZES[-1], max(_SIZES[0], power_of_two(V)))
 
 
 def _alternatives(chip: Chip, columns: int) -> list[Tile]:
@@ -205,7 +205,7 @@ def backward(factor, logits, target, lses, *, label_smoothing, ignore_index):
     gradient = torch.empty(M, V, dtype=logits.dtype, device=logits.device)
     if M:
         to = tile(chip(logits.device), size_class(V))
-        _backward[(M, triton.cdiv(V, to.columns))](
+        _backward[(M, ceil_div(V, to.columns))](
             logits, target, lses, gradient, factor, label_smoothing, ignore_index, logits.stride(0), V,
             COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
@@ -217,7 +217,7 @@ def scale(gradient, factor):
     M, V = gradient.shape
     if M:
         to = tile(chip(gradient.device), size_class(V))
-        _scale[(M, triton.cdiv(V, to.columns))](
+        _scale[(M, ceil_div(V, to.columns))](
             gradient, factor, gradient.stride(0), V, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
         )
 

@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 
 
@@ -128,7 +128,7 @@ _COLUMNS = (64, 128, 256)
 
 def tile(chip: Chip, N: int) -> Tile:
     """Part of some rows, 2,048 elements: 16 a thread, so that loads are 16 bytes wide."""
-    columns = min(_COLUMNS[-1], max(_COLUMNS[0], triton.next_power_of_2(N)))
+    columns = min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N)))
     return Tile(2048 // columns, columns, 2 if chip.name.startswith("gfx") else 4)
 
 
@@ -143,7 +143,7 @@ def forward(tokens, weight, positions, *, scale, pad_id, first_position, dropout
     if y.numel():
         to = tile(chip(weight.device), N)
         seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
-        _forward[(triton.cdiv(M, to.rows), triton.cdiv(N, to.columns))](
+        _forward[(ceil_div(M, to.rows), ceil_div(N, to.columns))](
             tokens, weight, None if positions is None else positions[first_position:], y,
             seed, stream, threshold, keep_scale, scale, -1 if pad_id is None else pad_id, M, L, N, V,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
@@ -184,7 +184,7 @@ def _sum(dy, tokens, order, starts, out, length, scale, pad_id, dropout_p, seed,
     if out.numel():
         to = tile(chip(dy.device), N)
         seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
-        _sum_rows[(runs, triton.cdiv(N, to.columns))](
+        _sum_rows[(runs, ceil_div(N, to.columns))](
             dy, tokens, order, starts, out, seed, stream, threshold, keep_scale, scale,
             -1 if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,

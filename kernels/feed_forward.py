@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.feed_forward_tile import ProductTile, epilogue_route, gate_tile, product_tile, size_class
-from fasttfm.kernels.launch import Chip, chip, interpreted, product_kind
+from fasttfm.kernels.launch import Chip, ceil_div, chip, interpreted, product_kind
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.residual_add import drop_
@@ -258,7 +258,7 @@ def forward_route(x, dropped):
 def _fused_forward(x, weight, bias, seed, stream, threshold):
     (M, K), N = x.shape, weight.shape[0]
     hidden = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    bits = torch.empty(M, triton.cdiv(N, 32), dtype=torch.int32, device=x.device)
+    bits = torch.empty(M, ceil_div(N, 32), dtype=torch.int32, device=x.device)
     if M:
         grid, options = _launch(x.dtype, x.device, M, N, K)
         weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
@@ -270,7 +270,7 @@ def _launch(dtype, device, M, N, K):
     here = chip(device)
     kind = product_kind(dtype, here)
     to = product_tile(here, kind, size_class(here, M, N, K))
-    return (triton.cdiv(M, to.rows) * triton.cdiv(N, to.columns),), {
+    return (ceil_div(M, to.rows) * ceil_div(N, to.columns),), {
         "EVEN_K": K % to.depth == 0,
         "ROWS": to.rows,
         "COLUMNS": to.columns,
@@ -299,9 +299,9 @@ def _backward_route(dtype, device):
 def sum_programs(M, hidden, out, dtype, device, route=None):
     """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'."""
     if (route or _backward_route(dtype, device)) == "fused":
-        return triton.cdiv(M, _launch(dtype, device, M, hidden, out)[1]["ROWS"])
+        return ceil_div(M, _launch(dtype, device, M, hidden, out)[1]["ROWS"])
     to = gate_tile(chip(device))
-    return min(triton.cdiv(M, to.rows), to.shares)
+    return min(ceil_div(M, to.rows), to.shares)
 
 
 def feed_forward_backward(
@@ -331,7 +331,7 @@ def _fused_backward(dout, hidden, bits, weight, bias1, bias2, scale, in_parts):
     (M, K), N = dout.shape, weight.shape[1]
     dhidden = torch.empty_like(hidden)
     grid, options = _launch(dout.dtype, dout.device, M, N, K)
-    tiles = triton.cdiv(M, options["ROWS"])
+    tiles = ceil_div(M, options["ROWS"])
     parts1, dbias1 = _partial_sums(dout, tiles, N, bias1)
     parts2, dbias2 = _partial_sums(dout, tiles, K, bias2)
     if M:
@@ -356,10 +356,10 @@ def _partial_sums(like, programs, N, wanted):
 def _run_gate(dhidden, hidden, bias, in_parts):
     M, N = dhidden.shape
     to = gate_tile(chip(dhidden.device))
-    shares = min(triton.cdiv(M, to.rows), to.shares)
+    shares = min(ceil_div(M, to.rows), to.shares)
     parts, dbias = _partial_sums(dhidden, shares, N, bias)
     if M:
-        _gate[(triton.cdiv(N, to.columns), shares)](
+        _gate[(ceil_div(N, to.columns), shares)](
             dhidden, hidden, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
         )
     if in_parts:

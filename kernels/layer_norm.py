@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.row_tile import NARROWEST, RowTile, row_case, warps
@@ -289,7 +289,7 @@ def tile(chip: Chip, N: int, *, backward: bool) -> RowTile:
     """The tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
     if N > MAX_COLUMNS:
         raise ValueError(f"LayerNorm over {N} columns: the kernel holds a row in registers, at most {MAX_COLUMNS}")
-    return row_tile(chip, max(NARROWEST, triton.next_power_of_2(N)), "backward" if backward else "forward")
+    return row_tile(chip, max(NARROWEST, power_of_two(N)), "backward" if backward else "forward")
 
 
 def _wide_tile(chip: Chip) -> RowTile:
@@ -315,7 +315,7 @@ def sum_programs(M, N, device):
         return None
     here = chip(device)
     to = tile(here, N, backward=True)
-    return _programs(here, to, triton.cdiv(M, to.rows))
+    return _programs(here, to, ceil_div(M, to.rows))
 
 
 def layer_norm(x, weight, bias, eps):
@@ -342,7 +342,7 @@ def _run_forward(x, x_bias, residual, weight, bias, eps, dropout_p, seed, stream
         to = tile(chip(x.device), N, backward=False)
         seed, threshold, scale = dropout_arguments(dropout_p, seed)
         x_bias, weight, bias = _values(x_bias), _values(weight), _values(bias)
-        _forward[(triton.cdiv(M, to.rows),)](
+        _forward[(ceil_div(M, to.rows),)](
             x, x_bias, residual, weight, bias, y, s, mean, rstd, seed, stream, threshold, scale, eps, M, N,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
@@ -379,7 +379,7 @@ def residual_layer_norm_backward(
     here = chip(s.device)
     wide = N > _WIDEST
     to = _wide_tile(here) if wide else tile(here, N, backward=True)
-    tiles = triton.cdiv(M, to.rows)
+    tiles = ceil_div(M, to.rows)
     shares = min(_COLUMN_SHARES, tiles) if wide else _programs(here, to, tiles)
     wanted = x_parts = None
     if weight is not None or bias is not None:
@@ -421,7 +421,7 @@ def residual_layer_norm_backward(
 def _launch_column_sums(here, dy, s, mean, rstd, parts):
     M, N = s.shape
     to = _column_tile(here)
-    _column_sums[(triton.cdiv(N, to.columns), parts.shape[1])](
+    _column_sums[(ceil_div(N, to.columns), parts.shape[1])](
         dy, s, mean, rstd, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from fasttfm.kernels.attention_launch import Tile, compile_case, mask_arguments,
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 
 ONE_PASS = 8192
@@ -245,7 +245,7 @@ def tile(chip: Chip, columns: int) -> Tile:
 
 def _tile_of(x: torch.Tensor) -> tuple[Tile, bool]:
     keys = x.shape[-1]
-    columns = max(16, triton.next_power_of_2(keys))
+    columns = max(16, power_of_two(keys))
     if columns > ONE_PASS:
         return tile(chip(x.device), 2048), False
     return tile(chip(x.device), columns), True
@@ -280,7 +280,7 @@ def forward(
             key_lengths = key_lengths.contiguous()
         mask, kind, mask_strides = mask_arguments(mask, scores.shape)
         to, one = _tile_of(scores)
-        tiles = triton.cdiv(queries, to.rows)
+        tiles = ceil_div(queries, to.rows)
         _forward[(tiles * batch * heads,)](
             scores, p, kept, key_lengths, mask, seed, stream, threshold, keep_scale, scale, causal_offset,
             heads, queries, keys, tiles, *mask_strides,
@@ -302,7 +302,7 @@ def backward(grad, p, factor, dropout_p=0.0, seed=None, stream=0, *, in_place=Fa
     kept = torch.empty_like(p) if with_kept and seed is not None else None
     if p.numel():
         to, one = _tile_of(p)
-        tiles = triton.cdiv(queries, to.rows)
+        tiles = ceil_div(queries, to.rows)
         _backward[(tiles * p.shape[0] * p.shape[1],)](
             p, grad, dscores, kept, seed, stream, threshold, keep_scale, factor, queries, keys, tiles,
             ONE=one, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=to.stages,

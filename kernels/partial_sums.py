@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.launch import Chip, ceil_div, chip
 from fasttfm.kernels.row_tile import RowTile, warps
 
 _MOST = 120
@@ -65,7 +65,7 @@ def add_parts(sums: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 def _launch(sums):
     parts, outs = zip(*sums)
     to = _tile(chip(parts[0].device))
-    _add_parts[(triton.cdiv(max(out.shape[0] for out in outs), to.columns), len(sums))](
+    _add_parts[(ceil_div(max(out.shape[0] for out in outs), to.columns), len(sums))](
         parts, outs, tuple(2 * p.shape[0] + 1 for p in parts), tuple(2 * p.shape[1] + 1 for p in parts),
         ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
     )  # fmt: skip

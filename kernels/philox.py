@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.launch import Chip, ceil_div
 
 ROUNDS = tl.constexpr(7)  # after four, every word has the full shape
 
@@ -87,7 +87,7 @@ def dropout_arguments(p, seed):
 def write_keep_mask(out, seed, stream, threshold, block_r=_TILE[0], block_c=_TILE[1]):
     """Fills out (P, R, C) int8 with the keep-mask, for tests and for looking at a mask."""
     planes, rows, columns = out.shape
-    grid = (triton.cdiv(rows, block_r), triton.cdiv(columns, block_c), planes)
+    grid = (ceil_div(rows, block_r), ceil_div(columns, block_c), planes)
     _write_keep_mask[grid](
         out,
         seed,

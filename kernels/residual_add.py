@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.launch import Chip, chip
+from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.row_tile import NARROWEST, RowTile, row_case, warps
 
@@ -49,7 +49,7 @@ def _add_dropped(
 
 def tile(chip: Chip, N: int) -> RowTile:
     """Part of a few rows, 2,048 elements."""
-    columns = min(512, max(NARROWEST, triton.next_power_of_2(N)))
+    columns = min(512, max(NARROWEST, power_of_two(N)))
     return RowTile(2048 // columns, columns, warps(chip, 2048))
 
 
@@ -72,7 +72,7 @@ def _run_add(x, residual, out, seed, threshold, scale, stream):
     M, N = x.shape
     if M:
         to = tile(chip(x.device), N)
-        _add_dropped[(triton.cdiv(M, to.rows), triton.cdiv(N, to.columns))](
+        _add_dropped[(ceil_div(M, to.rows), ceil_div(N, to.columns))](
             x, residual, out, seed, stream, threshold, scale, M, N,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
