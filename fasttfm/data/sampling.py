@@ -17,9 +17,9 @@ What is given is SentencePiece's own segmentation, so that its normalisation is 
 could cross the cut (in English around every word); unknown pieces, bytes and user-defined symbols are left as they
 are. Each part is a walk through states: the merges made so far, or the place in the lattice. A state's outcomes are
 built once and kept, by the alias method (Walker 1977) a draw from them is a few array look-ups, and the walks of a
-whole batch go on together, a step of all of them at a time. One core of an AMD EPYC draws some 1.7 million tokens a
-second of unigram and 0.5 million of bpe segmentations once it has seen the words, and 0.2 and 0.1 million in the first
-epoch, between the updates: a CPU does not notice that, a GPU that trains as fast waits for it.
+whole batch go on together, a step of all of them at a time. One core of an AMD EPYC draws some 1.5 million tokens a
+second of unigram and 0.5 million of bpe segmentations once it has seen the words, and 0.2 million in the first epoch,
+between the updates: training on a CPU hardly notices, a GPU that trains as fast waits for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fasttfm.data.tokenizer import UNK, Tokenizer
 _UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
 _NORMAL, _UNUSED, _BYTE = 1, 5, 6  # ModelProto.SentencePiece.Type
 _END, _UNBUILT = -1, -2  # in place of a state: the walk is over; the state is built when a walk first comes to it
-_MOST_OUTCOMES = 1 << 21  # kept at a time, some 150 MB with all that belongs to them
+_MOST_OUTCOMES = 1 << 22  # kept at a time, some 200 MB with all that belongs to them
 _LONGEST_KEPT = 20  # characters; the merges of more take too many ways for keeping them to be of use
 _GOLDEN = 0x9E3779B97F4A7C15
 _UNKNOWN_PENALTY = 10.0  # SentencePiece's kUnkPenalty
@@ -76,15 +76,14 @@ class SubwordSampler:
         self._longest = max(map(len, normal), default=1)
         self._unknown_score = min(normal.values(), default=0.0) - _UNKNOWN_PENALTY
         self._cut = _Cuts(self._texts)
-        # a draw of 53 bits never drops more than so many merges in a row
-        most = math.ceil(53 / -math.log2(amount)) if 0 < amount < 1 else 1
-        self._most_dropped = most = min(most, _LONGEST_KEPT)
-        self._after_merges = [_alias_table(_dropout(self._amount, k)) for k in range(most + 1)] if self._is_bpe else []
+        # a draw of 53 bits never drops more merges in a row
+        self._most_merges = math.ceil(53 / -math.log2(amount)) if 0 < amount < 1 else 1
+        self._tables: dict[int, tuple[list[float], list[int]]] = {}
         self._reset()
 
     def sample(self, sentences: Sequence[np.ndarray], keys: np.ndarray) -> list[np.ndarray]:
         """A segmentation of each sentence, int64. sentences: the ids that SentencePiece gives; keys: sentence_keys."""
-        if self._states.size > _MOST_OUTCOMES:
+        if not self._has_room() and not self._is_bpe:  # bpe goes on with what it has
             self._reset()
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         if not lengths.sum():
@@ -97,17 +96,24 @@ class SubwordSampler:
         sentence = sentence[starts]  # of each part
         number = np.arange(len(starts)) - np.searchsorted(sentence, sentence)  # of each part in its sentence
         part_keys = _mix(keys[sentence] + (number + 1).astype(np.uint64) * np.uint64(_GOLDEN))
-        nodes = self._starts(ids, starts)
-        emissions, part = self._states.walk(nodes, part_keys, self._next_state)
+        sizes = np.diff(starts, append=len(ids))
+        nodes = self._starts(ids, starts, sizes)
+        drawn = {}
         for place in np.flatnonzero(nodes < 0).tolist():
-            end = starts[place + 1] if place + 1 < len(starts) else len(ids)
-            drawn = self._merge_at_once(self._text(ids[starts[place] : end].tolist()), part_keys[place])
-            emissions = np.append(emissions, self._states.emission(drawn))
-            part = np.append(part, place)
-        order = np.argsort(part, kind="stable")
-        found, counts = self._states.emitted(emissions[order])
-        ends = np.cumsum(np.bincount(sentence[part[order]], counts, len(lengths)).astype(np.int64))
-        return [_one_unknown(drawn) for drawn in np.split(found, ends[:-1])]
+            text = self._text(ids[starts[place] : starts[place] + sizes[place]].tolist())
+            drawn[place] = self._merge_at_once(text, part_keys[place])
+        emissions, part = self._states.walk(nodes, part_keys, drawn, self._next_state)
+        found, counts = self._states.emitted(emissions)
+        found = np.append(found, [i for each in drawn.values() for i in each]).astype(np.int64)
+        part = np.append(np.repeat(part, counts), [place for place, each in drawn.items() for _ in each]).astype(
+            np.int64
+        )
+        ends = np.cumsum(np.bincount(sentence[part], minlength=len(lengths)))
+        found = found[np.argsort(part, kind="stable")]
+        return [_one_unknown(each) for each in np.split(found, ends[:-1])]
+
+    def _has_room(self) -> bool:
+        return self._states.size + len(self._parts) < _MOST_OUTCOMES
 
     def _reset(self) -> None:
         self._states = _States(len(self._texts))
@@ -119,17 +125,18 @@ class SubwordSampler:
     def _text(self, ids: Sequence[int]) -> str:
         return "".join(self._texts[i] or "" for i in ids)
 
-    def _starts(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """The state in which each part's walk begins, or -1 where its merges are too many to be kept."""
-        sizes = np.diff(starts, append=len(ids))
+    def _starts(self, ids: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """The state in which each part's walk begins, below 0 where it is not worth keeping."""
         nodes = np.where(sizes == 1, self._alone[ids[starts]], _UNBUILT)
         for place in np.flatnonzero(nodes == _UNBUILT).tolist():
             part = ids[starts[place] : starts[place] + sizes[place]]
             key = part.tobytes()
             node = self._parts.get(key, _UNBUILT)
-            if node == _UNBUILT:
-                node = self._parts[key] = self._start(part.tolist())
-                if len(part) == 1:
+            if node < 0:
+                node = self._start(part.tolist())
+                if self._has_room():
+                    self._parts[key] = node
+                if len(part) == 1 and node >= 0:
                     self._alone[part[0]] = node
             nodes[place] = node
         return nodes
@@ -140,7 +147,9 @@ class SubwordSampler:
         text = self._text(part)
         if not self._is_bpe:
             return self._lattice(text)
-        return self._split(tuple(text)) if len(text) <= _LONGEST_KEPT else -1
+        if len(text) > _LONGEST_KEPT or not self._has_room():
+            return _UNBUILT
+        return self._split(tuple(text))
 
     def _spelled(self, character: str) -> list[int]:
         """The ids of a character that has no piece of its own."""
@@ -181,64 +190,76 @@ class SubwordSampler:
         if split not in self._splits:
             merges = len(self._merges(split))
             emission = self._states.emission([i for piece in split for i in self._ids_of(piece)])
-            node = self._states.add(
-                self._after_merges[merges], [_UNBUILT] * merges + [_END], [-1] * merges + [emission]
-            )
+            following, emits = [_UNBUILT] * merges + [_END], [-1] * merges + [emission]
+            node = self._states.add(self._table(merges), following, emits)
             self._splits[split] = node
             self._split_of[node] = split
         return self._splits[split]
 
-    def _next_state(self, node: int, outcome: int) -> int:
+    def _next_state(self, node: int, outcome: int, key: np.uint64, step: int) -> int | list[int]:
+        """The state after a merge, or what the walk that made it puts out, where the state is not worth keeping."""
         split = self._split_of[node]
         left = self._merges(split)[outcome][1]
-        return self._split((*split[:left], split[left] + split[left + 1], *split[left + 2 :]))
+        split = (*split[:left], split[left] + split[left + 1], *split[left + 2 :])
+        if not self._has_room():
+            return self._merge_at_once(split, key, step)
+        return self._split(split)
 
     def _merges(self, split: tuple[str, ...]) -> list[tuple[float, int]]:
         """(-score, left piece's place) of the merges that are possible, best first, as many as are ever needed."""
-        found = [
-            (-self._scores[left + right], place)
-            for place, (left, right) in enumerate(itertools.pairwise(split))
-            if left + right in self._scores
-        ]
-        return sorted(found)[: self._most_dropped]
+        found = []
+        for place in range(len(split) - 1):
+            score = self._scores.get(split[place] + split[place + 1])
+            if score is not None:
+                found.append((-score, place))
+        found.sort()
+        return found[: self._most_merges]
+
+    def _table(self, merges: int) -> tuple[list[float], list[int]]:
+        if merges not in self._tables:
+            self._tables[merges] = _alias_table(_dropout(self._amount, merges))
+        return self._tables[merges]
 
     def _ids_of(self, piece: str) -> list[int]:
         return [self._ids[piece]] if piece in self._ids else self._spelled(piece)
 
-    def _merge_at_once(self, text: str, key: np.uint64) -> list[int]:
-        """The same walk without keeping its states, for a text that is too long for them ever to come again."""
-        drops = _uniform(_mix(key + np.arange(1, len(text) + 1, dtype=np.uint64) * np.uint64(_GOLDEN)))
-        before = list(range(-1, len(text)))  # start of the piece before and end of the piece that start there
-        after = list(range(1, len(text) + 1))
-        possible: list[tuple[float, int, int, int]] = []  # (-score, start, middle, end), sorted
-
-        def pair(start: int, middle: int, add: bool) -> None:
-            if start < 0 or middle >= len(text):
-                return
-            score = self._scores.get(text[start : after[middle]])
+    def _merge_at_once(self, split: Sequence[str], key: np.uint64, step: int = 0) -> list[int]:
+        """What a walk puts out that has come to this split by `step` steps: the same as by states, and none is kept."""
+        text, scores = "".join(split), self._scores
+        starts = [0, *itertools.accumulate(map(len, split))]
+        # of each place where a piece starts: where the piece before it starts and where it ends
+        before, after = dict(zip(starts[1:], starts)), dict(itertools.pairwise(starts))
+        before[0] = -1
+        possible: list[tuple[float, int, int]] = []  # (-score, start of the left piece, start of the right), sorted
+        for start, middle in itertools.pairwise(starts[:-1]):
+            score = scores.get(text[start : after[middle]])
             if score is not None:
-                entry = (-score, start, middle, after[middle])
-                place = bisect.bisect_left(possible, entry)
-                if add:
-                    possible.insert(place, entry)
-                else:
-                    del possible[place]
+                possible.append((-score, start, middle))
+        possible.sort()
 
-        for start in range(len(text) - 1):
-            pair(start, start + 1, True)
-        scale = 1 / math.log(self._amount) if 0 < self._amount < 1 else 0.0
+        def change(start: int, middle: int, add: bool) -> None:
+            score = scores.get(text[start : after[middle]]) if start >= 0 and middle < len(text) else None
+            if score is not None:
+                entry = (-score, start, middle)
+                place = bisect.bisect_left(possible, entry)
+                possible[place : place + (not add)] = [entry] * add
+
+        drops = _uniform(_mix(key + np.arange(step + 1, step + len(split) + 1).astype(np.uint64) * np.uint64(_GOLDEN)))
         for drop in drops.tolist():
-            dropped = int(math.log(1.0 - drop) * scale) if self._amount < 1 else len(possible)
-            if dropped >= len(possible):
+            merges = min(len(possible), self._most_merges)
+            accept, other = self._table(merges)
+            column = int(drop * (merges + 1))
+            outcome = column if drop * (merges + 1) - column < accept[column] else other[column]
+            if outcome == merges:
                 break
-            _, start, middle, end = possible.pop(dropped)
-            pair(before[start], start, False)
-            pair(middle, end, False)
+            _, start, middle = possible.pop(outcome)
+            end = after[middle]
+            change(before[start], start, False)
+            change(middle, end, False)
             after[start] = end
-            if end < len(text):
-                before[end] = start
-            pair(before[start], start, True)
-            pair(start, end, True)
+            before[end] = start
+            change(before[start], start, True)
+            change(start, end, True)
         ids, start = [], 0
         while start < len(text):
             ids += self._ids_of(text[start : after[start]])
@@ -282,11 +303,16 @@ class _States:
         return len(self.ids_first) - 2
 
     def walk(
-        self, nodes: np.ndarray, keys: np.ndarray, build: Callable[[int, int], int]
+        self,
+        nodes: np.ndarray,
+        keys: np.ndarray,
+        drawn: dict[int, list[int]],
+        build: Callable[[int, int, np.uint64, int], int | list[int]],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Walk from each state (those below 0 are left out) to the end: emissions in the order of the steps, and whose.
 
-        keys: of each walk, (len(nodes),) uint64. build(state, outcome) gives the state that comes then.
+        keys: of each walk, (len(nodes),) uint64. build(state, outcome, key, steps) gives the state that
+        comes then, or all that the walk puts out in the end, which goes to `drawn`.
         """
         walks = np.flatnonzero(nodes >= 0)
         nodes, keys = nodes[walks], keys[walks]
@@ -296,12 +322,15 @@ class _States:
                 break
             outcomes = self._draw(nodes, _mix(keys + np.uint64(step * _GOLDEN % (1 << 64))))
             following = np.frombuffer(self.following, np.int32)[outcomes]
-            missing = np.flatnonzero(following == _UNBUILT)
-            if len(missing):
-                for node, outcome in set(zip(nodes[missing].tolist(), outcomes[missing].tolist())):
-                    state = build(node, outcome - self.first[node])  # adds to the arrays, before it is written here
-                    self.following[outcome] = state
-                following = np.frombuffer(self.following, np.int32)[outcomes]
+            for place in np.flatnonzero(following == _UNBUILT).tolist():
+                outcome, node = int(outcomes[place]), int(nodes[place])
+                if self.following[outcome] == _UNBUILT:
+                    comes = build(node, outcome - self.first[node], keys[place], step)
+                    if isinstance(comes, list):
+                        drawn[int(walks[place])] = comes
+                        continue
+                    self.following[outcome] = comes
+                following[place] = self.following[outcome]
             emissions = np.frombuffer(self.emits, np.int32)[outcomes]
             put_out = emissions >= 0
             emitted.append(emissions[put_out])

@@ -109,15 +109,17 @@ def test_a_draw_depends_on_seed_epoch_and_sentence_alone(tokenizer, lines, monke
     sampler = SubwordSampler(tokenizer, 0.2)
     for place in reversed(range(len(ids))):
         assert sampler.sample([ids[place]], keys[[place]])[0].tolist() == whole[place]
-    monkeypatch.setattr(sampling, "_MOST_OUTCOMES", 0)  # nothing outlives a call
-    assert [sampler.sample([each], keys[[i]])[0].tolist() for i, each in enumerate(ids)] == whole
+    for most in (0, 1200, 2500):  # nothing, little or half of it is kept
+        monkeypatch.setattr(sampling, "_MOST_OUTCOMES", most)
+        sampler = SubwordSampler(tokenizer, 0.2)
+        assert [sampler.sample([each], keys[[i]])[0].tolist() for i, each in enumerate(ids)] == whole
     others = [sentence_keys(*other) for other in ((4, 7, np.arange(9), 1), (3, 8, np.arange(9), 1))]
     others += [sentence_keys(3, 7, np.arange(9), 0), keys[1:10]]
     assert all((other != keys[:9]).all() for other in others)
 
 
 PROGRAM = """
-import hashlib, pickle, sys
+import hashlib, sys
 import numpy as np
 from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.tokenizer import Tokenizer
