@@ -134,6 +134,14 @@ def test_kernel_equals_reference(take, route, call):
     check(take, route, inputs, **options)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_short_rows_of_many_more_keys_than_a_tile_has_queries(take, dtype):
+    """Their gradient of the queries comes from the transposed product."""
+    inputs = tensors(dtype, 1, 2, 20, 100, 20, 24)
+    inputs["mask"] = torch.randn(20, 100).to(dtype)
+    check(take, "short", inputs, causal=True, causal_offset=70, **seeded(0.1))
+
+
 @pytest.mark.parametrize("route", ["flash", "softmax"])
 @pytest.mark.parametrize(("L", "S"), [(1, 1500), (1023, 1), (17, 130)])
 def test_long_and_odd_lengths(take, route, L, S):
