@@ -35,6 +35,7 @@ from fasttfm.kernels.attention_launch import (
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div
 from fasttfm.kernels.philox import keep_mask
 
@@ -101,7 +102,7 @@ def _walk(
     return acc, peak, total
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def _forward(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D)

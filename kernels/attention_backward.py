@@ -20,6 +20,7 @@ from fasttfm.kernels.attention_launch import Tile, like_heads, prepare, strides,
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div
 from fasttfm.kernels.philox import keep_mask
 
@@ -84,7 +85,7 @@ def _walk_keys(
     return acc
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def _backward_queries(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D)
@@ -261,7 +262,7 @@ def _walk_queries(
     return acc_k, acc_v
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def _backward_keys(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import triton
 import triton.language as tl
 from fasttfm.kernels.attention_launch import (
     Tile,
@@ -27,11 +26,12 @@ from fasttfm.kernels.attention_launch import (
 )
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div
 from fasttfm.kernels.philox import keep_mask
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def _gradient(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D)

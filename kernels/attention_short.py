@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-import triton
 import triton.language as tl
 from fasttfm.kernels.attention import WIDTHS, outputs
 from fasttfm.kernels.attention_launch import (
@@ -37,11 +36,12 @@ from fasttfm.kernels.attention_launch import (
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide, load_rows, product, sequence, store_rows
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div
 from fasttfm.kernels.philox import keep_mask
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def _forward(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D), S at most COLUMNS
@@ -123,7 +123,7 @@ def _forward(
     tl.store(lse + b * lse_b + h * lse_h + first_query + rows, peak + tl.log2(total), mask=rows < queries)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def _backward(
     q,  # (B, H, L, D) through its strides, unit stride in D
     k,  # (B, H, S, D), S at most COLUMNS
@@ -231,8 +231,8 @@ def _backward(
         ds = (p * (dp - tl.sum(p * dp, 0)[None, :])).to(x.dtype)
         acc_k += product(ds, z, PRECISION, UPCAST)
         if COLUMNS >= 8 * ROWS:
-            # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if there are more
-            # of them than rows. Eight warps would then share 16 queries' scores, and compute each four times.
+            # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if they are
+            # more than its rows. Eight warps would then share 16 queries' scores, and compute each four times.
             dx = tl.trans(product(tl.trans(x), ds, PRECISION, UPCAST)) * scale
         else:
             dx = product(tl.trans(ds), x, PRECISION, UPCAST) * scale

@@ -112,6 +112,7 @@ def compile_case(chip: Chip, case: CompileCase) -> Resources:
     """Compiles one case; Triton must not be in its interpreter."""
     import triton
     from fasttfm.kernels import resources
+    from fasttfm.kernels.jit import OPTIONS
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -119,7 +120,7 @@ def compile_case(chip: Chip, case: CompileCase) -> Resources:
     compiled = triton.compile(
         ASTSource(case.kernel, *specialization(case)),
         target=target,
-        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages, **OPTIONS},
     )
     return resources.read(compiled, compiled.metadata.shared)
 

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 
 
@@ -32,7 +33,7 @@ def _gradient(x, columns, target, lse, factor, smoothing, V):
     return factor * tl.where(columns == target, gradient - (1.0 - smoothing), gradient)
 
 
-@triton.jit(do_not_specialize=["ignore_index", "M"])
+@jit(do_not_specialize=["ignore_index", "M"])
 def _forward(
     logits,  # (M, V), rows `stride` elements apart; with OVERWRITE the gradient comes in its place
     target,  # (M,) int64
@@ -106,7 +107,7 @@ def _forward(
                 tl.store(logits + start + columns, zeros, mask=columns < V)
 
 
-@triton.jit(do_not_specialize=["ignore_index"])
+@jit(do_not_specialize=["ignore_index"])
 def _backward(
     logits,  # (M, V), rows `stride` apart
     target,  # (M,) int64
@@ -130,7 +131,7 @@ def _backward(
     tl.store(gradient + row.to(tl.int64) * V + columns, out.to(gradient.dtype.element_ty), mask=columns < V)
 
 
-@triton.jit
+@jit
 def _scale(
     gradient,  # (M, V), rows `stride` apart, changed
     factor,  # ()

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
+@jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
 def _forward(
     tokens,  # (M,) int64, M = B * L
     weight,  # (V, N)
@@ -63,7 +63,7 @@ def _forward(
     tl.store(y + rows.to(tl.int64)[:, None] * N + columns[None, :], value.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
+@jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
 def _sum_rows(
     dy,  # (M, N)
     tokens,  # (M,) int64

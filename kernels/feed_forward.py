@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.feed_forward_tile import ProductTile, epilogue_route, gate_tile, product_tile, size_class
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div, chip, interpreted, product_kind
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
@@ -91,7 +92,7 @@ def _product(
     return total
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "M"])
+@jit(do_not_specialize=["stream", "threshold", "M"])
 def _forward(
     x,  # (M, K)
     weight,  # (N, K)
@@ -139,7 +140,7 @@ def _forward(
     )
 
 
-@triton.jit(do_not_specialize=["M"])
+@jit(do_not_specialize=["M"])
 def _backward(
     dout,  # (M, K)
     weight,  # (K, N)
@@ -203,7 +204,7 @@ def _row_sums(
         tl.store(out + depth, tl.sum(part.to(tl.float32), axis=0), mask=depth < K)
 
 
-@triton.jit(do_not_specialize=["M"])
+@jit(do_not_specialize=["M"])
 def _gate(
     dhidden,  # (M, N) in and out: the product, then the gradient before the ReLU
     hidden,  # (M, N)

@@ -26,10 +26,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import triton
 import triton.language as tl
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
@@ -40,7 +40,7 @@ _WIDEST = 4096  # columns of a row that backward keeps in registers, with its su
 _COLUMN_SHARES = 32  # into how many programs _column_sums splits the rows of a block of columns
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "M"])
+@jit(do_not_specialize=["stream", "threshold", "M"])
 def _forward(
     x,  # (M, N)
     x_bias,  # (N,) or None
@@ -93,7 +93,7 @@ def _forward(
     tl.store(y + offsets, out.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "M"])
+@jit(do_not_specialize=["stream", "threshold", "M"])
 def _backward(
     dy,  # (M, N)
     dy2,  # (M, N): y was used twice, and this is to be added to dy; or None
@@ -166,7 +166,7 @@ def _backward(
         tl.store(x_parts + program * N + columns, tl.sum(dx_bias, axis=0), mask=column_inside)
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "M"])
+@jit(do_not_specialize=["stream", "threshold", "M"])
 def _backward_wide(
     dy,  # (M, N); this and the rest as for _backward
     ds,
@@ -223,7 +223,7 @@ def _backward_wide(
             tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["M"])
+@jit(do_not_specialize=["M"])
 def _column_sums(
     dy,  # (M, N)
     s,  # (M, N)

@@ -21,6 +21,7 @@ from fasttfm.kernels.attention_launch import Tile, compile_case, mask_arguments,
 from fasttfm.kernels.attention_tile import LOG2E, VARYING, hide
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 
@@ -62,7 +63,7 @@ def _store(
         tl.store(kept + at, tl.where(keep, values * keep_scale, 0.0).to(p.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=_VARYING)
+@jit(do_not_specialize=_VARYING)
 def _forward(
     scores,  # (B, H, L, S)
     p,  # (B, H, L, S) out, the weights; may be scores
@@ -162,7 +163,7 @@ def _gradient(
     return weights, gradient, kept
 
 
-@triton.jit(do_not_specialize=_VARYING)
+@jit(do_not_specialize=_VARYING)
 def _backward(
     p,  # (B, H, L, S), the weights before dropout
     dkept,  # (B, H, L, S), gradient of the weights after dropout

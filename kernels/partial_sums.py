@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div, chip
 from fasttfm.kernels.row_tile import RowTile, warps
 
@@ -19,7 +19,7 @@ _MOST = 120
 """Sums of one launch: their pointers and sizes, 24 bytes each, are kernel arguments, of which there may be 4 KB."""
 
 
-@triton.jit
+@jit
 def _add_parts(
     parts,  # tuple of (P, N) float32, P and N each their own
     outs,  # tuple of (N,) out, of one dtype

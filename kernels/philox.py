@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div
 
 ROUNDS = tl.constexpr(7)  # after four, every word has the full shape
@@ -52,7 +53,7 @@ def keep_mask(seed, stream, plane, rows, first_column, threshold, COLUMNS: tl.co
     return random_lanes(seed, stream, plane, rows, first_column, COLUMNS) >= threshold - 32768
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "R"])
+@jit(do_not_specialize=["stream", "threshold", "R"])
 def _write_keep_mask(
     out,  # (P, R, C) int8 out
     seed,  # (1,) int64

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import triton
 import triton.language as tl
 from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.row_tile import NARROWEST, RowTile, row_case, warps
 
 
-@triton.jit(do_not_specialize=["stream", "threshold", "M"])
+@jit(do_not_specialize=["stream", "threshold", "M"])
 def _add_dropped(
     x,  # (M, N)
     residual,  # (M, N) or None

@@ -1,4 +1,4 @@
-"""Triton's own launch path, which the interpreter goes around: what a training run makes it compile."""
+"""Launches on a device, which the interpreter goes around: what Triton is made to compile, and what is started."""
 
 import os
 import subprocess
@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 
 
+def run(script: str, *arguments: str) -> str:
+    """What a script beside this one prints; it runs on its own because here Triton is in its interpreter."""
+    words = [sys.executable, Path(__file__).with_name(script), *arguments]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(("chip", "kind"), [("sm_90", "bf16"), ("sm_60", "fp32"), ("gfx942", "fp16")])
 def test_a_batch_of_another_shape_compiles_nothing_anew(chip, kind):
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    script = Path(__file__).with_name("stand_in.py")
-    done = subprocess.run(
-        [sys.executable, script, chip, kind], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    launches, compiled = (int(word) for word in done.stdout.split() if word.isdigit())
+    launches, compiled = (int(word) for word in run("stand_in.py", chip, kind).split() if word.isdigit())
     assert launches > 1500
     assert compiled < 100
+
+
+def test_a_kernel_that_was_launched_before_is_started_with_the_arguments_of_now():
+    assert run("launched_again.py") == "22 launches, 9 of them by Triton\n"
