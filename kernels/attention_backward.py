@@ -386,8 +386,9 @@ def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     if not chip.capability:
         return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 8, 1)}[width]
     if kind == "tf32":
-        rows = 16 if chip.capability in (86, 89) else 32  # 32 spill there
-        return {64: Tile(32, 32, 8, 1), 128: Tile(rows, 32, 4, 1), 256: Tile(16, 32, 8, 1)}[width]
+        rows = 16 if chip.capability in (86, 89, 120) else 32  # 32 spill there
+        warps = 8 if chip.capability == 120 else 4  # four spill there
+        return {64: Tile(32, 32, 8, 1), 128: Tile(rows, 32, warps, 1), 256: Tile(16, 32, 8, 1)}[width]
     if extras:
         return {
             64: Tile(64, 32, 8 if chip.capability == 120 else 4, 2),
