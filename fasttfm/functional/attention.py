@@ -99,7 +99,7 @@ def attention(
     """
     check(query, key, key_lengths, mask, dropout_p)
     check_value(query, key, value)
-    if dropout_p == 0.0 and _torch_is_faster(query, key, value, mask):
+    if dropout_p == 0.0 and torch_is_faster(query, key, value, mask):
         return plain.fused(query, key, value, key_lengths, mask, causal, causal_offset, scale)
     if dropout_p > 0.0 and seed is None:
         seed = draw_seed(query.device)
@@ -125,7 +125,7 @@ backward 1.3 and 1.1 times at 100 keys, 4.3 and 2.2 times at 1,024 under a trian
 Few queries over many keys are a search's (attention_step.py); in bfloat16 its softmax and backward pass are slow."""
 
 
-def _torch_is_faster(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+def torch_is_faster(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether the call is torch's own: on the CPU in float32, without dropout or a mask that takes a gradient."""
     return (
         query.device.type == "cpu"

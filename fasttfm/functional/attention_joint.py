@@ -26,6 +26,7 @@ def joint_attention(
     *,
     biases: tuple[Tensor, Tensor | None] | None = None,
     key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
     causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -38,8 +39,10 @@ def joint_attention(
     biases: those that the projections of joint and of query have added already, (3 * H * D,) or (2 * H * D,) and
     (H * D,), and which take their gradients from here; a kernel has these sums in registers, where a pass over the
     gradients of joint and query would read both again. As (B, .) of read_parameters() they take theirs in parts.
-    key_lengths, causal, dropout_p, scale, seed, stream as attention() takes them.
-    Returns (B, L, H * D). Raises ValueError for shapes or dtypes that do not agree.
+    key_lengths, mask, causal, dropout_p, scale, seed, stream as attention() takes them; but a mask takes no gradient.
+    Memory may hold the batch or the positions first: gradients, and what the kernels write, are laid out as the input.
+    Returns (B, L, H * D). Raises ValueError for shapes or dtypes that do not agree, and for biases with a mask, whose
+    sums no kernel has the registers for.
     """
     parts = 3 if query is None else 2
     if joint.dim() != 5 or joint.shape[2] != parts or (query is not None and query.dim() != 4):
@@ -47,7 +50,9 @@ def joint_attention(
         raise ValueError(
             f"joint {tuple(joint.shape)}{given} must be (B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)"
         )
-    check(*_heads(joint, query)[:2], key_lengths, None, dropout_p)
+    check(*_heads(joint, query)[:2], key_lengths, mask, dropout_p)
+    if mask is not None and (mask.requires_grad or biases is not None):
+        raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
     if biases is not None and (biases[1] is None) != (query is None):
         raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
     if dropout_p > 0.0 and seed is None:
@@ -59,6 +64,7 @@ def joint_attention(
         joint_bias,
         query_bias,
         key_lengths,
+        mask,
         causal,
         dropout_p,
         joint.shape[-1] ** -0.5 if scale is None else scale,
@@ -88,12 +94,31 @@ def _joined(output: Tensor) -> Tensor:
     return output.transpose(1, 2).flatten(2)
 
 
+def _by_head(x: Tensor, query: Tensor) -> Tensor:
+    """x (B, L, H * D) as (B, H, L, D), for query (B, H, L, D)."""
+    return x.unflatten(2, query.shape[1::2]).transpose(1, 2)
+
+
+def _room(query: Tensor, route: str) -> Tensor:
+    """Memory for the output (B, L, H * D) of query (B, H, L, D), positions first where the query has them first."""
+    batch, heads, length, size = query.shape
+    if _writes(route) and query.stride(0) < query.stride(2):
+        return query.new_empty(length, batch, heads * size).transpose(0, 1)
+    return query.new_empty(batch, length, heads * size)
+
+
+def _writes(route: str) -> bool:
+    """Whether the forward kernel of this route writes where it is told to."""
+    return route in ("short", "flash")
+
+
 def _compute(
     joint: Tensor,
     query: Tensor | None,
     joint_bias: Tensor | None,
     query_bias: Tensor | None,
     key_lengths: Tensor | None,
+    mask: Tensor | None,
     causal: bool,
     dropout_p: float,
     scale: float,
@@ -103,23 +128,26 @@ def _compute(
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = _heads(joint, query)
     route = kernels.route(q, v, k.shape[2], backend)
+    options = kernel_options(key_lengths, mask, causal, 0, dropout_p, seed, stream)
+    if _writes(route):
+        room, lse = _room(q, route), q.new_empty(q.shape[:3], dtype=torch.float32)
+        kernels.forward(route, q, k, v, scale, options | {"out": (_by_head(room, q), lse)})
+        return room, lse, nothing(joint)
     if route != "torch":
-        options = kernel_options(key_lengths, None, causal, 0, dropout_p, seed, stream)
         output, saved = kernels.forward(route, q, k, v, scale, options)
         return _joined(output), saved, nothing(joint)
-    output, weights, kept = plain.forward(q, k, v, key_lengths, None, causal, 0, dropout_p, scale, seed, stream)
+    output, weights, kept = plain.forward(q, k, v, key_lengths, mask, causal, 0, dropout_p, scale, seed, stream)
     return _joined(output), weights, nothing(joint) if kept is None else kept
 
 
 def _fake(joint: Tensor, query: Tensor | None, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     *_, seed, _, backend = options
     q, k, v = _heads(joint, query)
-    batch, heads, length, size = q.shape
-    output = joint.new_empty(batch, length, heads * size)
     route = kernels.route(q, v, k.shape[2], backend)
+    output = _room(q, route)
     if not kernels.saves_weights(route):
-        return output, joint.new_empty(batch, heads, length, dtype=torch.float32), nothing(joint)
-    weights = joint.new_empty(batch, heads, length, k.shape[2])
+        return output, q.new_empty(q.shape[:3], dtype=torch.float32), nothing(joint)
+    weights = q.new_empty(*q.shape[:3], k.shape[2])
     return output, weights, torch.empty_like(weights) if route == "torch" and seed is not None else nothing(joint)
 
 
@@ -133,6 +161,7 @@ def _compute_backward(
     saved: Tensor,
     kept: Tensor,
     key_lengths: Tensor | None,
+    mask: Tensor | None,
     causal: bool,
     dropout_p: float,
     scale: float,
@@ -140,21 +169,21 @@ def _compute_backward(
     stream: int,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of joint, query and their biases, contiguous; empty where there is none.
+    """The gradients of joint and query, laid out as these, and of their biases; empty where there is none.
 
     That of a bias given as (B, N) comes as B float32 parts of the sum, one a batch row.
     """
-    d_joint = torch.empty(joint.shape, dtype=joint.dtype, device=joint.device)
-    d_query = None if query is None else torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    d_joint = torch.empty_like(joint)
+    d_query = None if query is None else torch.empty_like(query)
     q, k, v = _heads(joint, query)
-    grad, output = (x.view(x.shape[0], x.shape[1], q.shape[1], -1).transpose(1, 2) for x in (grad, output))
+    grad, output = _by_head(grad, q), _by_head(output, q)
     route = kernels.route(q, v, k.shape[2], backend)
     out = _heads(d_joint, d_query)
     sums = None
     if route == "short" and joint_bias is not None:
         sums = Sums.of(joint, query, joint.shape[0])
     if route != "torch":
-        options = kernel_options(key_lengths, None, causal, 0, dropout_p, seed, stream)
+        options = kernel_options(key_lengths, mask, causal, 0, dropout_p, seed, stream)
         places = None if sums is None else sums.places()
         kernels.backward(route, grad, q, k, v, output, saved, scale, options, False, out=out, sums=places)
     else:
@@ -209,16 +238,16 @@ def _fake_backward(
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
-        joint.new_empty(joint.shape),
-        nothing(joint) if query is None else query.new_empty(query.shape),
+        torch.empty_like(joint),
+        nothing(joint) if query is None else torch.empty_like(query),
         nothing(joint) if joint_bias is None else joint_bias.new_empty(joint_bias.shape),
         nothing(joint) if query_bias is None else query_bias.new_empty(query_bias.shape),
     )
 
 
 def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
-    joint, query, joint_bias, query_bias, key_lengths, *options, seed, stream, backend = args
-    ctx.save_for_backward(joint, query, joint_bias, query_bias, *outputs, key_lengths, seed)
+    joint, query, joint_bias, query_bias, key_lengths, mask, *options, seed, stream, backend = args
+    ctx.save_for_backward(joint, query, joint_bias, query_bias, *outputs, key_lengths, mask, seed)
     ctx.options = (*options, stream, backend)
     ctx.mark_non_differentiable(*outputs[1:])
     ctx.set_materialize_grads(False)
@@ -226,12 +255,12 @@ def _save(ctx: Any, args: tuple, outputs: tuple) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     if grad is None:
-        return (None,) * 11
+        return (None,) * 12
     joint, query, joint_bias, query_bias, *rest, seed = ctx.saved_tensors
     *options, stream, backend = ctx.options
     given = (joint, query, joint_bias, query_bias)
     gradients = _backward(grad, *given, *rest, *options, seed, stream, backend)
-    return *(None if x is None else d for x, d in zip(given, gradients)), *(None,) * 7
+    return *(None if x is None else d for x, d in zip(given, gradients)), *(None,) * 8
 
 
 def autocast_projections(args: tuple, dtype: torch.dtype) -> tuple:
@@ -242,14 +271,15 @@ def autocast_projections(args: tuple, dtype: torch.dtype) -> tuple:
 
 _backward = Operator(
     "joint_attention_backward(Tensor grad, Tensor joint, Tensor? query, Tensor? joint_bias, Tensor? query_bias, "
-    "Tensor output, Tensor saved, Tensor kept, Tensor? key_lengths, bool causal, float dropout_p, float scale, "
-    "Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor output, Tensor saved, Tensor kept, Tensor? key_lengths, Tensor? mask, bool causal, float dropout_p, "
+    "float scale, Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
 )
 _forward = Operator(
     "joint_attention(Tensor joint, Tensor? query, Tensor? joint_bias, Tensor? query_bias, Tensor? key_lengths, "
-    "bool causal, float dropout_p, float scale, Tensor? seed, int stream, str backend) -> (Tensor, Tensor, Tensor)",
+    "Tensor? mask, bool causal, float dropout_p, float scale, Tensor? seed, int stream, str backend) "
+    "-> (Tensor, Tensor, Tensor)",
     _compute,
     _fake,
     save=_save,

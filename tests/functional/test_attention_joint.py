@@ -95,15 +95,45 @@ def test_gradients_are_written_where_the_next_product_reads_them(cross):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("kind", ["bool", "floats"])
+def test_a_mask_and_memory_with_the_positions_first(backend, cross, kind):
+    """torch.nn's layout: nothing is copied on the way out, nor of the gradients."""
+    inputs = [x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in leaves(cross)]
+    mask = torch.rand(B, 1, 1, S) < 0.6
+    mask[0] = False  # a row with no key
+    mask = mask if kind == "bool" else torch.randn(B, H, 1, S).masked_fill(~mask, -torch.inf)
+    expected = specification(*inputs, mask=mask)
+    probe = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, probe)
+    with F.backend(backend):
+        found = F.joint_attention(*inputs, mask=mask)
+        gradients = torch.autograd.grad(found, inputs, probe)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(gradients, wanted, atol=5e-5, rtol=1e-4)
+    assert all(g.stride() == x.stride() for g, x in zip(gradients, inputs))
+    assert found.transpose(0, 1).is_contiguous() == (backend == "triton")
+
+
+def test_a_mask_that_takes_a_gradient_or_comes_with_biases_is_refused():
+    joint, mask = leaves(False)[0], torch.zeros(S, requires_grad=True)
+    with pytest.raises(ValueError, match="no gradient and no biases"):
+        F.joint_attention(joint, mask=mask)
+    with pytest.raises(ValueError, match="no gradient and no biases"):
+        F.joint_attention(joint, mask=mask.detach(), biases=(torch.zeros(3 * H * D), None))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_opcheck(backend, cross):
     inputs = [x.requires_grad_() for x in leaves(cross)]
     joint, query = (*inputs, None)[:2]
     operator = torch.ops.fasttfm.joint_attention.default
     biases = [torch.randn(x[0, 0].numel(), requires_grad=True) for x in inputs]
     joint_bias, query_bias = (*biases, None)[:2]
-    dropped = (torch.tensor([5, S]), False, 0.25, D**-0.5, torch.tensor([3]), 1, backend)
+    dropped = (torch.tensor([5, S]), None, False, 0.25, D**-0.5, torch.tensor([3]), 1, backend)
     opcheck(operator, (joint, query, joint_bias, query_bias, *dropped))
-    opcheck(operator, (joint, query, None, None, None, not cross, 0.0, 1.0, None, 0, backend))
+    mask = torch.rand(B, 1, 1, S) < 0.6
+    opcheck(operator, (joint, query, None, None, None, mask, not cross, 0.0, 1.0, None, 0, backend))
 
 
 def test_autocast_computes_in_its_precision():
