@@ -1,10 +1,19 @@
 """A command stopped by Ctrl-C ends with the status that it returned, wherever the interrupt struck."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from fasttfm.errors import Stopped, interrupted
+
+
+def test_the_status_tells_the_signal():
+    assert interrupted() == interrupted(KeyboardInterrupt()) == interrupted(Stopped("said")) == 130
+    assert interrupted(Stopped(number=signal.SIGTERM)) == 143
+    assert str(Stopped()) == ""
 
 
 @pytest.mark.parametrize("where", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])

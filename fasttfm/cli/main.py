@@ -13,13 +13,18 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
+from types import FrameType
 
 from fasttfm.cli.parser import Parser
-from fasttfm.errors import UserError, interrupted, is_out_of_memory
+from fasttfm.errors import ENDING_SIGNALS, Stopped, UserError, interrupted, is_out_of_memory
 
 COMMANDS = {
     "prepare": ("prepare", "turn parallel text into a prepared data directory"),
@@ -52,20 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only --help and --version may stand before the command, so the command is the first word or there is none.
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     where = f"fasttfm {name}" if name else "fasttfm"
-    _open_closed_streams()
+    _standard_streams()
     try:
-        parser, module = _build_parser(name)
-        args = parser.parse_args(arguments)
-        if module is None:
-            parser.print_help(sys.stderr)
-            return EXIT_USER_ERROR
-        status = module.run(args) or 0
-        sys.stdout.flush()
-        return status
+        with _stoppable():
+            return _run(name, arguments)
     except UserError as error:
         return _fail(where, str(error), EXIT_USER_ERROR)
     except KeyboardInterrupt as interrupt:
-        return _fail(where, str(interrupt) or "interrupted", interrupted())
+        status = interrupted(interrupt)
+        stopped = "interrupted" if status == 128 + signal.SIGINT else f"stopped by {signal.Signals(status - 128).name}"
+        return _fail(where, str(interrupt) or stopped, status)
     except BrokenPipeError:
         # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
         _discard_output()
@@ -84,11 +85,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(where, f"{place}{error.strerror}{remedy}", EXIT_USER_ERROR)
 
 
-def _open_closed_streams() -> None:
-    """Python has None for a standard stream that the caller closed (<&-); the null device is as empty."""
+def _run(name: str | None, arguments: list[str]) -> int:
+    parser, module = _build_parser(name)
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit:  # --help and --version have printed
+        sys.stdout.flush()
+        raise
+    if module is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USER_ERROR
+    status = module.run(args) or 0
+    sys.stdout.flush()
+    return status
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, behind every `finally`; under nohup SIGHUP stays ignored."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number=number)
+
+    here = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in ENDING_SIGNALS if here and signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _standard_streams() -> None:
+    """Python has None for a standard stream that the caller closed (<&-); the null device is as empty.
+
+    What the terminal's encoding has no sign for, such as a file's name in another one, is written as an escape.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as the process)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:
@@ -131,7 +170,8 @@ class _Version(argparse.Action):
 
 
 def _fail(where: str, message: str, status: int) -> int:
-    print(f"{where}: {' '.join(message.splitlines())}", file=sys.stderr)
+    with suppress(OSError):  # a full disk or a closed terminal takes no complaint either; the status tells
+        print(f"{where}: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
     return status
 
 

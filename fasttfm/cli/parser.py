@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from typing import Any, NoReturn
 
 from fasttfm.errors import UserError
@@ -26,6 +27,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Called by argparse for what it refuses."""
         raise UserError(f"{message}; {self.prog} --help lists what there is")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's, which drops the error when the disk is full or the reader has gone, and exits with 0."""
+        (file or sys.stderr).write(message)
 
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("-"):

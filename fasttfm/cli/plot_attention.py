@@ -43,6 +43,12 @@ def run(args: argparse.Namespace) -> None:
         layers = None if args.layers is None else [int(number) for number in args.layers.split(",")]
     except ValueError:
         raise UserError(f"--layers {args.layers!r}: give numbers such as 1,6") from None
+    try:
+        args.sentence.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the sentence {args.sentence!r} is not valid UTF-8: give it in the terminal's encoding"
+        ) from None
     translator = Translator.from_directory(args.model, args.checkpoint, device=args.device)
     attention = attention_of(translator, args.sentence)
     draw_attention(attention, args.out, layers)

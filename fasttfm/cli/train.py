@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from pathlib import Path
 
-from fasttfm.config import add_flags, dump_yaml, flag_values, gather, with_defaults
-from fasttfm.errors import UserError
+from fasttfm.config import add_flags, build, dump_yaml, flag_values, gather, with_defaults
+from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names
+
+_ANY_VOCABULARY = 8000  # the data decide; without them any size will do to check everything else
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -39,6 +42,7 @@ def run(args: argparse.Namespace) -> None:
     """Resolve the configuration, train, and say where the model is and how well it scored."""
     values = gather(args.preset, args.config, flag_values(args))
     if args.dump_config:
+        build(values, {"vocab_size": _ANY_VOCABULARY, "source_vocab_size": None})  # says what is out of range
         print(dump_yaml(with_defaults(values)), end="")
         return
     for name in ("data", "out"):
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         outcome = train(values, args.data, args.out, torch.device(args.device) if args.device else None)
     except KeyboardInterrupt as interrupt:
         again = f"stopped; what was saved in {args.out} is whole: run the same command again to go on"
-        raise KeyboardInterrupt(*(interrupt.args or (again,))) from None
+        raise Stopped(str(interrupt) or again, getattr(interrupt, "number", signal.SIGINT)) from None
     print(f"finished: {outcome.reason}")
     if outcome.score is not None:
         print(f"last checkpoint: {outcome.score}")

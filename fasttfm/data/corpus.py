@@ -40,9 +40,13 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
         try:
             yield raw.decode("utf-8")
         except UnicodeDecodeError as error:
+            if number == 1 and raw.startswith(_GZIP_MAGIC):
+                raise UserError(f"{name}: is gzip data: unpack it first, with gunzip or zcat") from None
+            # Windows calls UTF-16 "Unicode" and begins such a file with FF FE
+            likely = "utf-16" if number == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
             raise UserError(
                 f"{name}: line {number:,} is not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} "
-                f"of the line): convert the file first, for example with iconv -f latin1 -t utf-8"
+                f"of the line): convert the file first, for example with iconv -f {likely} -t utf-8"
             ) from None
 
 
@@ -55,8 +59,7 @@ def read_lines(path: Path | str) -> Iterator[str]:
     line = 0
     try:
         with path.open("rb") as file:
-            compressed = file.read(2) == _GZIP_MAGIC
-            file.seek(0)
+            compressed = file.peek(2)[:2] == _GZIP_MAGIC  # not read and sought back: the file may be a pipe
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
             for line, text in enumerate(decode_lines(stream, str(path)), start=1):  # noqa: B007
                 yield text
@@ -93,7 +96,13 @@ class ParallelText:
             yield from _aligned(source, target)
 
     def check(self) -> int:
-        """Read everything once and return the number of pairs; any error of the files is raised here."""
+        """Read everything once and return the number of pairs; any error of the files is raised here.
+
+        Raises UserError for a pipe as well, since whoever checks reads again.
+        """
+        for path in (*self.sources, *self.targets):
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise UserError(f"{path}: is a pipe or device, but it is read more than once: write it to a file first")
         total = 0
         for source, target in zip(self.sources, self.targets, strict=True):
             count = sum(1 for _ in _aligned(source, target))

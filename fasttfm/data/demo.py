@@ -39,14 +39,23 @@ def demo_corpus() -> dict[str, list[tuple[str, str]]]:
 
 
 def write_demo_corpus(directory: Path) -> list[Path]:
-    """Write train, valid and test as .en and .de into directory, which is made. Returns the files."""
+    """Write train, valid and test as .en and .de into directory, which is made. Returns the files.
+
+    Raises UserError, before anything is written, where a file of such a name holds something else.
+    """
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory}: exists and is not a directory: choose another --out")
+    files = {
+        directory / f"{split}.{language}": "".join(f"{pair[side]}\n" for pair in pairs).encode()
+        for split, pairs in demo_corpus().items()
+        for side, language in enumerate(("en", "de"))
+    }
+    for path, content in files.items():
+        if path.exists() and not (
+            path.is_file() and content.startswith(path.read_bytes())
+        ):  # a kill leaves a beginning
+            raise UserError(f"{path}: exists and is not the demo corpus: choose another --out, or move it away")
     directory.mkdir(parents=True, exist_ok=True)
-    files = []
-    for split, pairs in demo_corpus().items():
-        for language, side in (("en", 0), ("de", 1)):
-            path = directory / f"{split}.{language}"
-            path.write_bytes("".join(f"{pair[side]}\n" for pair in pairs).encode())
-            files.append(path)
-    return files
+    for path, content in files.items():
+        path.write_bytes(content)
+    return [*files]

@@ -29,6 +29,7 @@ from fasttfm.errors import UserError
 VOCABULARY_PAIRS = 2_000_000
 """The vocabulary is trained on at most this many pairs, taken evenly from the whole corpus."""
 _CHUNK = 20_000  # pairs split at a time
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,17 +82,17 @@ def prepare(
     Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
     an `out` that is something else; `out` then stays as it was.
     """
-    if threads < 1:
-        raise UserError(f"--threads {threads}: at least 1 is needed")
+    if not 1 <= threads <= _MOST_THREADS:
+        raise UserError(f"--threads {threads}: between 1 and {_MOST_THREADS:,} is allowed")
     prepared.check_replaceable(out)
     train_text, valid_text = ParallelText(sources, targets), ParallelText([valid_source], [valid_target])
     pairs, valid_pairs = train_text.check(), valid_text.check()
     say(f"{pairs:,} training pairs, {valid_pairs:,} validation pairs")
-    fingerprint = {
-        "options": asdict(options),
-        "train_sha256": train_text.sha256(),
-        "valid_sha256": valid_text.sha256(),
-    }
+    digests = train_text.sha256(), valid_text.sha256()
+    fingerprint = {"options": asdict(options), "train_sha256": digests[0], "valid_sha256": digests[1]}
+    for name, text, found in zip(("train", "valid"), (train_text, valid_text), digests):
+        if found[: len(text.sources)] == found[len(text.sources) :]:
+            say(f"warning: {name}: source and target are the same text ({text.sources[0]} and {text.targets[0]})")
     if prepared.is_prepared(out, fingerprint):
         say(f"{out} already holds this data, nothing to do")
         return

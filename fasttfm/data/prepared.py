@@ -89,6 +89,8 @@ class PreparedData:
         description = _description(path)
         if description is None:
             raise UserError(f"{path}: not a prepared data directory (no usable {DESCRIPTION}): run fasttfm prepare")
+        if (path / "config.yaml").exists() and not (path / "train.src.npy").exists():
+            raise UserError(f"{path}: this is a model directory: give --data the directory that fasttfm prepare made")
         if description["vocabulary"] == "joint":
             source_tokenizer = target_tokenizer = Tokenizer.load(path / "spm.model")
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -97,9 +97,18 @@ def train_tokenizer(
     Raises UserError, naming the largest or smallest possible size, for a vocab_size that the lines do not allow.
     """
     written = io.BytesIO()
+    raised: list[BaseException] = []
+
+    def read() -> Iterator[str]:
+        try:
+            yield from lines
+        except BaseException as error:  # SentencePiece makes a RuntimeError of it
+            raised.append(error)
+            raise
+
     try:
         spm.SentencePieceTrainer.Train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=read(),
             model_writer=written,
             model_type=model_type,
             vocab_size=vocab_size,
@@ -114,8 +123,8 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
-        if "KeyboardInterrupt" in str(error):  # Ctrl-C while it was reading lines
-            raise KeyboardInterrupt from None
+        if raised:  # Ctrl-C while it was reading lines, or a file that changed
+            raise raised[0] from None
         raise _vocabulary_error(str(error), vocab_size) from None
     return Tokenizer(written.getvalue())
 

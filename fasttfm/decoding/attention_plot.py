@@ -81,7 +81,7 @@ def attention_of(translator: Translator, sentence: str) -> Attention:
 
 
 def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int] | None = None) -> None:
-    """Write a PNG (or what the suffix of path says): a row of panels for each kind and layer, a column for each head.
+    """Write path as PNG, or as what its suffix says: a row of panels for each kind and layer, a column for each head.
 
     layers: numbers from 1, all when None. Characters that no installed font has are written as \\u3042. Raises
     UserError for a layer that is not there, a suffix that cannot be drawn, and when matplotlib is not installed.
@@ -140,7 +140,9 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
                 ticks.set_tick_params(length=2 if wanted else 0)
     figure.colorbar(ScalarMappable(Normalize(0, 1), "Blues"), ax=axes[0, -1], shrink=0.8, label="weight")
     try:
-        figure.savefig(path, dpi=min(110, _MOST_PIXELS / max(width, height)))
+        # the format is told, because matplotlib would append .png to a name without a suffix
+        format = Path(path).suffix[1:] or "png"
+        figure.savefig(path, format=format, dpi=min(110, _MOST_PIXELS / max(width, height)))
     except ValueError as error:
         raise UserError(f"{path}: {error}".replace("\n", " ")) from None
 

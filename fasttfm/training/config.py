@@ -78,10 +78,14 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in ("update_freq", "max_update", "valid_beam", "log_interval", "keep_best"):
             _require(self, name, getattr(self, name) >= 1, "must be at least 1")
+        for name in ("weight_decay", "clip_norm", "max_minutes"):
+            _require(self, name, math.isfinite(getattr(self, name)), "must be a finite number")
         for name in ("warmup_updates", "max_epoch", "max_minutes", "patience", "valid_interval_updates"):
             _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
         for name in ("save_interval_updates", "average_last", "seed", "threads", "weight_decay", "clip_norm"):
             _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
+        # OpenMP crashes where it cannot start as many threads as it is told to
+        _require(self, "threads", self.threads <= 1024, "must be at most 1024")
         _require(self, "seed", self.seed < 1 << 63, f"must be below {1 << 63}")
         for name in ("lr", "noam_scale", "adam_eps"):
             value = getattr(self, name)

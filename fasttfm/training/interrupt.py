@@ -1,4 +1,4 @@
-"""Ctrl-C that never leaves anything half done."""
+"""Ctrl-C, and the SIGTERM of a cluster that wants its machine back, that never leave anything half done."""
 
 from __future__ import annotations
 
@@ -9,27 +9,34 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from fasttfm.errors import ENDING_SIGNALS, Stopped
+
 
 class Interruption:
-    """While active, the first Ctrl-C sets `requested` and lets the running update finish; the second stops at once.
+    """While active, the first Ctrl-C, SIGTERM or SIGHUP sets `requested` and lets the running update finish.
 
-    In a block under `at_once` the first one raises KeyboardInterrupt as usual, because nothing there can be left half
-    done. Outside the main thread Python delivers no signals and everything stays as it is.
+    A second Ctrl-C stops at once; a second SIGTERM does not, because some senders (GNU timeout) send two. In a block
+    under `at_once` the first signal raises KeyboardInterrupt, because nothing there can be left half done. SIGHUP stays
+    ignored under nohup. Outside the main thread Python delivers no signals and everything stays as it is.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.number: int = signal.SIGINT
+        """Of the first signal that came."""
         self._immediate = False
-        self._previous: Any = None
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._handle)
+            for number in (signal.SIGINT, *ENDING_SIGNALS):
+                if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -42,5 +49,7 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
-        if again or self._immediate:
-            raise KeyboardInterrupt
+        if not again:
+            self.number = number
+        if number == signal.SIGINT if again else self._immediate:
+            raise Stopped(number=self.number)

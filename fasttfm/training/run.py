@@ -36,7 +36,7 @@ def train(values: Values, data_dir: Path, model_dir: Path, device: torch.device 
     """Train, or go on training, a model on prepared data into `model_dir`.
 
     values: from fasttfm.config.gather. device: None takes a GPU if there is one. Raises UserError for anything that the
-    caller can put right; KeyboardInterrupt with a line for the user after Ctrl-C.
+    caller can put right; Stopped, a KeyboardInterrupt, with a line for the user after Ctrl-C, SIGTERM or SIGHUP.
     """
     data = PreparedData.open(data_dir)
     config = _with_vocabulary(values, data)

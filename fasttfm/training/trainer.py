@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.data import Batch, TokenBatches
-from fasttfm.errors import UserError
+from fasttfm.errors import Stopped, UserError
 from fasttfm.training.checkpoint import (
     TrainingState,
     checkpoints_folder,
@@ -42,6 +42,8 @@ from fasttfm.training.validate import Validation, Validator
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
 
+_HOPELESS = 10
+"""A loss of so many times that of guessing is pointed out. Models begin at one to three times."""
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -104,6 +106,7 @@ class Trainer:
         self._order = batches.epoch(0)
         self._started = time.monotonic()
         self._saved = (0, 0)  # step and last validation at the newest checkpoint
+        self._warned = False
         self.last_score: Validation | None = None
 
     # Running
@@ -111,7 +114,8 @@ class Trainer:
     def run(self) -> str:
         """Train until the configuration says stop, resuming from the last checkpoint if there is one.
 
-        Returns why it stopped. Ctrl-C finishes the update, saves and raises KeyboardInterrupt with a line for the user.
+        Returns why it stopped. Ctrl-C, SIGTERM and SIGHUP finish the update, save and raise Stopped with a line for the
+        user.
         """
         self._resume()
         self._log = RunLog(self.model_dir, self.config.tensorboard, self.position.step, self.position.validated)
@@ -142,8 +146,9 @@ class Trainer:
                 self._save()
             if interruption.requested:
                 saved = "which is saved" if position.step else "nothing to save yet"
-                raise KeyboardInterrupt(
-                    f"stopped after update {position.step:,}, {saved}: run the same command again to go on"
+                raise Stopped(
+                    f"stopped after update {position.step:,}, {saved}: run the same command again to go on",
+                    interruption.number,
                 )
             if reason:
                 return reason
@@ -268,6 +273,13 @@ class Trainer:
         self._refuse_divergence(loss)
         self._log.write(record)
         self._progress.train(record, *self._share_done())
+        guessing = math.log(self.model.config.vocab_size)
+        if record["loss"] > _HOPELESS * guessing and not self._warned:
+            self._warned = True
+            self._progress.say(
+                f"warning: the loss {record['loss']:.4g} is far worse than guessing ({guessing:.1f}), training seems "
+                "to diverge: stop it and give another --out with a lower --lr, more --warmup-updates or --clip-norm 1"
+            )
         self.sums = Sums()
         self._totals.zero_()
 

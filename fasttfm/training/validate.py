@@ -41,7 +41,8 @@ class Validation:
         return (self.bleu or 0.0, -self.nll)
 
     def __str__(self) -> str:
-        shown = f"validation loss {self.loss:.3f}, perplexity {self.perplexity:.2f}"
+        perplexity = f"{self.perplexity:.2f}" if self.perplexity < 1e6 else f"{self.perplexity:.2e}"
+        shown = f"validation loss {self.loss:.3f}, perplexity {perplexity}"
         return shown if self.bleu is None else f"{shown}, BLEU {self.bleu:.2f}"
 
 

@@ -1,15 +1,17 @@
 """The dispatcher: fast help, one line for every failure, the exit statuses."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 import types
 
 import pytest
 import torch
 
 from fasttfm.cli import main as cli
-from fasttfm.errors import UserError
+from fasttfm.errors import Stopped, UserError
 
 
 @pytest.fixture
@@ -36,6 +38,8 @@ def raising(error):
         (UserError("a.txt: line 3\nis wrong"), 2, "fasttfm score: a.txt: line 3 is wrong\n"),
         (KeyboardInterrupt(), 130, "fasttfm score: interrupted\n"),
         (KeyboardInterrupt("saved; start again to resume"), 130, "fasttfm score: saved; start again to resume\n"),
+        (Stopped("saved", signal.SIGTERM), 143, "fasttfm score: saved\n"),
+        (Stopped(number=signal.SIGTERM), 143, "fasttfm score: stopped by SIGTERM\n"),
         (
             OSError(28, "No space left on device", "out/x"),
             2,
@@ -124,12 +128,67 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_output_that_a_full_disk_does_not_take_is_one_line():
+@pytest.mark.parametrize("words", ["train --dump-config", "train --help", "--help", "--version"])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_output_that_a_full_disk_does_not_take_is_one_line(words, buffered):
     with open("/dev/full", "w") as full:
-        script = [sys.executable, "-m", "fasttfm.cli.main", "train", "--dump-config"]
-        result = subprocess.run(script, stdout=full, stderr=subprocess.PIPE, text=True)
+        script = [sys.executable, "-m", "fasttfm.cli.main", *words.split()]
+        environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+        result = subprocess.run(script, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
     assert result.returncode == 2
-    assert result.stderr == "fasttfm train: No space left on device: free some space, or write elsewhere\n"
+    where = "fasttfm train" if "train" in words else "fasttfm"
+    assert result.stderr == f"{where}: No space left on device: free some space, or write elsewhere\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_complaint_that_a_full_disk_does_not_take_leaves_the_status():
+    with open("/dev/full", "w") as full:
+        script = [sys.executable, "-m", "fasttfm.cli.main", "train", "--dump-confg"]
+        assert subprocess.run(script, stderr=full, stdout=subprocess.DEVNULL).returncode == 2
+
+
+def test_what_the_terminals_encoding_cannot_say_is_an_escape(tmp_path):
+    program = (
+        "import sys, types\n"
+        "def run(args): print('…ü')\n"
+        "command = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser('score'), run=run)\n"
+        "sys.modules['fasttfm.cli.score'] = command\n"
+        "from fasttfm.cli.main import main\n"
+        "sys.exit(main(['score']))"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"\\u2026\\xfc\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_end_a_command_as_ctrl_c_does(command, capsys, number):
+    cleaned = []
+
+    def action():
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(60)  # cut short by the signal
+        finally:
+            cleaned.append(True)
+
+    before = signal.getsignal(number)
+    command(action)
+    assert cli.main(["score"]) == 128 + number
+    assert cleaned
+    assert capsys.readouterr().err == f"fasttfm score: stopped by {signal.Signals(number).name}\n"
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_under_nohup_a_closed_terminal_ends_nothing(command):
+    command(lambda: os.kill(os.getpid(), signal.SIGHUP))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli.main(["score"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")

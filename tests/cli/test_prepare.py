@@ -1,6 +1,7 @@
 """`fasttfm prepare` as it is typed."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,9 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
     ("change", "message"),
     [
         (["--vocab-size", "9000"], "--vocab-size 9,000: the training text is too small for so many pieces: at most"),
-        (["--threads", "0"], "--threads 0: at least 1 is needed"),
+        (["--threads", "99999999999999999999"], "--threads 99999999999999999999: between 1 and 1,024 is allowed"),
+        (["--valid-src", os.devnull], f"{os.devnull}: is a pipe or device, but it is read more than once"),
+        (["--threads", "0"], "--threads 0: between 1 and 1,024 is allowed"),
         (["--src", "nowhere.en"], "nowhere.en: no such file"),
         (["--valid-src", "."], ".: this is a directory"),
     ],
@@ -69,6 +72,50 @@ def test_bad_input_is_one_line_on_stderr_and_status_2(text, tmp_path: Path, caps
     assert error.startswith(f"fasttfm prepare: {message}")
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_one_text_as_source_and_target_is_pointed_out(text: list[str], tmp_path: Path, capsys):
+    source = text[1]
+    swapped = ["--src", source, "--tgt", source, *text[4:]]
+    assert main(["prepare", *swapped, "--vocab-size", "400", "--out", str(tmp_path / "DATA")]) == 0
+    said = capsys.readouterr().out
+    assert f"warning: train: source and target are the same text ({source} and {source})" in said
+    assert "warning: valid: source and target" not in said
+
+
+HOSTILE = {
+    "crlf": lambda line: f"{line}\r",
+    "separators": lambda line: line.replace(" ", "\u2028", 1).replace(" ", "\x85", 1).replace(" ", "\x0c", 1),
+    "nul and tab": lambda line: line.replace(" ", "\0", 1).replace(" ", "\t", 1),
+    "emoji": lambda line: f"{line} 👩\u200d👩\u200d👧\u200d👦 🏳️\u200d🌈",
+    "right to left": lambda line: f"\u202b{line} שלום עולם مرحبا\u200f",
+    "pieces": lambda line: f"<s> {line} </s> <unk> <0x41> \u2581x\u2581",
+    "long": lambda line: f"{'w' * 20_000}",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_strange_text_is_prepared_line_by_line(tmp_path: Path, kind: str, model_type: str):
+    """As many pairs as `wc -l` counts lines, and validation text as it was."""
+    pairs, arguments = demo_pairs(), []
+    chosen = [next(pairs) for _ in range(120)]
+    for split, prefix, part in (("train", "", chosen[:100]), ("valid", "valid-", chosen[100:])):
+        for flag, side in (("src", 0), ("tgt", 1)):
+            strange = [HOSTILE[kind](pair[side]) if i % 3 == 0 else pair[side] for i, pair in enumerate(part)]
+            path = tmp_path / f"{split}.{flag}"
+            path.write_bytes("".join(f"{line}\n" for line in strange).encode())
+            arguments += [f"--{prefix}{flag}", str(path)]
+    out = tmp_path / "DATA"
+    options = ["--vocab-size", "420", "--model-type", model_type, "--max-length", "100000"]
+    assert main(["prepare", *arguments, *options, "--out", str(out)]) == 0
+    data = PreparedData.open(out)
+    assert (len(data.train), len(data.valid)) == (100, 20)
+    written = (tmp_path / "valid.tgt").read_bytes().replace(b"\r\n", b"\n").decode().split("\n")[:-1]
+    assert data.valid_target_text == written
+    if kind != "pieces":  # what SentencePiece writes for a space means one
+        decoded = [data.target_tokenizer.decode(data.valid.target(i)) for i in range(20)]
+        assert decoded == [line.strip(" ") for line in written]
 
 
 @pytest.mark.parametrize(("pair", "target"), [("multi30k", "de"), ("tatoeba_enja", "ja")])

@@ -99,6 +99,16 @@ def test_dump_config_prints_the_resolved_configuration_and_needs_no_data(capsys)
     assert "  adam_betas: [0.9, 0.98]\n" in output
 
 
+@pytest.mark.parametrize(
+    ("flag", "named"), [("--lr", "lr: nan"), ("--dropout", "dropout nan"), ("--alpha", "alpha nan")]
+)
+def test_dump_config_prints_nothing_that_training_would_refuse(capsys, flag, named):
+    assert main(["train", flag, "nan", "--dump-config"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert named in output.err
+
+
 def refused(capsys, status):
     """The one line that a refused command leaves on standard error."""
     error = capsys.readouterr().err.strip().splitlines()
@@ -118,6 +128,12 @@ def test_what_is_missing_or_wrong_is_said_in_one_line(data, tmp_path, capsys):
     assert "--share-embeddings decoder or none" in message
     message = refused(capsys, train(data / "DATA", tmp_path / "M", "--max-tokens", "8"))
     assert "--max-tokens" in message
+    assert "must be at most 1024" in refused(capsys, train(data / "DATA", tmp_path / "M", "--threads", "100000000"))
+
+
+def test_a_model_in_the_place_of_the_data_is_called_so(data, model, tmp_path, capsys):
+    message = refused(capsys, train(model, tmp_path / "M"))
+    assert f"{model}: this is a model directory: give --data the directory that fasttfm prepare made" in message
 
 
 def test_a_directory_that_is_no_model_is_left_alone(data, tmp_path, capsys):

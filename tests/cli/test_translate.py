@@ -216,6 +216,36 @@ def test_attention_is_drawn(model_dir, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_the_picture_has_the_name_that_was_asked_for(model_dir, tmp_path):
+    assert main(["plot-attention", str(model_dir), "a dog", "--out", str(tmp_path / "picture")]) == 0
+    assert (tmp_path / "picture").read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(tmp_path) == ["picture"]
+
+
+def test_a_sentence_that_is_no_text_is_refused(model_dir, tmp_path, capsys):
+    assert main(["plot-attention", str(model_dir), "Hund \udcff", "--out", str(tmp_path / "x.png")]) == 2
+    assert "the sentence 'Hund \\udcff' is not valid UTF-8" in capsys.readouterr().err
+
+
+STRANGE = [
+    "a\u2028dog\x85x",
+    "a\0dog",
+    "a\tdog\x0c",
+    "👩\u200d👩\u200d👧 dog",
+    "שלום a dog",
+    "\ufeffa dog\r",
+    "\u2581",
+    "<s>",
+]
+
+
+@pytest.mark.parametrize("line", STRANGE)
+def test_a_strange_line_is_one_line(translate, model_dir, line):
+    status, out, _ = translate(model_dir, text=f"{line}\n{line}\n\n")
+    assert status == 0
+    assert out.count("\n") == len(out.splitlines()) == 3
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [("fast", "FASTTFM_BACKEND is 'fast': choose auto, triton or torch"), ("triton", "TRITON_INTERPRET=1")],

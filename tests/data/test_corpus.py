@@ -1,11 +1,14 @@
 """What reading parallel text promises about lines, bytes and broken files."""
 
 import gzip
+import io
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from fasttfm.data.corpus import ParallelText, read_lines
+from fasttfm.data.corpus import ParallelText, decode_lines, read_lines
 from fasttfm.errors import UserError
 
 
@@ -32,6 +35,42 @@ def test_a_wrong_byte_is_named_by_file_and_line(tmp_path: Path):
     path = tmp_path / "latin1.de"
     path.write_bytes("gut\nschön\n".encode("latin1"))
     with pytest.raises(UserError, match=r"latin1\.de: line 2 is not valid UTF-8 \(byte 0xf6 at byte 4"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin1"])
+def test_the_likely_encoding_is_named(tmp_path: Path, encoding: str):
+    path = tmp_path / "text"
+    path.write_bytes("schön\n".encode(encoding))
+    with pytest.raises(UserError, match=f"for example with iconv -f {encoding} -t utf-8"):
+        list(read_lines(path))
+
+
+def test_gzip_where_only_text_is_read_is_called_so():
+    with pytest.raises(UserError, match="standard input: is gzip data: unpack it first"):
+        list(decode_lines(io.BytesIO(gzip.compress(b"text\n")), "standard input"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_pipe_is_read_once_and_refused_where_it_must_be_read_again(tmp_path: Path, pack):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.write_bytes(pack(b"one\ntwo\n")))
+    writer.start()
+    assert list(read_lines(path)) == ["one", "two"]
+    writer.join()
+    with pytest.raises(UserError, match="pipe: is a pipe or device, but it is read more than once: write it to a file"):
+        ParallelText([path], [path]).check()
+
+
+@pytest.mark.parametrize("after", [b"garbage", b"\x1f\x8b"])
+def test_what_follows_gzip_data_is_refused_but_for_zeros(tmp_path: Path, after: bytes):
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n") + bytes(100))
+    assert list(read_lines(path)) == ["one", "two"]
+    path.write_bytes(gzip.compress(b"one\n") + after)
+    with pytest.raises(UserError, match="cut off or damaged after line 1"):
         list(read_lines(path))
 
 

@@ -7,12 +7,25 @@ import pytest
 
 from fasttfm.data import demo_clause as say
 from fasttfm.data import demo_german as german
-from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs
+from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, write_demo_corpus
 from fasttfm.data.demo_clause import Clause, NounPhrase, Phrase
 from fasttfm.data.demo_lexicon import ABOUT_PEOPLE, ABOUT_THINGS, PERSONS, THINGS
 from fasttfm.data.demo_phrases import Phrases, digits, number
 from fasttfm.data.demo_sentences import Sentences
 from fasttfm.data.demo_verbs import DATIVE, INTRANSITIVE, MODALS, TRANSITIVE
+from fasttfm.errors import UserError
+
+
+def test_files_of_somebody_else_are_not_overwritten(tmp_path):
+    (tmp_path / "train.de").write_text("years of work\n")
+    with pytest.raises(UserError, match=r"train\.de: exists and is not the demo corpus: choose another --out"):
+        write_demo_corpus(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.de"]
+    (tmp_path / "train.de").unlink()
+    files = {path: path.read_bytes() for path in write_demo_corpus(tmp_path)}
+    (tmp_path / "test.en").write_bytes(files[tmp_path / "test.en"][:1000])  # as a kill leaves it
+    write_demo_corpus(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
 @pytest.fixture(scope="module")

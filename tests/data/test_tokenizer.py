@@ -7,7 +7,7 @@ import pytest
 
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, coverage_for, train_tokenizer
-from fasttfm.errors import UserError
+from fasttfm.errors import Stopped, UserError
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +88,12 @@ def test_a_damaged_model_is_refused(tmp_path: Path, tokenizer: Tokenizer):
         Tokenizer.load(tmp_path / "absent.model")
 
 
-def test_ctrl_c_while_sentencepiece_reads_is_ctrl_c(lines: list[str]):
+@pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), Stopped("stop", 15), UserError("cut off")])
+def test_what_is_raised_while_sentencepiece_reads_comes_out_as_it_was(lines: list[str], error):
     def interrupted():
         yield from lines[:50]
-        raise KeyboardInterrupt
+        raise error
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)) as raised:
         train_tokenizer(interrupted(), vocab_size=800)
+    assert raised.value is error

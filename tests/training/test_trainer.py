@@ -11,10 +11,11 @@ import torch
 
 from fasttfm.data import PreparedData, TokenBatches
 from fasttfm.decoding.translator import Translator
-from fasttfm.errors import UserError
+from fasttfm.errors import Stopped, UserError
 from fasttfm.models import Transformer
 from fasttfm.training import model_dir
 from fasttfm.training.checkpoint import read_meta, read_weights, resolve_checkpoint, saved_steps, step_folder
+from fasttfm.training.interrupt import Interruption
 from fasttfm.training.log import read_log
 from fasttfm.training.model_dir import prepare_model_dir
 from fasttfm.training.run import train
@@ -200,15 +201,16 @@ def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_
     )
 
 
-def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tiny_data, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_update_saves_and_says_how_to_go_on(tiny_data, tmp_path, number):
     changes = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0, "log_interval": 2}
     process = start(train_command(tiny_data, tmp_path / "M", **changes))
     for line in process.stderr:
         if "update" in line and "epoch 1" in line:
             break
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 128 + number
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("fasttfm train: stopped after update ")
     assert last.endswith("which is saved: run the same command again to go on")
@@ -218,6 +220,32 @@ def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tiny_data, tmp_p
     again = run(train_command(tiny_data, tmp_path / "M", **{**changes, "max_update": step + 3}))
     assert again.returncode == 0
     assert f"going on from update {step:,}" in again.stderr
+
+
+def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not():
+    with Interruption() as interruption:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert interruption.requested
+        with pytest.raises(Stopped) as stopped:
+            signal.raise_signal(signal.SIGINT)
+    assert stopped.value.number == signal.SIGTERM
+
+
+def test_only_the_first_signal_interrupts_what_may_be_interrupted():
+    unwound = []
+
+    def block():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            unwound.append(True)
+
+    with Interruption() as interruption, interruption.at_once(), pytest.raises(Stopped):
+        block()
+    assert unwound
+    assert interruption.requested
 
 
 def test_ctrl_c_while_validating_saves_and_validates_when_it_goes_on(tiny_data, tiny_config, tmp_path, monkeypatch):
@@ -314,6 +342,15 @@ def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_con
     ):
         trainer.run()
     assert saved_steps(tmp_path) == [2]
+
+
+def test_a_loss_far_worse_than_guessing_is_pointed_out_once(tiny_data, tiny_values, tmp_path, capsys):
+    train(tiny_values(lr=1e3, max_update=9, valid_interval_updates=0), tiny_data, tmp_path / "M", CPU)
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(said) == 1
+    assert "is far worse than guessing (4.2), training seems to diverge" in said[0]
+    train(tiny_values(max_update=9, valid_interval_updates=0), tiny_data, tmp_path / "GOOD", CPU)
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_a_finished_run_started_again_does_nothing_and_says_so(tiny_data, tiny_values, tmp_path):

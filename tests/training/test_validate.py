@@ -73,6 +73,11 @@ def test_better_is_higher_bleu_then_lower_loss():
     assert rank(None, 2.0) > rank(None, 3.0)
 
 
+def test_a_hopeless_perplexity_fits_on_the_line():
+    assert "perplexity 1.01e+304" in str(Validation(loss=1e7, nll=1e7, bleu=None, translations=[]))
+    assert "perplexity 20.09" in str(Validation(loss=3.0, nll=3.0, bleu=None, translations=[]))
+
+
 def test_an_unknown_bleu_tokenizer_is_refused_before_training(tiny_data, tiny_values, tmp_path):
     with pytest.raises(UserError, match="'13b' is unknown: one of 13a, intl"):
         train(tiny_values(valid_bleu_tokenizer="13b"), tiny_data, tmp_path / "MODEL")
