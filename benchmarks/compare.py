@@ -1,4 +1,4 @@
-"""Which rows became slower from one set of records to another, and whether that can be chance.
+"""Which rows became slower from one set of records to another, and whether that can be chance; end-to-end runs beside.
 
     python -m benchmarks compare BEFORE AFTER [--threshold 0.05]
 
@@ -10,7 +10,8 @@ tells. What differs from run to run (clocks, neighbours, memory layout) it canno
 and the peers' rows, which did not change, show how far the machine moved.
 
 A regression is a row of fasttfm whose whole interval lies above 1 + threshold, or one that was timed and now is wrong,
-refused or absent. The exit status is 1 when there is one, else 0.
+refused or absent. The exit status is 1 when there is one, else 0. Between two machines, or numbers of threads, there is
+none: the ratios then tell those apart. End-to-end records have a table of their own (compare_runs.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import records
+from benchmarks import compare_runs, records
 from benchmarks.providers import OURS
 from benchmarks.result_files import Entry, Loaded, load, machine_name, shape_text, short_dtype
 from benchmarks.text_table import aligned
@@ -46,6 +47,12 @@ class Change:
     @property
     def timed(self) -> bool:
         return self.before.timed and self.after.timed
+
+    @property
+    def alike(self) -> bool:
+        """Whether both were measured on as much of the same machine."""
+        one, other = ((machine_name(e.machine), e.record["threads"]) for e in (self.before, self.after))
+        return one == other
 
     @property
     def ratio(self) -> float:
@@ -78,7 +85,7 @@ class Change:
     @property
     def regression(self) -> bool:
         ours = self.after.record["provider"].startswith(OURS)
-        return ours and (self.verdict == "slower" or self.verdict.startswith("now "))
+        return ours and self.alike and (self.verdict == "slower" or self.verdict.startswith("now "))
 
 
 def _log_error(times: dict[str, Any]) -> float | None:
@@ -101,7 +108,7 @@ def _by_key(files: Loaded, with_machine: bool) -> dict[tuple[str, str], Entry]:
 
 
 def changes(before: Loaded, after: Loaded, threshold: float) -> list[Change]:
-    """Every row that both hold, the slowest change first. Raises UserError where they share none.
+    """Every row of the suite that both hold, the slowest change first.
 
     Where each side is of one machine the machines may differ; otherwise rows of the same machine are compared.
     """
@@ -109,9 +116,30 @@ def changes(before: Loaded, after: Loaded, threshold: float) -> list[Change]:
     machines = [{machine_name(entry.machine) for entry in files.suite} for files in sides]
     one, other = (_by_key(files, any(len(names) > 1 for names in machines)) for files in sides)
     shared = [Change(one[key], other[key], threshold) for key in one if key in other]
-    if not shared:
-        raise UserError(f"{before.folder} and {after.folder} have no row of the suite in common")
     return sorted(shared, key=lambda change: (change.timed, -change.ratio if change.timed else 0.0))
+
+
+def _contents(files: Loaded) -> str:
+    """What a file or folder holds, for who is told that it cannot be compared."""
+    kinds = {f"{e.record['group']} in {e.record['dtype']}" for e in files.suite}
+    kinds |= {f"end to end on {e.record['corpus']}" for e in files.of_kind("end_to_end")}
+    return f"{files.folder} ({', '.join(sorted(kinds)) or 'nothing that can be compared'})"
+
+
+def notes(before: Loaded, after: Loaded, found: Sequence[Change]) -> list[str]:
+    """What the reader of the ratios should know of the two sides."""
+    said = []
+    if any(not change.alike for change in found):
+        said.append(
+            "The two sides are not of one machine with one number of threads: ratios tell those apart, and no row is "
+            "called a regression."
+        )
+    if all(change.before.record == change.after.record for change in found):
+        said.append("Both sides hold the same records.")
+    first, last = (str(f(e.machine["time"] for e in files.suite)) for f, files in ((min, before), (max, after)))
+    if found and first > last:
+        said.append(f"BEFORE was measured later ({first}) than AFTER ({last}): are they the wrong way round?")
+    return said
 
 
 def table(found: Sequence[Change]) -> str:
@@ -150,14 +178,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 0 <= args.threshold < math.inf:
         raise UserError(f"--threshold {args.threshold}: a share, 0 or more (0.05 is 5%)")
     before, after = load(args.before), load(args.after)
-    found = changes(before, after, args.threshold)
+    found, runs = changes(before, after, args.threshold), compare_runs.pairs(before, after)
+    if not found and not runs:
+        raise UserError(f"{_contents(before)} and {_contents(after)} have no row and no end-to-end run in common")
     for name, files in (("before", before), ("after", after)):
-        print(f"{name}: {', '.join(sorted({machine_name(entry.machine) for entry in files.suite}))} ({files.folder})")
-    print(f"\n{table(found)}\n")
-    regressions = [change for change in found if change.regression]
+        print(f"{name}: {', '.join(sorted({machine_name(entry.machine) for entry in files.entries}))} ({files.folder})")
+    if found:
+        print(f"\n{table(found)}\n")
+        print("\n".join(_summary(before, after, found)))
+    if runs:
+        print(f"\n{compare_runs.text(runs)}")
+    return 1 if any(change.regression for change in found) else 0
+
+
+def _summary(before: Loaded, after: Loaded, found: Sequence[Change]) -> list[str]:
+    lines = notes(before, after, found)
     peers = sorted(c.ratio for c in found if c.timed and not c.after.record["provider"].startswith(OURS))
     if peers:
-        print(f"The {len(peers)} rows of other providers: median ratio {peers[len(peers) // 2]:.3f}.")
+        lines.append(f"The {len(peers)} rows of other providers: median ratio {peers[len(peers) // 2]:.3f}.")
     unmatched = len(before.suite) + len(after.suite) - 2 * len(found)
-    print(f"{len(found)} rows compared, {unmatched} without a partner, {len(regressions)} regressions.")
-    return 1 if regressions else 0
+    regressions = sum(change.regression for change in found)
+    return [*lines, f"{len(found)} rows compared, {unmatched} without a partner, {regressions} regressions."]

@@ -64,6 +64,35 @@ def record():
 
 
 @pytest.fixture
+def end_to_end():
+    """end_to_end(corpus, bleu=..., field=...): one valid record of a whole run."""
+
+    def make(corpus: str = "demo", *, machine: dict | None = None, **fields: Any) -> dict[str, Any]:
+        found = {
+            "benchmark": "end_to_end",
+            "corpus": corpus,
+            "train_command": "fasttfm train --preset demo",
+            "training_minutes": 4.0,
+            "updates": 1000,
+            "target_tokens": 2_000_000,
+            "target_tokens_per_second": 10_000,
+            "padding": 0.025,
+            "translate_seconds": 4.0,
+            "lines": 500,
+            "bleu": 30.0,
+            "bleu_signature": "BLEU|made up",
+            "chrf": 50.0,
+            "chrf_signature": "chrF2|made up",
+            "training_curve": [[250, 2.5]],
+            "validation_curve": [{"step": 500, "seconds": 120.0, "bleu": 28.0}],
+            "minutes_to_bleu": {"10": 1.0, "20": 2.0},
+        }
+        return found | MACHINE | (machine or {}) | fields
+
+    return make
+
+
+@pytest.fixture
 def write(tmp_path: Path):
     """write(name, *records): a file of them in tmp_path."""
 
