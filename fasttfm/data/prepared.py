@@ -157,8 +157,8 @@ def check_replaceable(path: Path) -> None:
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
     """A fresh directory that takes the place of `path` when the block ends well, and vanishes when it does not."""
-    path = Path(os.path.abspath(path))
     check_replaceable(path)
+    path = Path(os.path.realpath(path))  # a link to a larger disk stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
     fresh = path.parent / f".{path.name}.preparing-{os.getpid()}"

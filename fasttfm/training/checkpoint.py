@@ -61,8 +61,9 @@ def step_folder(model_dir: str | Path, step: int) -> Path:
 def saved_steps(model_dir: str | Path) -> list[int]:
     """Updates that have a complete checkpoint, oldest first."""
     folder = checkpoints_folder(model_dir)
-    names = [path.name for path in folder.glob("step-*")] if folder.is_dir() else []
-    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdecimal()]
+    # a copy under another name, such as step-12, is the user's
+    return sorted(step for path in found if path == step_folder(model_dir, step := int(path.name[5:])))
 
 
 def save_checkpoint(

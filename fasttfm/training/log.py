@@ -18,15 +18,17 @@ LOG_FILE = "train.log.jsonl"
 
 
 def read_log(model_dir: str | Path) -> list[dict[str, Any]]:
-    """All records of a model directory, oldest first; a last line that a kill cut off is left out."""
+    """All records of a model directory, oldest first; a line that a kill or a power cut damaged is left out."""
     path = Path(model_dir) / LOG_FILE
     records = []
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     for line in lines:
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             continue
+        if isinstance(record, dict) and "kind" in record and isinstance(record.get("step"), int):
+            records.append(record)
     return records
 
 

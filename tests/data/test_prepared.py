@@ -134,6 +134,18 @@ def test_a_directory_with_other_files_is_never_overwritten(text, tmp_path: Path)
     PreparedData.open(tmp_path / "empty")
 
 
+def test_a_link_stays_a_link_to_where_the_data_are(text, tmp_path: Path):
+    disk = tmp_path / "disk"
+    (disk / "large").mkdir(parents=True)
+    (tmp_path / "DATA").symlink_to(disk / "large")
+    for vocabulary in (500, 450):
+        run(text, tmp_path / "DATA", PrepareOptions(vocab_size=vocabulary))
+        assert (tmp_path / "DATA").is_symlink()
+        assert len(PreparedData.open(disk / "large").source_tokenizer) == vocabulary
+    assert [path.name for path in disk.iterdir()] == ["large"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 def interrupted(out: Path) -> None:
     with building(out) as fresh:
         (fresh / "train.src.npy").write_bytes(b"half")

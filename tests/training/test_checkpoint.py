@@ -77,6 +77,15 @@ def test_names_of_checkpoints(tmp_path):
         resolve_checkpoint(tmp_path / "empty", "last")
 
 
+def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
+    save(tmp_path, 1)
+    folder = tmp_path / "checkpoints"
+    for name in ("step-9", "step-00000000009", "step-\u0661\u0662", "step-copy"):
+        (folder / name).mkdir()
+    (folder / "step-000000009").touch()
+    assert saved_steps(tmp_path) == [1]
+
+
 def test_best_of_a_run_that_never_validated_is_the_last(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)

@@ -45,6 +45,22 @@ def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe\n", b"\0" * 100 + b"\n", b"[1]\n3\nnull\n", b'{"a": 1}\n', b'{"kind": "train"}\n']
+)
+def test_a_line_that_is_no_record_is_left_out(tmp_path, damage):
+    write(tmp_path, [1])
+    with (tmp_path / "train.log.jsonl").open("ab") as file:
+        file.write(damage)
+    write(tmp_path, [2], resume_step=1)
+    assert [(record["kind"], record["step"]) for record in read_log(tmp_path)] == [
+        ("train", 1),
+        ("valid", 1),
+        ("train", 2),
+        ("valid", 2),
+    ]
+
+
 def test_tensorboard_gets_the_same_numbers(tmp_path):
     write(tmp_path, [1, 2], tensorboard=True)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
