@@ -64,7 +64,7 @@ def usable(entry: Entry) -> bool:
 
 def claims(files: Loaded) -> list[Claim]:
     """Everything that the records allow to be said, in the order of README's table."""
-    return [*_end_to_end(files), *_groups(files), *_overhead(files), *_examples(files)]
+    return [*_end_to_end(files), *_groups(files), *_overhead(files), *_launches(files), *_examples(files)]
 
 
 def _latest(entries: Sequence[Entry], name: str) -> dict[str, Entry]:
@@ -196,6 +196,17 @@ def _overhead(files: Loaded) -> Iterator[Claim]:
         yield Claim(
             "host time of an operator call, beyond its computation",
             f"{without:.1f} us, {with_gradient:.1f} us with a gradient",
+            (entry,),
+        )
+
+
+def _launches(files: Loaded) -> Iterator[Claim]:
+    for entry in files.of_kind("launch_overhead")[-1:]:
+        measured = entry.record["measured"].values()
+        ours, tritons = ([of[way]["quickest"] for of in measured] for way in ("fasttfm", "triton"))
+        yield Claim(
+            "host time of a launch, before the driver starts the kernel",
+            f"{min(ours):.1f} to {max(ours):.1f} us; Triton's own {min(tritons):.1f} to {max(tritons):.1f} us",
             (entry,),
         )
 

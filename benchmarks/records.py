@@ -1,8 +1,9 @@
 """What a line of benchmarks/results says: its schema, how a file of them is written, read and checked.
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
-(end_to_end, operator_overhead, the examples) keep their fields and have schemas of their own; kind(record) tells them
-apart. The schemas are JSON Schema (the part of it that validate() knows), so other tools can read them:
+(end_to_end, operator_overhead, launch_overhead, the examples) keep their fields and have schemas of their own;
+kind(record) tells them apart. The schemas are JSON Schema (the part of it that validate() knows), so other tools can
+read them:
 
     python -c "import json, benchmarks.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -129,6 +130,11 @@ OPERATOR_OVERHEAD = _object(
 )
 """Microseconds of the host for one operator call, written by `python -m benchmarks.operator_overhead`."""
 
+LAUNCH_OVERHEAD = _object(
+    {"benchmark": {"const": "launch_overhead"}, "chip": _TEXT, "measured": _OVERHEAD, "machine": MACHINE}
+)
+"""Microseconds of the host for one launch, written by `python -m benchmarks.launch_overhead`."""
+
 EXAMPLE = _object(
     {"example": _TEXT, "seed": {"type": "integer"}, "updates": _COUNT, "errors": _OVERHEAD, **_MACHINE_FIELDS},
     more=True,
@@ -139,15 +145,18 @@ SCHEMAS = {
     "benchmark": BENCHMARK,
     "end_to_end": END_TO_END,
     "operator_overhead": OPERATOR_OVERHEAD,
+    "launch_overhead": LAUNCH_OVERHEAD,
     "example": EXAMPLE,
 }
 
 
 def kind(record: Record) -> str:
     """Which of SCHEMAS a record is meant to follow. Raises ValueError for none."""
+    if not isinstance(record, dict):
+        raise ValueError(f"a line that is no JSON object but {type(record).__name__}")
     if "schema" in record:
         return "benchmark"
-    if record.get("benchmark") in ("end_to_end", "operator_overhead"):
+    if record.get("benchmark") in ("end_to_end", "operator_overhead", "launch_overhead"):
         return record["benchmark"]
     if "example" in record:
         return "example"

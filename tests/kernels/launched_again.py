@@ -1,44 +1,19 @@
-"""Launches a kernel over and over as if on an H200, and checks what reaches the device each time. See stand_in.py.
-
-Triton compiles here, for sm_90; its launcher writes down what it is given in place of starting anything.
-"""
+"""Launches a kernel over and over as if on an H200, and checks what reaches the device each time."""
 
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 
-import stand_in
 import torch
-from fasttfm.kernels import launch, residual_add
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels import residual_add
 from fasttfm.kernels.jit import Kernel
-from triton.runtime import driver
-
-started: list[tuple] = []
-
-
-class Launcher:
-    """What a compiled kernel is started with."""
-
-    def __init__(self, source, metadata) -> None:
-        self.warps = metadata.num_warps
-
-    def __call__(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments) -> None:
-        started.append((self, (x, y, z), arguments))
-
-
-class Driver(stand_in.StandInDriver):
-    launcher_cls = Launcher
-    utils = SimpleNamespace(
-        load_binary=lambda name, binary, shared, device: (binary, name, 32, 0, 1024),
-        get_device_properties=lambda device: {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32},
-    )
+from fasttfm.kernels.stand_in import Start, stand_in
 
 
 def main() -> int:
     kernel: Kernel = residual_add._add_dropped
-    driver.set_active(Driver("sm_90"))
+    started: list[Start] = []
+    stand_in("sm_90", started)
     run = kernel.run
     by_triton: list[tuple] = []
     kernel.run = lambda *args, **options: (by_triton.append(args), run(*args, **options))[1]
@@ -52,13 +27,13 @@ def main() -> int:
         """Whether Triton was asked, and whether the kernel is another one than at first. The arguments must arrive."""
         asked = len(by_triton)
         kernel[grid](*args, **(constants | changed))
-        launcher, place, given = started[-1]
+        metadata, place, given = started[-1]
         wanted = {**dict(zip(kernel.arg_names, args)), **constants, **changed}
         assert place == (*grid, 1)
         assert len(given) == len(kernel.arg_names)
         for name, value in zip(kernel.arg_names, given):
             assert value is wanted[name] or value == wanted[name], (name, value)
-        return len(by_triton) > asked, launcher is not started[0][0]
+        return len(by_triton) > asked, metadata is not started[0].metadata
 
     y = x.float()
     assert again(*arguments()) == (True, False)
@@ -84,5 +59,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    launch.chip = lambda device: CHIPS["sm_90"]
     sys.exit(main())

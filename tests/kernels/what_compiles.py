@@ -1,10 +1,10 @@
 """Trains small Transformers as if on a chip and tells what Triton would compile: nothing is compiled, nothing runs.
 
-    python tests/kernels/stand_in.py sm_90 bf16
+    python tests/kernels/what_compiles.py sm_90 bf16
 
 Triton's own launch path runs up to the point where it would compile: it binds the arguments, finds out which are 1 or
-divide by 16, and asks its cache hook. A driver that only names the chip stands in for CUDA or ROCm, and tensors on the
-CPU for tensors on the device, so that what comes back holds no numbers.
+divide by 16, and asks its cache hook (kernels/stand_in.py has the driver). Tensors on the CPU stand for tensors on the
+device, so that what comes back holds no numbers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import sys
 os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
 
 import torch
-from fasttfm.kernels import compile_matrix, launch
+from fasttfm.kernels import compile_matrix
 from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.stand_in import stand_in
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from fasttfm.functional import _backend
 from fasttfm.models import Transformer, TransformerConfig
@@ -42,23 +41,6 @@ Launch = tuple[str, tuple[tuple[str, str], ...]]
 """A kernel, and of every parameter what Triton compiles it for: a constant, or a type and whether it divides by 16."""
 
 
-class StandInDriver:
-    """As much of a driver as a launch asks for before it compiles."""
-
-    def __init__(self, chip: str) -> None:
-        here = CHIPS[chip]
-        self._target = GPUTarget("cuda", here.capability, 32) if here.capability else GPUTarget("hip", chip, 64)
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def record(chip: str) -> list[Launch]:
     """From now on what is launched goes into the list, as if on the chip."""
     seen: list[Launch] = []
@@ -70,14 +52,11 @@ def record(chip: str) -> list[Launch]:
         return True  # do not compile, do not run
 
     knobs.runtime.jit_cache_hook = hook
-    driver.set_active(StandInDriver(chip))
-    chip_of_device, use_triton = launch.chip, _backend.use_triton
+    stand_in(chip)
+    use_triton = _backend.use_triton
     for name, module in list(sys.modules.items()):
-        if name.startswith("fasttfm."):
-            if getattr(module, "chip", None) is chip_of_device:
-                module.chip = lambda device: CHIPS[chip]
-            if getattr(module, "use_triton", None) is use_triton:
-                module.use_triton = lambda tensor, choice=None: True
+        if name.startswith("fasttfm.") and getattr(module, "use_triton", None) is use_triton:
+            module.use_triton = lambda tensor, choice=None: True
     return seen
 
 

@@ -1,0 +1,76 @@
+"""A driver that names a chip and starts nothing, for what can be told of launches on a machine without a device.
+
+    stand_in("sm_90", started := [])
+    layer_norm.layer_norm(x, weight, bias, 1e-5)    # tensors on the CPU; nothing is computed
+    started[0].arguments
+
+Triton binds the arguments and compiles for the chip as it does on a device, unless a cache hook keeps it from that; a
+launcher then writes down what would be started. It needs a process in which Triton is not in its interpreter, and
+that does nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from fasttfm.kernels import launch
+from fasttfm.kernels.compile_case import CHIPS
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+
+class Start(NamedTuple):
+    """A kernel that would have been started."""
+
+    metadata: Any
+    """Triton's, of the compiled kernel: name, num_warps, shared, ..."""
+    grid: tuple[int, int, int]
+    arguments: tuple
+    """Of every parameter, constants included."""
+
+
+class StandIn:
+    """As much of a driver as a launch asks for. started: where launches are written down, if anywhere."""
+
+    def __init__(self, chip: str, started: list[Start] | None = None) -> None:
+        here = CHIPS[chip]
+        self._target = GPUTarget("cuda", here.capability, 32) if here.capability else GPUTarget("hip", chip, 64)
+        self._started = started
+        self.utils = SimpleNamespace(
+            load_binary=lambda name, binary, shared, device: (binary, name, 32, 0, 1024),
+            get_device_properties=lambda device: {
+                "max_shared_mem": here.shared_memory,
+                "multiprocessor_count": here.processors,
+                "warpSize": 32 if here.capability else 64,
+            },
+        )
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        started = self._started
+
+        def start(x, y, z, stream, function, packed, at, enter, leave, *arguments):
+            if started is not None:
+                started.append(Start(metadata, (x, y, z), arguments))
+
+        return start
+
+
+def stand_in(chip: str, started: list[Start] | None = None) -> None:
+    """For the rest of the process kernels are compiled and launched as if on the chip. What is launched goes into
+    `started`, where that is given. Every kernel file must have been imported."""
+    driver.set_active(StandIn(chip, started))
+    asked = launch.chip
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fasttfm.") and getattr(module, "chip", None) is asked:
+            module.chip = lambda device: CHIPS[chip]
