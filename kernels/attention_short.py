@@ -267,7 +267,7 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) -
         rows = 32 if width == 64 and columns == 32 else 16
         return Tile(rows, columns, max(2, min(8, rows * columns * width // 16384)), 1)
     rows = {16: 16, 128: 64}.get(columns, 32)
-    return Tile(rows, columns, rows // 16 * (2 if extras == 2 and columns in (32, 128) else 1), 1)
+    return Tile(rows, columns, rows // 16 * (2 if extras == 2 and columns > 16 else 1), 1)
 
 
 @choice("attention_short.backward", alternatives=_alternatives)
@@ -277,7 +277,8 @@ def backward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) 
         return Tile(16, columns, min(8, columns * width // 256), 1)
     rows = 32 if width == 64 and columns > 16 and extras < 2 else 16
     if kind == "tf32":
-        return Tile(rows, columns, 2 if columns == 16 else 8, 1)
+        most = 4 if chip.capability == 120 and rows == columns else 8  # eight spill there
+        return Tile(rows, columns, 2 if columns == 16 else most, 1)
     warps = max(min(4, columns // 8), columns * width // 1024)
     if rows == 16 and columns == 128 and chip.capability == 100:
         warps = 4  # eight spill there
