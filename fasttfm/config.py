@@ -16,6 +16,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import reprlib
 import textwrap
 import types
 import typing
@@ -42,6 +43,10 @@ SECTIONS: dict[str, type] = {
 }
 FROM_DATA = ("vocab_size", "source_vocab_size")
 """Model fields that the prepared data decide, so that no preset and no flag sets them."""
+
+_SHOWN = reprlib.Repr()  # a value may be a whole file, or a few lines of YAML that stand for millions
+_SHOWN.maxstring = _SHOWN.maxother = 200
+_SHOWN.maxlevel = 1
 
 Values = dict[str, dict[str, Any]]
 """Section -> field -> value, already of the field's type; only what was given, no defaults."""
@@ -132,6 +137,10 @@ def read_yaml(path: str | Path) -> Values:
         raise UserError(f"{path}: not valid UTF-8 at byte {error.start}; save the file as UTF-8") from error
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise UserError(
+            f"{path}: is nested too deeply; a section holds lines of `name: value` and nothing else"
+        ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -149,7 +158,12 @@ def read_yaml(path: str | Path) -> Values:
                 raise UserError(f"{path}, line {line}: {section}.{name} is unknown: {hint}")
             try:
                 value = yaml.SafeLoader("").construct_object(node, deep=True)
-            except (yaml.YAMLError, ValueError, TypeError) as error:  # a tag, a date such as 2020-13-45, a loop
+            except (
+                yaml.YAMLError,
+                ValueError,
+                TypeError,
+                RecursionError,
+            ) as error:  # a tag, a date such as 2020-13-45, a loop
                 raise UserError(f"{path}, line {line}: {section}.{name} is no plain YAML value: {error}") from error
             values[section][name] = convert(value, known[name], f"{path}, line {line}: {section}.{name}")
     return values
@@ -242,18 +256,21 @@ def convert(value: Any, kind: Any, where: str) -> Any:
             return None
         (kind,) = [option for option in options if option is not types.NoneType]
         return convert(value, kind, where)
+    plain = not isinstance(value, (list, dict, set))  # str() of one may be endless
     if typing.get_origin(kind) is Literal:
-        if str(value) in options:
+        if plain and str(value) in options:
             return str(value)
-        raise UserError(f"{where}: {value!r} was given, allowed are {', '.join(map(str, options))}")
+        raise UserError(f"{where}: {_SHOWN.repr(value)} was given, allowed are {', '.join(map(str, options))}")
     if typing.get_origin(kind) is tuple:
         items = value.strip("()[] ").split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or (options[-1] is not ... and len(items) != len(options)):
-            raise UserError(f"{where}: {value!r} was given, it must be {len(options)} values such as 0.9,0.98")
+            raise UserError(
+                f"{where}: {_SHOWN.repr(value)} was given, it must be {len(options)} values such as 0.9,0.98"
+            )
         kinds = [options[0]] * len(items) if options[-1] is ... else options
         return tuple(convert(item, kind, where) for item, kind in zip(items, kinds, strict=True))
     try:
-        if kind is bool:
+        if kind is bool and plain:
             return _to_bool(value)
         if kind is int:
             return _to_int(value)
@@ -264,7 +281,7 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     except (TypeError, ValueError):
         pass
     names = {bool: "true or false", int: "a whole number below 2^63", float: "a number", str: "a text"}
-    raise UserError(f"{where}: {value!r} was given, it must be {names.get(kind, kind)}")
+    raise UserError(f"{where}: {_SHOWN.repr(value)} was given, it must be {names.get(kind, kind)}")
 
 
 def _to_bool(value: Any) -> bool:

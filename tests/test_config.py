@@ -95,6 +95,24 @@ def test_a_wrong_yaml_file_is_refused_with_its_line(tmp_path, text, complaint):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("field", ["lr", "optimizer", "tensorboard", "adam_betas", "seed", "valid_bleu_tokenizer"])
+def test_a_few_lines_that_stand_for_millions_are_refused_in_one_short_line(tmp_path, field):
+    """Each list holds the one before ten times; written out it would fill the memory."""
+    lists = "[x, x, x, x, x, x, x, x, x, x]"
+    for level in range(9):
+        lists = f"[&a{level} {lists}, " + ", ".join([f"*a{level}"] * 9) + "]"
+    path = write(tmp_path, f"training:\n  {field}: {lists}\n")
+    with pytest.raises(UserError, match=rf"line 2: training\.{field}: \[") as error:
+        resolve(files=[path], from_data=SIZE)
+    assert len(str(error.value)) < 500
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
+    path = write(tmp_path, "training:\n  lr: " + "[" * 5000 + "]" * 5000 + "\n")
+    with pytest.raises(UserError, match=r"yaml: is nested too deeply"):
+        resolve(files=[path], from_data=SIZE)
+
+
 def test_a_missing_or_undecodable_file_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"none\.yaml: No such file"):
         read_yaml(tmp_path / "none.yaml")

@@ -256,7 +256,7 @@ def _load_text(path: Path, lines: int) -> list[str]:
 def _description(path: Path) -> dict[str, Any] | None:
     try:
         content = yaml.safe_load((path / DESCRIPTION).read_bytes())
-    except (OSError, yaml.YAMLError):
+    except (OSError, yaml.YAMLError, RecursionError):
         return None
     whole = isinstance(content, dict) and content.get("format") == FORMAT
     return content if whole and content.get("vocabulary") in ("joint", "separate") else None

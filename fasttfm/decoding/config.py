@@ -9,6 +9,9 @@ from typing import Literal
 _MOST = (1 << 31) - 1
 """No setting that counts something is larger: tensors and tables are indexed with such numbers."""
 
+_LARGEST_ALPHA = 30
+"""With it the penalty of the longest output still is a float."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodingConfig:
@@ -59,6 +62,8 @@ class DecodingConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} {value!r} must be a finite number of at least 0")
+        if self.alpha > _LARGEST_ALPHA:
+            raise ValueError(f"alpha {self.alpha!r} must be at most {_LARGEST_ALPHA}")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"temperature {self.temperature!r} must be a finite number greater than 0")
         if not 0 < self.sampling_topp <= 1:

@@ -16,6 +16,7 @@ from fasttfm.decoding.hypotheses import length_penalty
         ({"nbest": 5}, "nbest 5 is more than beam 4"),
         ({"length_penalty": "wu"}, "length_penalty 'wu' is unknown: choose gnmt, avg or none"),
         ({"alpha": -0.1}, "alpha -0.1"),
+        ({"alpha": 1e300}, r"alpha 1e\+300 must be at most 30"),
         ({"alpha": float("nan")}, "alpha nan"),
         ({"temperature": 0.0}, "temperature 0.0"),
         ({"sampling_topp": 0.0}, "sampling_topp 0.0"),
