@@ -267,7 +267,8 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) -
         rows = 32 if width == 64 and columns == 32 else 16
         return Tile(rows, columns, max(2, min(8, rows * columns * width // 16384)), 1)
     rows = {16: 16, 128: 64}.get(columns, 32)
-    return Tile(rows, columns, rows // 16 * (2 if extras == 2 and columns > 16 else 1), 1)
+    two = columns in (32, 128) or (columns == width == 64 and kind != "tf32" and chip.capability in (86, 89))
+    return Tile(rows, columns, rows // 16 * (2 if extras == 2 and two else 1), 1)
 
 
 @choice("attention_short.backward", alternatives=_alternatives)
