@@ -195,7 +195,7 @@ def test_a_reader_that_leaves_early_causes_no_complaint(model_dir):
     process.stdout.close()
     process.stdin.write(b"a dog\n" * 100)
     process.stdin.close()
-    assert process.wait(60) == 141
+    assert process.wait(600) == 141
     assert process.stderr.read() == b""
 
 

@@ -11,6 +11,7 @@ from fasttfm.errors import UserError
 
 def attention(heads: int = 2) -> Attention:
     source, read = ["▁a", "▁$x$", "</s>"], ["<s>", "▁ein", "犬"]
+    torch.manual_seed(1)
     weights = {
         kind: [torch.rand(heads, 3, 3).softmax(-1) for _ in range(2)] for kind in ("encoder", "cross", "decoder")
     }

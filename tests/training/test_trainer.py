@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import signal
-import time
+import sys
 
 import pytest
 import torch
@@ -173,26 +173,43 @@ def test_every_pair_is_seen_once_an_epoch(tiny_data, tiny_config, tmp_path):
     assert trainer.position.batch == 0
 
 
+KILLS_ITSELF = """
+import os, signal, sys
+from fasttfm.cli.main import main
+from fasttfm.training import checkpoint, log, optimization
+places = {
+    "update": (optimization.Optimization, "step"),
+    "checkpoint": (checkpoint, "_sync"),
+    "log": (log.RunLog, "write"),
+}
+owner, name = places[sys.argv[1]]
+left, original = int(sys.argv[2]), getattr(owner, name)
+def counted(*args):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+setattr(owner, name, counted)
+sys.exit(main(sys.argv[3:]))
+"""
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 @pytest.mark.parametrize("sampling", [0.0, 0.2])
 def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_path, sampling):
     changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 5, "clip_norm": 1.0}
     changes["subword_sampling"] = sampling
     assert run(train_command(tiny_data, tmp_path / "whole", **changes)).returncode == 0
     command = train_command(tiny_data, tmp_path / "killed", **changes)
-    kills = 0
-    for wanted, delay in ((5, 0.0), (20, 0.03), (35, 0.011)):
-        before = saved_steps(tmp_path / "killed")
-        process = start(command)
-        while process.poll() is None and not any(
-            step >= wanted and step not in before for step in saved_steps(tmp_path / "killed")
-        ):
-            time.sleep(0.002)
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        kills += process.returncode == -signal.SIGKILL
-    assert kills >= 1
+    words = command[command.index("train") :]
+    steps = []
+    for place, times in (("update", 13), ("checkpoint", 21), ("log", 11)):
+        killed = run([sys.executable, "-c", KILLS_ITSELF, place, str(times), *words])
+        assert killed.returncode == -signal.SIGKILL
+        steps.append(saved_steps(tmp_path / "killed")[-1])
+    assert 0 < steps[0] < steps[1] < steps[2] < 60
     assert run(command).returncode == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
     assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "killed")

@@ -18,6 +18,7 @@ CPU = torch.device("cpu")
 
 
 def make(data, config, **changes):
+    torch.manual_seed(11)
     settings = {"max_tokens": 64, "label_smoothing": 0.1, "decoding": None, "device": CPU, **changes}
     return Validator(data, **settings), Transformer(config.model)
 
