@@ -5,7 +5,7 @@ import torch
 from accuracy import compare, solve
 from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.feed_forward_tile import epilogue_route, gate_tile, product_tile
+from fasttfm.kernels.feed_forward_tile import GateTile, ProductTile, epilogue_route, gate_tile, product_tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,6 +111,27 @@ def test_the_bits_are_the_open_elements_in_an_eighth_of_a_bool_masks_bytes():
     assert torch.equal(hidden > 0, expected)
     _, _, bits = way(kernel.feed_forward, route="fused")(**tensors(21, 24, 1024, 8, torch.float32))
     assert bits.numel() * bits.element_size() * 8 == 21 * 1024
+
+
+def test_more_tiles_than_a_group_has_are_all_computed(monkeypatch):
+    """GROUP tiles of rows are taken together: 8, and here 10 of rows by 3 of columns."""
+    monkeypatch.setattr(kernel, "product_tile", lambda *size: ProductTile(16, 32, 16, 4, 1))
+    check(tensors(150, 24, 70, 40, torch.float32), dropout_p=0.2)
+
+
+def test_programs_that_take_several_tiles_of_rows_sum_every_row_once(monkeypatch):
+    monkeypatch.setattr(kernel, "gate_tile", lambda chip: GateTile(16, 128, 4, 2))
+    inputs = tensors(75, 24, 40, 8, torch.float32)  # five tiles for two programs
+    found = solve(way(by_launches("cublas", "cublas"), dropout_p=0.25), inputs)
+    expected = solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, stream=4), inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    out, hidden, bits = way(kernel.feed_forward, route="cublas")(**inputs)
+    *_, parts, _, _ = kernel.feed_forward_backward(
+        torch.ones_like(out), inputs["x"], hidden, bits, inputs["weight1"], inputs["weight2"],
+        bias1=True, bias2=True, route="cublas", in_parts=True,
+    )  # fmt: skip
+    assert parts.shape == (2, 40)
+    assert kernel.sum_programs(75, 40, 8, torch.float32, parts.device, "cublas") == 2
 
 
 @pytest.mark.parametrize("route", ["fused", "cublas"])
