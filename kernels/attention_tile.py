@@ -102,6 +102,7 @@ def hide(
     CAUSAL: tl.constexpr,
     MASK: tl.constexpr,  # none, bool (uint8, not zero: may attend) or add
     CHECKED: tl.constexpr,  # whether the tile reaches past the visible keys or the diagonal
+    OVERFLOWS: tl.constexpr = False,  # whether a score may be inf, a product out of its dtype's range
 ):
     """The scores with the mask added and -inf where the query may not attend."""
     if MASK != "none":
@@ -111,7 +112,11 @@ def hide(
         if MASK == "bool":
             s = tl.where(tl.load(at, mask=inside, other=1) != 0, s, float("-inf"))
         else:
-            s += tl.load(at, mask=inside, other=0.0).to(tl.float32) * LOG2E
+            added = tl.load(at, mask=inside, other=0.0).to(tl.float32) * LOG2E
+            if OVERFLOWS:
+                s = tl.where(added == float("-inf"), added, s + added)  # not inf + -inf
+            else:
+                s += added
     if CHECKED:
         seen = columns < visible - column
         if CAUSAL:

@@ -24,6 +24,9 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 
+_NONE = -(1 << 31)
+"""Stands for no padding: no token is that, where -1 may be one by mistake."""
+
 
 @jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
 def _forward(
@@ -36,7 +39,7 @@ def _forward(
     threshold,
     keep_scale,
     scale,
-    pad_id,  # -1: none
+    pad_id,  # _NONE: none
     M,
     L,
     N,
@@ -145,7 +148,7 @@ def forward(tokens, weight, positions, *, scale, pad_id, first_position, dropout
         seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
         _forward[(ceil_div(M, to.rows), ceil_div(N, to.columns))](
             tokens, weight, None if positions is None else positions[first_position:], y,
-            seed, stream, threshold, keep_scale, scale, -1 if pad_id is None else pad_id, M, L, N, V,
+            seed, stream, threshold, keep_scale, scale, _NONE if pad_id is None else pad_id, M, L, N, V,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
     return y
@@ -186,7 +189,7 @@ def _sum(dy, tokens, order, starts, out, length, scale, pad_id, dropout_p, seed,
         seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
         _sum_rows[(runs, ceil_div(N, to.columns))](
             dy, tokens, order, starts, out, seed, stream, threshold, keep_scale, scale,
-            -1 if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
+            _NONE if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
             ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
         )  # fmt: skip
     return out

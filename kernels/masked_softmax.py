@@ -36,6 +36,7 @@ def _scores(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """(ROWS, COLUMNS) scores in base 2; x points at the matrix of this plane, (queries, keys)."""
+    HALF: tl.constexpr = x.dtype.element_ty == tl.float16  # whose products easily leave its range
     rows = first_row + tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < queries) & (columns[None, :] < visible)
@@ -43,7 +44,7 @@ def _scores(
     s = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale
     return hide(
         s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_l, mask_s,
-        queries, visible, causal_offset, CAUSAL, MASK, True,
+        queries, visible, causal_offset, CAUSAL, MASK, True, HALF,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.functional._attention_torch import split_scale
 from fasttfm.functional._backend import use_triton
 
 
@@ -51,8 +52,9 @@ def forward(
         return attention_long.forward(query, key, value, scale=scale, **options)
     from fasttfm.kernels import masked_softmax
 
-    scores = torch.matmul(query, key.transpose(-2, -1)).contiguous()
-    p, kept = masked_softmax.forward(scores, scale, **options, in_place=True)
+    power, left = split_scale(scale, query.dtype)
+    scores = torch.matmul(query if power == 1.0 else query * power, key.transpose(-2, -1)).contiguous()
+    p, kept = masked_softmax.forward(scores, left, **options, in_place=True)
     output = torch.matmul(p if kept is None else kept, value)
     return output.transpose(1, 2).contiguous().transpose(1, 2), p
 

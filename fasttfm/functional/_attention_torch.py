@@ -101,6 +101,18 @@ def weights(
     return p.to(scores.dtype).contiguous()
 
 
+def split_scale(scale: float, dtype: torch.dtype) -> tuple[float, float]:
+    """What queries of this dtype are multiplied by before the product with the keys, and what scores are after it.
+
+    Scaling down before it keeps float16's products in range, as the kernels' float32 sums are; a power of two rounds
+    nothing.
+    """
+    if dtype != torch.float16 or not 0.0 < abs(scale) < 1.0:
+        return 1.0, scale
+    power = 2.0 ** math.floor(math.log2(abs(scale)))
+    return power, scale / power
+
+
 def drop(p: Tensor, dropout_p: float, seed: Tensor, stream: int) -> Tensor:
     """Dropout on weights (B, H, L, S), by the convention of kernels/philox.py."""
     batch, heads, queries, keys = p.shape
@@ -134,11 +146,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output, the weights before dropout (B, H, L, S), and after it (None without dropout)."""
     batch, heads, queries, _ = query.shape
-    q, left = _flat(query), scale
-    if query.dtype == torch.float16 and 0.0 < scale < 1.0:
-        # a power of two rounds nothing, and keeps the products in range as the kernels' float32 sums are
-        power = 2.0 ** math.floor(math.log2(scale))
-        q, left = q * power, scale / power
+    power, left = split_scale(scale, query.dtype)
+    q = _flat(query) if power == 1.0 else _flat(query) * power
     scores = torch.bmm(q, _flat(key).transpose(1, 2)).view(batch, heads, queries, key.shape[2])
     p = weights(scores, left, key_lengths, mask, causal, causal_offset)
     kept = drop(p, dropout_p, seed, stream) if seed is not None and dropout_p > 0.0 else None

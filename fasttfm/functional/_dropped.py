@@ -24,11 +24,18 @@ def active(dropout_p: float, seed: Tensor | None) -> bool:
 def seed_for(x: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor | None:
     """The seed that an operator is given: None when nothing is to be dropped, else one drawn now unless it came.
 
-    Raises ValueError unless 0 <= dropout_p <= 1.
+    Raises ValueError unless 0 <= dropout_p <= 1, and for a seed that kernels would take for another.
     """
     if reference.dropout_threshold(dropout_p) == 0:
         return None
-    return draw_seed(x.device) if seed is None else seed
+    if seed is None:
+        return draw_seed(x.device)
+    if seed.dtype is not torch.int64 or seed.shape != (1,) or seed.device != x.device:
+        raise ValueError(
+            f"seed is {seed.dtype} {tuple(seed.shape)} on {seed.device}: int64 (1,) on {x.device} is needed, "
+            "as draw_seed() makes it"
+        )
+    return seed
 
 
 def kept(x: Tensor, dropout_p: float, seed: Tensor | None, stream: int) -> Tensor:

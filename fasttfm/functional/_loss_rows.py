@@ -43,6 +43,20 @@ def _blocks(logits: Tensor, target: Tensor, counted: Tensor | None) -> Iterator[
         yield place, x, t if left is None else t.masked_fill(left, 0), left
 
 
+def _picked(x: Tensor, t: Tensor) -> Tensor:
+    """x (R, V) at the classes t (R, 1). Raises ValueError for a class that does not exist, where PyTorch notices."""
+    try:
+        return x.gather(1, t)[:, 0]
+    except RuntimeError:
+        wrong = t[(t < 0) | (t >= x.shape[1])]
+        if not wrong.numel():
+            raise
+        raise ValueError(
+            f"target holds {int(wrong[0])}: classes are numbered from 0 to {x.shape[1] - 1}, "
+            "and rows that do not count hold ignore_index"
+        ) from None
+
+
 def _gradient_(p: Tensor, t: Tensor, label_smoothing: float, scale: Tensor | None, left: Tensor | None) -> Tensor:
     """scale * d loss / d logits from the softmax p of some rows, in p's memory."""
     if label_smoothing:
@@ -76,7 +90,7 @@ def plain(
         weights = torch.empty_like(x) if weights is None else weights
         p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
         lse = x.amax(dim=1) - p.amax(dim=1).log()  # the largest weight is at least 1 / V: its logarithm is exact
-        row_nll = lse - x.gather(1, t)[:, 0]
+        row_nll = lse - _picked(x, t)
         row_loss = row_nll
         if label_smoothing:
             row_loss = torch.lerp(row_nll, lse - x.mean(dim=1), label_smoothing)

@@ -10,8 +10,8 @@ from torch import Tensor
 from fasttfm.functional import _attention_kernels as kernels
 from fasttfm.functional import _attention_torch as plain
 from fasttfm.functional._backend import chosen
+from fasttfm.functional._dropped import seed_for
 from fasttfm.functional._operators import Operator
-from fasttfm.functional.random import draw_seed
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -40,6 +40,8 @@ def check(
             f"query {tuple(query.shape)} and key {tuple(key.shape)} must agree in batch, heads and head size "
             "(expand the keys where heads are shared)"
         )
+    if query.shape[3] == 0:
+        raise ValueError(f"query {tuple(query.shape)} has heads of size 0: there is nothing to multiply")
     if query.dtype != key.dtype and not casts(query):
         raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
     if query.dtype not in _DTYPES:
@@ -101,8 +103,7 @@ def attention(
     check_value(query, key, value)
     if dropout_p == 0.0 and torch_is_faster(query, key, value, mask):
         return plain.fused(query, key, value, key_lengths, mask, causal, causal_offset, scale)
-    if dropout_p > 0.0 and seed is None:
-        seed = draw_seed(query.device)
+    seed = seed_for(query, dropout_p, seed)
     return _forward(
         query,
         key,
@@ -113,15 +114,16 @@ def attention(
         causal_offset,
         dropout_p,
         query.shape[-1] ** -0.5 if scale is None else scale,
-        seed if dropout_p > 0.0 else None,
+        seed,
         stream,
         chosen(),
     )[0]
 
 
-_FUSED = (16, 64)
+_FUSED = (16, 16)
 """From so many queries and keys on torch's fused CPU kernel is the faster in float32 and keeps no weights: forward and
 backward 1.3 and 1.1 times at 100 keys, 4.3 and 2.2 times at 1,024 under a triangle (`python -m benchmarks kernels`).
+Below 64 keys forward is hardly faster, backward half as long, its memory being touched for the first time.
 Few queries over many keys are a search's (attention_step.py); in bfloat16 its softmax and backward pass are slow."""
 
 

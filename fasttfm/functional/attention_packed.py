@@ -10,9 +10,9 @@ from torch import Tensor
 from fasttfm.functional import _attention_kernels as kernels
 from fasttfm.functional import _attention_torch as plain
 from fasttfm.functional._backend import chosen
+from fasttfm.functional._dropped import seed_for
 from fasttfm.functional._operators import Operator
 from fasttfm.functional.attention import autocast_products, casts, kernel_options, nothing
-from fasttfm.functional.random import draw_seed
 
 
 def varlen_attention(
@@ -40,8 +40,7 @@ def varlen_attention(
     Returns (Tq, H, Dv). Raises ValueError for shapes or dtypes that do not agree.
     """
     check(query, key, value, query_starts, key_starts, dropout_p)
-    if dropout_p > 0.0 and seed is None:
-        seed = draw_seed(query.device)
+    seed = seed_for(query, dropout_p, seed)
     return _forward(
         query,
         key,
@@ -53,7 +52,7 @@ def varlen_attention(
         causal,
         dropout_p,
         query.shape[-1] ** -0.5 if scale is None else scale,
-        seed if dropout_p > 0.0 else None,
+        seed,
         stream,
         chosen(),
     )[0]
@@ -89,9 +88,10 @@ def check(
 
 
 def _padded(x: Tensor, starts: Tensor, length: int) -> Tensor:
-    """(T, H, D) to (B, H, length, D); past the end of a sequence stands anything."""
+    """(T, H, D) to (B, H, length, D). Past its end a sequence repeats its last row: of other sequences and of filler it
+    must not even see what is not a number."""
     index = starts[:-1, None] + torch.arange(length, device=x.device)
-    return x[index.clamp_(max=x.shape[0] - 1)].transpose(1, 2)
+    return x[torch.minimum(index, starts[1:, None] - 1).clamp_(min=0)].transpose(1, 2)
 
 
 def _joined(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:

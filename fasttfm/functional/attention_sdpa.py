@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
 
 def _shared_heads(query: Tensor, x: Tensor) -> Tensor:
     """x with every head repeated for the query heads that share it."""
-    if query.dim() < 3 or x.dim() < 3 or query.shape[-3] % x.shape[-3]:
+    if query.dim() < 3 or x.dim() < 3 or query.shape[-3] % max(1, x.shape[-3]):
         raise ValueError(
             f"enable_gqa: query {tuple(query.shape)} needs a multiple of the heads (third dimension from the right) of "
             f"{tuple(x.shape)}"
@@ -61,4 +61,4 @@ def _four(x: Tensor, leading: torch.Size) -> Tensor:
     if len(leading) == 2:
         return x
     heads = leading[-1] if leading else 1
-    return x.reshape(-1 if 0 not in leading else 0, heads, *x.shape[-2:])
+    return x.reshape(leading[:-1].numel(), heads, *x.shape[-2:])

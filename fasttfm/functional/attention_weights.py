@@ -10,9 +10,9 @@ from torch import Tensor
 from fasttfm.functional import _attention_kernels as kernels
 from fasttfm.functional import _attention_torch as plain
 from fasttfm.functional._backend import chosen
+from fasttfm.functional._dropped import seed_for
 from fasttfm.functional._operators import Operator
-from fasttfm.functional.attention import check, kernel_options, nothing
-from fasttfm.functional.random import draw_seed
+from fasttfm.functional.attention import casts, check, kernel_options, nothing
 
 
 def attention_weights(
@@ -33,8 +33,11 @@ def attention_weights(
     Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...).
     """
     check(query, key, key_lengths, mask, dropout_p)
-    if dropout_p > 0.0 and seed is None:
-        seed = draw_seed(query.device)
+    seed = seed_for(query, dropout_p, seed)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
+    power, left = plain.split_scale(scale, dtype)
+    query = query if power == 1.0 else query * power
     scores = query @ key.transpose(-2, -1)  # (B, H, L, S), under autocast in its dtype
     return _softmax(
         scores,
@@ -43,8 +46,8 @@ def attention_weights(
         causal,
         causal_offset,
         dropout_p,
-        query.shape[-1] ** -0.5 if scale is None else scale,
-        seed if dropout_p > 0.0 else None,
+        left,
+        seed,
         stream,
         chosen(),
     )[0]

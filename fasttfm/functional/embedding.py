@@ -42,13 +42,24 @@ def _forward_compute(
             stream=stream,
         )
         return y, y.new_empty(0, dtype=torch.bool)
-    x = torch.nn.functional.embedding(tokens, weight).to(wide(weight.dtype))  # (B, L, N), a fresh tensor
+    x = _rows_of(weight, tokens).to(wide(weight.dtype))  # (B, L, N), a fresh tensor
     if positions is None:
         x *= scale
     else:
         torch.add(positions[first_position : first_position + tokens.shape[1]].to(x.dtype), x, alpha=scale, out=x)
     keep = kept(x.view(-1, x.shape[-1]), dropout_p, seed, stream)
     return _mask_(x, tokens, pad_id, keep, dropout_p).to(weight.dtype), keep
+
+
+def _rows_of(weight: Tensor, tokens: Tensor) -> Tensor:
+    """weight[tokens]. Raises ValueError for a token that does not exist, where PyTorch notices."""
+    try:
+        return torch.nn.functional.embedding(tokens, weight)
+    except IndexError:
+        raise ValueError(
+            f"tokens reach from {int(tokens.min())} to {int(tokens.max())}: weight {tuple(weight.shape)} has rows 0 to "
+            f"{weight.shape[0] - 1}"
+        ) from None
 
 
 def _mask_(x: Tensor, tokens: Tensor, pad_id: int | None, keep: Tensor, dropout_p: float) -> Tensor:
@@ -188,6 +199,8 @@ def embed(
     """
     if tokens.dim() != 2 or weight.dim() != 2:
         raise ValueError(f"tokens {tuple(tokens.shape)} and weight {tuple(weight.shape)} must be (B, L) and (V, N)")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"tokens are {tokens.dtype}: they must be int64")
     if positions is not None:
         last = first_position + tokens.shape[1]
         if (

@@ -106,24 +106,30 @@ def test_hidden_keys_whose_float16_scores_overflow_stay_hidden(backend, hide):
     with F.backend(backend):
         output = F.attention(q, k, v, scale=1.0, **hide)
         gradients = torch.autograd.grad(output.sum(), (q, k))
-        if backend == "torch":
-            weights = F.attention_weights(q, k, scale=1.0, **hide)
-            assert weights.flatten().tolist() == [0.5, 0.5, 0.0, 0.0]
+        weights = F.attention_weights(q, k, scale=1.0, **hide)
+    assert weights.flatten().tolist() == [0.5, 0.5, 0.0, 0.0]
     torch.testing.assert_close(output, torch.full_like(output, 1.5))
     assert all(torch.isfinite(g).all() for g in gradients)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("width", [64, 48])
-def test_float16_products_beyond_its_range_are_scaled_before_they_overflow(backend, width):
-    """Q K^T is 73,728 or more here, 9,216 and more when scaled: the softmax is that of float32."""
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("width", [64, 48, 272])
+def test_float16_products_beyond_its_range_are_scaled_before_they_overflow(backend, width, sign):
+    """Q K^T is 73,728 or more here, 9,216 and more when scaled: the softmax is that of float32. Heads of 272 go through
+    matrix products and masked_softmax.py."""
     q, k = torch.full((1, 1, 1, width), 48.0), torch.full((1, 1, 3, width), 32.0)
     k[0, 0, 1] = 31.75
-    v = heads(1, 1, 3, width)
-    expected, _ = reference.attention(q.double(), k.double(), v.half().double())
+    v, scale = heads(1, 1, 3, width), sign * width**-0.5
+    leaves = [x.half().requires_grad_() for x in (q, k, v)]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    expected, _ = reference.attention(*exact, scale=scale)
+    wanted = torch.autograd.grad(expected.sum(), exact)
     with F.backend(backend):
-        output = F.attention(q.half(), k.half(), v.half())
-    torch.testing.assert_close(output.double(), expected, atol=2e-3, rtol=2e-3)
+        for output in (F.attention(*leaves, scale=scale), F.attention_weights(*leaves[:2], scale=scale) @ leaves[2]):
+            torch.testing.assert_close(output.double(), expected, atol=2e-3, rtol=2e-3)
+            for found, want in zip(torch.autograd.grad(output.sum(), leaves), wanted):
+                torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -265,13 +271,19 @@ def test_one_query_at_a_time_equals_all_at_once(backend):
 # ------------------------------------------------------------------------------ torch's scaled_dot_product_attention
 
 
-@pytest.mark.parametrize("leading", [(2, 3), (4,), (), (2, 2, 3), (0, 2)])
+@pytest.mark.parametrize("leading", [(2, 3), (4,), (), (2, 2, 3), (0, 2), (0,), (2, 0, 3)])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}])
 def test_scaled_dot_product_attention_equals_torch(leading, options):
     q, k, v = (heads(*leading, n, 8) for n in (5, 7, 7))
     torch.testing.assert_close(
         F.scaled_dot_product_attention(q, k, v, **options), scaled_dot_product_attention(q, k, v, **options)
     )
+
+
+def test_scaled_dot_product_attention_of_no_queries_and_of_no_keys():
+    q, k, none = heads(2, 2, 3, 5, 8), heads(2, 2, 3, 7, 8), heads(2, 2, 3, 0, 8)
+    assert F.scaled_dot_product_attention(none, k, k).shape == (2, 2, 3, 0, 8)
+    assert torch.equal(F.scaled_dot_product_attention(q, none, none), torch.zeros_like(q))
 
 
 def test_scaled_dot_product_attention_takes_torchs_masks():
@@ -318,6 +330,9 @@ K = torch.zeros(2, 3, 5, 8)
         ((Q, K, K), {"mask": torch.ones(4, 5, dtype=torch.int32)}, "bool .True attends. or floats"),
         ((Q, K, K), {"mask": torch.ones(4, 5, device="meta")}, "both must be on one device"),
         ((Q, K, K), {"dropout_p": 1.5}, "must lie in"),
+        ((Q, K, K), {"dropout_p": 0.5, "seed": torch.tensor([1], dtype=torch.int32)}, "seed is torch.int32"),
+        ((Q, K, K), {"dropout_p": 0.5, "seed": torch.tensor([1, 2])}, r"int64 \(1,\) on cpu is needed"),
+        ((Q[..., :0], K[..., :0], K), {}, "heads of size 0"),
     ],
 )
 def test_wrong_arguments_are_named(args, options, message):

@@ -148,6 +148,8 @@ def test_autocast_leaves_the_loss_in_float32():
         ({"logits": torch.zeros(13)}, r"must be \(M, V\) and \(M,\)"),
         ({"target": torch.zeros(12, dtype=torch.int64)}, "must be"),
         ({"target": torch.zeros(13, dtype=torch.int32)}, "int64"),
+        ({"target": torch.full((13,), 50)}, "target holds 50: classes are numbered from 0 to 49"),
+        ({"target": torch.full((13,), -7)}, "target holds -7"),
         ({"reduction": "none"}, "choose mean or sum"),
         ({"label_smoothing": -0.1}, "label_smoothing -0.1"),
         ({"logits": torch.zeros(50, 13).t().requires_grad_(), "inplace": True}, r"call .contiguous\(\)"),

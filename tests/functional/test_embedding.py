@@ -131,6 +131,9 @@ def test_autocast_keeps_the_residual_streams_dtype():
     ("change", "message"),
     [
         ({"tokens": torch.zeros(5, dtype=torch.int64)}, r"must be \(B, L\) and \(V, N\)"),
+        ({"tokens": torch.zeros(3, 5)}, "tokens are torch.float32: they must be int64"),
+        ({"tokens": torch.tensor([[0, 30]])}, r"tokens reach from 0 to 30: weight \(30, 12\) has rows 0 to 29"),
+        ({"tokens": torch.tensor([[-1, 3]]), "pad_id": None}, "tokens reach from -1 to 3"),
         ({"first_position": 5}, r"at least 10, 12"),
         ({"first_position": -1}, "begin at position -1"),
         ({"positions": torch.zeros(9, 11)}, "12"),

@@ -95,12 +95,12 @@ def test_the_gradient_has_the_same_bits_twice_although_tokens_repeat():
 
 
 def test_a_token_that_does_not_exist_gives_what_is_not_a_number_and_touches_nothing():
-    tokens = torch.tensor([[1, 40, -3]])
+    tokens = torch.tensor([[1, 40, -3, -1]])
     weight = torch.randn(40, 16)
     options = {"scale": 1.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "stream": 0}
     y = kernel.forward(tokens, weight, None, first_position=0, **options)
-    assert y.isnan().any(dim=2).tolist() == [[False, True, True]]
-    gradient = kernel.weight_gradient(torch.ones(1, 3, 16), tokens, 40, **options)
+    assert y.isnan().any(dim=2).tolist() == [[False, True, True, True]]
+    gradient = kernel.weight_gradient(torch.ones(1, 4, 16), tokens, 40, **options)
     assert gradient.sum().item() == 16
 
 
