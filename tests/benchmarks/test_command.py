@@ -179,7 +179,12 @@ def test_report_and_compare_get_the_rest_of_the_line(monkeypatch):
 def test_the_shell_sees_130_after_ctrl_c(tmp_path):
     words = [sys.executable, "-m", "benchmarks", "kernels", "--quick", "--device", "cpu", "--threads", "1"]
     process = subprocess.Popen(
-        [*words, "--out", str(tmp_path)], cwd=machine.ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        [*words, "--out", str(tmp_path)],
+        cwd=machine.ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell starts what is behind & without it
     )
     assert process.stdout is not None
     process.stdout.readline()  # the ceilings: it is measuring
