@@ -17,9 +17,9 @@ What is given is SentencePiece's own segmentation, so that its normalisation is 
 could cross the cut (in English around every word); unknown pieces, bytes and user-defined symbols are left as they
 are. Each part is a walk through states: the merges made so far, or the place in the lattice. A state's outcomes are
 built once and kept, by the alias method (Walker 1977) a draw from them is a few array look-ups, and the walks of a
-whole batch go on together, a step of all of them at a time. One core of an AMD EPYC draws some 1.5 million tokens a
-second of unigram and 0.5 million of bpe segmentations once it has seen the words, and 0.2 million in the first epoch,
-between the updates: training on a CPU hardly notices, a GPU that trains as fast waits for it.
+whole batch go on together, a step of all of them at a time. Once the words are known, one CPU core draws some hundred
+thousand tokens a second for bpe and over a million for unigram, between the updates: training on a CPU hardly notices,
+a GPU that trains as fast waits for it.
 """
 
 from __future__ import annotations

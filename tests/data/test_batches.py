@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fasttfm.data.batches import TokenBatches, collate, pad_source, sorted_batches
 from fasttfm.data.config import DataConfig
+from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
@@ -166,22 +167,61 @@ def test_sampling_draws_anew_each_epoch_keeps_the_text_and_the_budget(spoken):
         TokenBatches(pairs, 200, sampling=0.3)
 
 
-@pytest.mark.parametrize("amount", [0.1, 0.9])
-def test_sampling_leaves_out_no_pair_and_nearly_all_draws_fit(spoken, amount):
+@pytest.mark.parametrize(("amount", "window", "budget"), [(0.1, 64, 60), (0.1, 3, 60), (0.9, 64, 60), (0.9, 4, 30)])
+def test_sampling_leaves_out_no_pair_and_most_draws_fit(spoken, monkeypatch, amount, window, budget):
+    monkeypatch.setattr("fasttfm.data.batches._WINDOW", window)
     tokenizer, _, pairs = spoken
-    batches = TokenBatches(pairs, 40, seed=5, sampling=amount, tokenizers=(tokenizer, tokenizer))
+    batches = TokenBatches(pairs, budget, seed=5, sampling=amount, tokenizers=(tokenizer, tokenizer))
     assert batches.skipped == 0
     drawn = SubwordSampler(tokenizer, amount).sample(
         [pairs.target(i) for i in range(len(pairs))], sentence_keys(5, 1, np.arange(len(pairs)), 1)
     )
-    taken = 0
+    seen, taken = [], 0
+    assert len(batches.epoch(1)) == len(batches)
     for indices in batches.epoch(1):
         batch = batches.batch(indices, 1)
+        assert len(batch) * max(batch.source.shape[1], batch.target_in.shape[1]) <= budget
         for i, row, length in zip(indices, batch.target_out.tolist(), batch.target_lengths.tolist(), strict=True):
             ids = row[: length - 1]
             assert ids in (drawn[i].tolist(), pairs.target(i).tolist())
             taken += ids == drawn[i].tolist()
-    assert taken > 0.9 * len(pairs)
+            seen.append(int(i))
+    assert sorted(seen) == list(range(len(pairs)))
+    assert taken > 0.75 * len(pairs)
+
+
+def test_a_batch_in_the_middle_of_an_epoch_is_the_same_without_those_before(spoken, monkeypatch):
+    """What a run that goes on from a checkpoint sees."""
+    monkeypatch.setattr("fasttfm.data.batches._WINDOW", 3)
+    tokenizer, _, pairs = spoken
+
+    def visit(places) -> list[tuple]:
+        batches = TokenBatches(pairs, 60, seed=5, sampling=0.2, tokenizers=(tokenizer, tokenizer))
+        order = batches.epoch(2)
+        found = []
+        for place in places:
+            indices = order[place]
+            found.append((indices.tolist(), batches.batch(indices, 2).source.tolist()))
+        return found
+
+    whole = visit(range(12))
+    assert [visit([place])[0] for place in range(12)] == whole
+    assert visit([-1]) == visit([len(TokenBatches(pairs, 60, 5, None, 0.2, (tokenizer, tokenizer))) - 1])
+
+
+def test_sampled_batches_are_of_like_length_and_full():
+    pairs = demo_pairs()
+    lines = [next(pairs) for _ in range(3000)]
+    tokenizer = train_tokenizer([line for pair in lines for line in pair], vocab_size=1000)
+    ids = [tokenizer.encode_lines([pair[side] for pair in lines]) for side in (0, 1)]
+    batches = TokenBatches(ParallelTokens.from_lists(*ids), 1000, 1, None, 0.1, (tokenizer, tokenizer))
+    total = real = 0
+    for indices in batches.epoch(0):
+        batch = batches.batch(indices, 0)
+        total += batch.source.numel() + batch.target_in.numel()
+        real += batch.source_tokens + batch.target_tokens
+    assert 1 - real / total < 0.12
+    assert real / len(batches) > 0.7 * 2000
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": 4}, {"max_sentence_tokens": 0}, {"subword_sampling": 1.5}])
