@@ -33,6 +33,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _profiling = torch.autograd._profiler_enabled
+_any_autocast = torch._C._is_any_autocast_enabled  # takes no argument: half the price of asking for a device
 _autocast_enabled = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
 _set_autocast = torch.set_autocast_enabled
@@ -127,14 +128,13 @@ class Operator:
         gradient = False
         for i in self._tensors:
             a = args[i]
+            if a is None:
+                continue
             kind = type(a)
-            if kind is Tensor or kind is Parameter:
-                if a.is_neg():
-                    return self.dispatched(*args)
-                if a.requires_grad:
-                    gradient = True
-            elif a is not None:
+            if (kind is not Tensor and kind is not Parameter) or a.is_neg():
                 return self.dispatched(*args)
+            if a.requires_grad:
+                gradient = True
         first = args[0]
         if first.is_cpu:
             device = "cpu"
@@ -143,7 +143,7 @@ class Operator:
         else:  # a meta tensor, another GPU than the current one, another kind of device
             return self.dispatched(*args)
         run = self._differentiate if gradient and _grad_enabled() else self._compute
-        if not _autocast_enabled(device):
+        if not _any_autocast() or not _autocast_enabled(device):
             return run(*args)
         if self._cast is not None:
             args = self._cast(args, _autocast_dtype(device))
