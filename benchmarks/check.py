@@ -8,6 +8,7 @@ Exit status 0 when every file is fit, 1 when one is not, 2 when one cannot be re
 from __future__ import annotations
 
 import argparse
+import functools
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from fasttfm.cli.parser import Parser
 
 _MOST_SHARE = 1.05
 """Of the roofline; what exceeds it was measured wrongly, or against ceilings measured wrongly."""
+_ROUNDED = 0.01
+"""What rounding to four digits may make of a quotient of two of a record's numbers, generously."""
 
 
 def problems(record: Record) -> list[str]:
@@ -38,12 +41,19 @@ def problems(record: Record) -> list[str]:
         found.append("is of --smoke, whose times mean nothing: run --quick, the standard level or --full")
     if record.get("status") == "wrong":
         found.append(f"has a wrong result ({record['reason']}): open an issue with it instead")
-    share = (record.get("roofline") or {}).get("share")
-    if share is not None and share > _MOST_SHARE:
-        found.append(f"is at {share:.2f} of the roofline: nothing can be faster than the device; run it on an idle one")
+    roofline, time = record.get("roofline"), record.get("time_us")
+    if roofline and time:
+        share = roofline["floor_us"] / time["p50"]
+        if share > _MOST_SHARE:
+            found.append(
+                f"is at {share:.2f} of the roofline: nothing can be faster than the device; run it on an idle one"
+            )
+        if abs(roofline["share"] - share) > _ROUNDED * share:
+            found.append(f"says {roofline['share']:.3g} of the roofline, but its floor and time give {share:.3g}")
     return found
 
 
+@functools.cache
 def _unknown_commit(commit: str) -> bool:
     """Whether this checkout can tell that it does not have the commit."""
     shallow = subprocess.run(
@@ -71,8 +81,14 @@ def check(path: Path) -> tuple[list[str], list[str]]:
     counted = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
     said = [f"{path}: {len(found)} records ({counted or 'none'}) of {'; '.join(machines) or 'no machine'}"]
     wrong: dict[str, list[str]] = {}
+    seen: set[tuple[str, str]] = set()
     for record in found:
-        for problem in problems(record):
+        what = problems(record)
+        if "schema" in record:
+            measured = records.key(record), _machine(record)
+            what += ["was measured before in the same file: keep one of them"] if measured in seen else []
+            seen.add(measured)
+        for problem in what:
             wrong.setdefault(problem, []).append(title(record))
     complaints = [
         f"{path}: {len(titles)} of {len(found)} records: {titles[0]}{', ...' if len(titles) > 1 else ''} {problem}"

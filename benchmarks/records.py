@@ -11,6 +11,7 @@ read them:
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -36,6 +37,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+_AT_LEAST_ONE: dict[str, Any] = {"type": "integer", "minimum": 1}
 _POSITIVE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
 _RATE: dict[str, Any] = {"type": "number", "minimum": 0}
 _MAYBE: dict[str, Any] = {"type": ["number", "null"], "minimum": 0}
@@ -69,7 +71,7 @@ BENCHMARK = _object(
         "status": {"enum": list(STATUSES)},
         "reason": {"type": ["string", "null"]},
         "clock": _TEXT,
-        "time_us": _or_null(_object({"p20": _POSITIVE, "p50": _POSITIVE, "p80": _POSITIVE, "runs": _COUNT})),
+        "time_us": _or_null(_object({"p20": _POSITIVE, "p50": _POSITIVE, "p80": _POSITIVE, "runs": _AT_LEAST_ONE})),
         "throughput": _or_null(_object({"value": _RATE, "unit": _TEXT})),
         "tflop_per_s": _MAYBE,
         "gb_per_s": _MAYBE,
@@ -186,7 +188,7 @@ def problems(value: Any, schema: dict[str, Any], where: str = "record") -> list[
     if "anyOf" in schema:
         tried = [problems(value, option, where) for option in schema["anyOf"]]
         return [] if any(not t for t in tried) else max(tried, key=len)
-    if "const" in schema and value != schema["const"]:
+    if "const" in schema and (value != schema["const"] or type(value) is not type(schema["const"])):
         found.append(f"{where} is {value!r}: {schema['const']!r} is needed")
     if "enum" in schema and value not in schema["enum"]:
         found.append(f"{where} is {value!r}: one of {schema['enum']} is needed")
@@ -200,6 +202,8 @@ def problems(value: Any, schema: dict[str, Any], where: str = "record") -> list[
         if "pattern" in schema and not re.search(schema["pattern"], value):
             found.append(f"{where} is {value!r}: it must match {schema['pattern']}")
     if _is(value, "number"):
+        if not math.isfinite(value):
+            return [*found, f"{where} is {value}: a finite number is needed"]
         if not value >= schema.get("minimum", float("-inf")):
             found.append(f"{where} is {value}: at least {schema['minimum']} is needed")
         if not value > schema.get("exclusiveMinimum", float("-inf")):
@@ -229,6 +233,9 @@ def validate(record: Record) -> None:
             found.append(f"record.status is {record['status']} but record.time_us is {record['time_us']}")
         if (record["status"] == "timed") == bool(record["reason"]):
             found.append(f"record.status is {record['status']} but record.reason is {record['reason']!r}")
+        time = record["time_us"]
+        if time is not None and not time["p20"] <= time["p50"] <= time["p80"]:
+            found.append(f"record.time_us is not in order: p20 {time['p20']}, p50 {time['p50']}, p80 {time['p80']}")
         if (
             record["status"] == "timed"
             and record["error"]
@@ -259,12 +266,14 @@ def read(path: Path) -> list[Record]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8: a file of records is JSON lines") from error
     records = []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
             validate(record)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}, is no record of this suite: {error}") from error
         records.append(record)
     return records
