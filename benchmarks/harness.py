@@ -9,9 +9,10 @@ Work when the case's turn has come, because all works together would not fit in 
     reference      the same function in float64: it is called with the inputs cast so
 
 A provider never sees the clock, and never the same input twice in a row: the harness draws ROTATION inputs, hands them
-round, empties the caches and synchronizes. It refuses inputs that are constant, a provider whose numbers are wrong
-(status "wrong", no time), one that writes over its inputs, one that answers from memory when the same memory has new
-contents, and one that leaves out the dropout it was given. What a pass means:
+round, empties the caches and synchronizes. It refuses inputs that are constant, a provider whose numbers are wrong at
+the moment the clock stops, before the timed runs or after them (status "wrong", no time), one that writes over its
+inputs, one that answers from memory when the same memory has new contents, one whose answer computes itself only when
+it is looked at, and one that leaves out the dropout it was given. What a pass means:
 
     forward            function(*inputs) without gradients, as in inference
     training forward   function(*inputs), keeping what its backward needs
@@ -47,6 +48,8 @@ ROTATION = 4
 LEVELS = ("smoke", "quick", "standard", "full")
 """smoke: the smallest shapes, to see that everything runs; its times mean nothing."""
 GRADIENT_PASSES = ("backward", "forward+backward")
+REFUSALS = (Exception, SystemExit)
+"""What a provider may raise without ending the run."""
 PURE_PASSES = ("forward", "training forward", *GRADIENT_PASSES)
 """Same inputs, same answer: their works have no state."""
 
@@ -85,7 +88,7 @@ class Work:
 
     inputs: Callable[[int], tuple[Any, ...]]
     providers: Mapping[str, Provider | Absent]
-    reference: Provider | None = None
+    reference: Provider
     """Computes the right answer from the inputs cast to float64; a module in float64 where parameters take part."""
     without_dropout: Mapping[str, Provider | Absent] | None = None
     """The same providers with dropout off, which is what the check compares. The timed ones must then differ from run
@@ -168,15 +171,34 @@ class Rotation:
 
 def draw(case: Case, work: Work, seed: int, count: int = ROTATION) -> list[tuple]:
     """The inputs of a work. Raises ValueError where they are constant or shared, so that a time would flatter."""
-    draws = []
-    for i in range(count):
-        torch.manual_seed(seed + i)
-        draws.append(work.inputs(i))
+    draws = [_drawn(case, work, seed, i) for i in range(count)]
     numerics.refuse_flattering_inputs(draws)
-    if case.passes == "forward":  # as in inference; some providers refuse to compute without a gradient otherwise
-        for x in numerics.tensors(draws):
-            x.requires_grad_(False)
     return draws
+
+
+def _drawn(case: Case, work: Work, seed: int, i: int) -> tuple:
+    torch.manual_seed(seed + i)
+    inputs = work.inputs(i)
+    if case.passes == "forward":  # as in inference; some providers refuse to compute without a gradient otherwise
+        for x in numerics.tensors(inputs):
+            x.requires_grad_(False)
+    return inputs
+
+
+class Guard:
+    """Knows what the inputs held when they were drawn."""
+
+    def __init__(self, case: Case, work: Work, draws: list[tuple], seed: int) -> None:
+        self._draws, self._again = draws, lambda i: _drawn(case, work, seed, i)
+        self._drawn = [numerics.fingerprint(inputs) for inputs in draws]
+
+    def written(self, inputs: tuple) -> bool:
+        """Whether these inputs, if they are some of the draws, were written over; they are then as drawn again."""
+        place = next((i for i, each in enumerate(self._draws) if each is inputs), None)
+        if place is None or numerics.fingerprint(inputs) == self._drawn[place]:
+            return False
+        numerics.overwrite(inputs, self._again(place))
+        return True
 
 
 def _parameters(function: Provider) -> list[Tensor]:
@@ -243,12 +265,16 @@ class Entry:
         self.status, self.reason, self.times = status, reason, []
 
 
-def _words(error: Exception) -> str:
+class Wrong(Exception):
+    """What a provider did that no time may be printed for."""
+
+
+def _words(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
 
 
-def _first_call(entry: Entry, case: Case, work: Work, inputs: tuple, device: torch.device) -> None:
+def _first_call(entry: Entry, case: Case, work: Work, inputs: tuple, guard: Guard, device: torch.device) -> None:
     assert entry.function is not None
     start = time.perf_counter()
     with torch.set_grad_enabled(case.passes != "forward"):
@@ -256,33 +282,61 @@ def _first_call(entry: Entry, case: Case, work: Work, inputs: tuple, device: tor
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     entry.compile_s = time.perf_counter() - start
+    if guard.written(inputs):
+        entry.fail("wrong", "writes over its inputs")
 
 
-def _check(entries: dict[str, Entry], case: Case, work: Work, inputs: tuple) -> None:
+def _at_the_bell(clock: Clock, case: Case, work: Work, function: Provider, inputs: tuple, expected: Any) -> Any:
+    """The answer as it stands when the clock stops: what is not finished then is wrong."""
+    for x in numerics.tensors(expected):  # so that freed memory does not hold the right answer by chance
+        torch.full(x.shape, -77, dtype=getattr(torch, case.dtype), device=x.device)
+    made: list[Any] = []
+    clock.microseconds(lambda: made.append(answer(case.passes, function, inputs, work.gradient)))
+    kind = numerics.unread(made[0])
+    return Unread(kind) if kind else numerics.copied(made[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """In the place of an answer that may compute itself only when it is looked at."""
+
+    kind: str
+
+
+def _compare(entry: Entry, work: Work, found: Any, expected: Any, allowed: float, when: str = "") -> None:
+    """Status "wrong" for an answer that is not the expected one."""
+    if isinstance(found, Unread):
+        entry.fail("wrong", f"answers with a {found.kind}, which may compute only when it is looked at: return tensors")
+        return
+    try:
+        entry.error = work.error(found, expected)
+    except Exception as error:  # not even of the shape that can be compared
+        entry.fail("wrong", f"an answer that cannot be compared: {_words(error)}")
+        return
+    if not entry.error <= allowed:
+        entry.fail("wrong", f"error {entry.error:.3g} against the reference{when}, {allowed:.3g} is allowed")
+
+
+def _check(entries: dict[str, Entry], case: Case, work: Work, inputs: tuple, guard: Guard, clock: Clock) -> None:
     """Gives every provider its error, and status "wrong" to one whose error is too large."""
     compared: Mapping[str, Any] = work.providers if work.without_dropout is None else work.without_dropout
-    if work.reference is None:
-        return
     expected = answer(case.passes, work.reference, numerics.in_float64(inputs), work.gradient)
-    before = numerics.fingerprint(inputs)
     # the plain one first: the others' bound is made from its error
     for name in sorted((n for n, e in entries.items() if e.status == "timed"), key=lambda n: n != work.plain):
         entry = entries[name]
+        first = entries.get(work.plain)
+        plain = first.error if first is not None and first.status == "timed" and name != work.plain else None
+        entry.allowed = numerics.allowed(case.dtype, plain) if work.allowed is None else work.allowed
         try:
             own = numerics.copied(inputs) if name in work.overwrites else inputs
-            found = answer(case.passes, compared[name], own, work.gradient)
-        except Exception as error:
+            found = _at_the_bell(clock, case, work, compared[name], own, expected)
+            _compare(entry, work, found, expected, entry.allowed)
+            if entry.status == "timed" and work.without_dropout is not None:
+                _check_dropout(entry, case, work, inputs)
+        except REFUSALS as error:
             entry.fail("refused", _words(error))
-            continue
-        entry.error = work.error(found, expected)
-        plain = entries[work.plain].error if work.plain in entries and name != work.plain else None
-        entry.allowed = numerics.allowed(case.dtype, plain) if work.allowed is None else work.allowed
-        if not entry.error <= entry.allowed:
-            entry.fail("wrong", f"error {entry.error:.3g} against the reference, {entry.allowed:.3g} is allowed")
-        elif numerics.fingerprint(inputs) != before:
+        if guard.written(inputs) and entry.status == "timed":
             entry.fail("wrong", "writes over its inputs")
-        elif work.without_dropout is not None and name in work.providers:
-            _check_dropout(entry, case, work, inputs)
 
 
 def _check_dropout(entry: Entry, case: Case, work: Work, inputs: tuple) -> None:
@@ -292,44 +346,61 @@ def _check_dropout(entry: Entry, case: Case, work: Work, inputs: tuple) -> None:
         entry.fail("wrong", "two runs with dropout gave the same: it leaves dropout out")
 
 
-def _check_memory(name: str, entry: Entry, case: Case, work: Work, draws: list[tuple], seed: int) -> None:
-    """The same memory with new contents must give what new memory with these contents gives."""
-    assert entry.function is not None
-    function = entry.function if work.without_dropout is None else None
-    if function is None or name in work.overwrites or case.passes not in PURE_PASSES or not numerics.tensors(draws[0]):
+def _check_again(
+    entries: dict[str, Entry], case: Case, work: Work, draws: list[tuple], seed: int, clock: Clock
+) -> None:
+    """After the timed runs: the same memory with new contents must give the right answer to these."""
+    inputs = draws[0]
+    if case.passes not in PURE_PASSES or work.without_dropout is not None or not numerics.tensors(inputs):
         return
-    torch.manual_seed(seed + ROTATION)
-    fresh = work.inputs(ROTATION)
-    for x, like in zip(numerics.tensors(fresh), numerics.tensors(draws[0])):
-        x.requires_grad_(like.requires_grad)
-    if not numerics.overwrite(draws[0], fresh):
+    fresh = _drawn(case, work, seed, ROTATION)
+    if not numerics.overwrite(inputs, fresh):
         return
-    expected, found = (answer(case.passes, function, x, work.gradient) for x in (fresh, draws[0]))
-    if not work.error(found, expected) <= numerics.allowed(case.dtype, None):
-        entry.fail("wrong", "gave the same again when its inputs' memory had new contents: it answers from memory")
+    expected = answer(case.passes, work.reference, numerics.in_float64(fresh), work.gradient)
+
+    def check(name: str, entry: Entry) -> None:
+        assert entry.function is not None
+        first = entry.error, entry.allowed
+        own = numerics.copied(inputs) if name in work.overwrites else inputs
+        found = _at_the_bell(clock, case, work, entry.function, own, expected)
+        # another draw has another error of the plain one, which nobody took: half of the digits, as for that one
+        allowed = max(entry.allowed or 0.0, numerics.allowed(case.dtype, None))
+        _compare(entry, work, found, expected, allowed, ", by now or where its inputs' memory has new contents")
+        entry.error, entry.allowed = first
+
+    _try(entries, check)
 
 
 def _try(entries: dict[str, Entry], act: Callable[[str, Entry], None]) -> None:
-    """act on every provider that still stands; one that raises is refused, in its own words."""
+    """act on every provider that still stands; one that raises is refused, in its own words, or wrong."""
     for name, entry in entries.items():
         if entry.status == "timed":
             try:
                 act(name, entry)
-            except Exception as error:  # a provider that refuses these inputs is a result
+            except Wrong as error:
+                entry.fail("wrong", str(error))
+            except REFUSALS as error:  # a provider that refuses these inputs is a result
                 entry.fail("refused", _words(error))
 
 
 def begun(
-    case: Case, work: Work, given: Callable[[str], tuple], inputs: tuple, device: torch.device
-) -> dict[str, Entry]:
-    """Every provider called once and checked: what may be timed has status "timed"."""
+    case: Case,
+    work: Work,
+    given: Callable[[str], tuple],
+    draws: list[tuple],
+    seed: int,
+    device: torch.device,
+    clock: Clock,
+) -> tuple[dict[str, Entry], Guard]:
+    """Every provider called once and checked: what may be timed has status "timed". And who watches the inputs."""
     entries = {
         name: Entry(None, "absent", provider.install) if isinstance(provider, Absent) else Entry(provider)
         for name, provider in work.providers.items()
     }
-    _try(entries, lambda name, entry: _first_call(entry, case, work, given(name), device))
-    _check(entries, case, work, inputs)
-    return entries
+    guard = Guard(case, work, draws, seed)
+    _try(entries, lambda name, entry: _first_call(entry, case, work, given(name), guard, device))
+    _check(entries, case, work, draws[0], guard, clock)
+    return entries, guard
 
 
 def run(
@@ -372,14 +443,19 @@ def _measure(
         inputs = rotation.next(name)
         return numerics.copied(inputs) if name in work.overwrites else inputs
 
-    entries = begun(case, work, given, draws[0], setting.device)
+    entries, guard = begun(case, work, given, draws, setting.seed, setting.device, clock)
 
     def one(name: str, entry: Entry, look: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
         """look(run) at a run of this provider on its next inputs."""
         assert entry.function is not None
         inputs = given(name)
+        versions = [x._version for x in numerics.tensors(inputs)]
         with torch.set_grad_enabled(case.passes != "forward"):
-            return look(prepare(case.passes, entry.function, inputs, work.gradient)), inputs
+            found = look(prepare(case.passes, entry.function, inputs, work.gradient))
+        if name not in work.overwrites and [x._version for x in numerics.tensors(inputs)] != versions:
+            guard.written(inputs)  # puts them right
+            raise Wrong("writes over its inputs in later runs")
+        return found, inputs
 
     def warm(name: str, entry: Entry) -> None:
         for _ in range(work.warm_up):
@@ -390,14 +466,16 @@ def _measure(
                 entry.launches, _ = one(name, entry, clock.launches)
 
     def timed(name: str, entry: Entry) -> None:
-        def look(act: Callable[[], Any]) -> float:
+        def look(act: Callable[[], Any]) -> tuple[float, str | None]:
             made: list[Any] = []  # dropped when the clock has stopped: freeing it is not the provider's work
             taken = clock.microseconds(lambda: made.append(act()))
             if work.details is not None:
                 entry.last = made[0]
-            return taken
+            return taken, numerics.unread(made[0])
 
-        taken, inputs = one(name, entry, look)
+        (taken, kind), inputs = one(name, entry, look)
+        if kind:
+            raise Wrong(f"answers timed runs with a {kind}, which may compute only when it is looked at")
         entry.times.append(taken)
         if work.units is not None:
             entry.rates.append(work.units(*inputs) / taken * 1e6)
@@ -413,5 +491,8 @@ def _measure(
         order.shuffle(names)  # who follows whom changes from round to round
         _try({name: entries[name] for name in names}, timed)
         done += 1
-    _try(entries, lambda name, entry: _check_memory(name, entry, case, work, draws, setting.seed))
+    written = [guard.written(inputs) for inputs in draws]
+    if any(written):  # past the tensors' version counters, so that nobody knows who it was
+        _try(entries, lambda name, entry: entry.fail("wrong", "some provider of this case wrote over timed inputs"))
+    _check_again(entries, case, work, draws, setting.seed, clock)
     return entries

@@ -12,8 +12,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _FLOOR = {"float32": 32, "float16": 2, "bfloat16": 2}
 """Units in the last place that are allowed beside twice the plain error, as in tests/gpu/test_kernels.py."""
@@ -121,23 +122,66 @@ def allowed(dtype: str, plain: float | None) -> float:
     return eps**0.5 if plain is None else 2 * plain + _FLOOR[dtype] * eps
 
 
-def fingerprint(inputs: tuple) -> list[float]:
-    """Changes when a tensor's contents do."""
-    with torch.no_grad():
-        return [
-            float((x.double() if x.is_floating_point() else x.long()).sum()) if x.numel() < 1 << 24 else float(x.sum())
-            for x in tensors(inputs)
-        ]
+_CHUNK = 1 << 22
+
+
+def fingerprint(value: Any) -> Any:
+    """Changes when any bit of a tensor or array does, or another value; equal for equal contents."""
+    if isinstance(value, Tensor):
+        return _bits(value.detach())
+    if isinstance(value, np.ndarray):
+        return hash(value.tobytes())
+    if isinstance(value, (tuple, list)):
+        return tuple(fingerprint(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((key, fingerprint(item)) for key, item in value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return tuple(fingerprint(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return value if isinstance(value, (int, float, str, bytes)) else None
+
+
+def _bits(x: Tensor) -> int:
+    """A sum of the contents in words of 64 bits, each times an odd number of its place: one changed word changes it."""
+    x = x.contiguous()
+    if x.storage_offset() * x.element_size() % 8:
+        x = x.clone()
+    content = x.flatten().view(torch.uint8)
+    whole = content.numel() // 8 * 8
+    sums = [content[whole:].long().sum()]
+    generator = torch.Generator().manual_seed(11)
+    places = torch.randint(1 << 62, (min(_CHUNK, whole // 8),), generator=generator).mul_(2).add_(1).to(x.device)
+    for part in content[:whole].view(torch.int64).split(_CHUNK):
+        sums.append((part * places[: part.numel()]).sum())  # wraps around
+    found = 0
+    for each in torch.stack(sums).tolist():
+        found = (found * 0x9E3779B97F4A7C15 + each) % (1 << 64)
+    return found
+
+
+def unread(value: Any) -> str | None:
+    """The type in an answer that may compute only when it is looked at, after the clock; None where there is none."""
+    if isinstance(value, Tensor):
+        return None if type(value) in (Tensor, nn.Parameter) else type(value).__name__
+    if type(value) in (tuple, list):
+        return next((found for item in value if (found := unread(item))), None)
+    if type(value) is dict:
+        return unread(list(value.values()))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return unread([getattr(value, field.name) for field in dataclasses.fields(value)])
+    finished = value is None or isinstance(value, (int, float, str, np.generic, np.ndarray))
+    return None if finished else type(value).__name__
 
 
 def overwrite(old: tuple, new: tuple) -> bool:
-    """Writes new's contents into old's memory; False, and nothing is written, where the shapes differ."""
+    """Writes new's contents into old's memory; False, and nothing is written, where the shapes differ.
+
+    Without a trace in the tensors' version counters, so that nothing but the contents tells.
+    """
     pairs = list(zip(tensors(old), tensors(new)))
     if len(tensors(old)) != len(tensors(new)) or any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
         return False
-    with torch.no_grad():
-        for a, b in pairs:
-            a.copy_(b)
+    for a, b in pairs:
+        a.data.copy_(b.data)
     return True
 
 

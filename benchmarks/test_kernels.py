@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import harness, kernels, numerics
 from benchmarks.__main__ import usual_dtype
+from benchmarks.clocks import Clocks
 from benchmarks.harness import Rotation, Setting, Work
 
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -31,6 +32,7 @@ _SETTING = Setting(
     level=os.environ.get("FASTTFM_BENCHMARK_LEVEL", "quick"),
     threads=torch.get_num_threads(),
 )
+_CLOCKS = Clocks(_DEVICE)
 _CASES = {f"{case.title}": case for case in kernels.cases(_SETTING)}
 
 
@@ -54,7 +56,8 @@ def test_kernel(title: str, provider: str, benchmark: Any) -> None:
         inputs = rotation.next(name)
         return numerics.copied(inputs) if name in work.overwrites else inputs
 
-    entry = harness.begun(case, work, given, draws[0], _DEVICE)[provider]
+    entries, _ = harness.begun(case, work, given, draws, _SETTING.seed, _DEVICE, _CLOCKS.of(case))
+    entry = entries[provider]
     if entry.status == "wrong":
         pytest.fail(str(entry.reason))
     if entry.function is None or entry.status != "timed":

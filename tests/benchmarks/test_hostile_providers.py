@@ -1,0 +1,240 @@
+"""A provider that would be fast by any other way than computing has no time, and does not harm the others'."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from benchmarks import harness, numerics, records
+from benchmarks.clocks import HostClock
+from benchmarks.harness import Case, Setting, Work
+from benchmarks.machine import describe
+
+HERE = describe()
+SETTING = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
+
+
+class FakeClock:
+    """Every run takes ten microseconds. A provider runs ten times: first, check, two to warm up, memory, launches,
+    three rounds, check."""
+
+    name = "fake"
+
+    def microseconds(self, run):
+        run()
+        return 10.0
+
+    def peak_bytes(self, run):
+        run()
+
+    def launches(self, run):
+        run()
+
+
+def draw(i):
+    return (torch.randn(8, 16, requires_grad=True),)
+
+
+def plain(x):
+    return torch.tanh(x) * 2
+
+
+def rows(providers, passes="forward", *, clock=None, **work):
+    """Records by provider, of a work whose right answer is plain()'s."""
+    work = Work(**{"inputs": draw, "providers": providers, "reference": plain, **work})
+    case = Case(group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, make=lambda _: work)
+    found = harness.run(case, SETTING, clock or FakeClock(), 0.0, machine=HERE, least_rounds=3)
+    for record in found:
+        records.validate(record)
+    return {record["provider"]: record for record in found}
+
+
+def beside_plain(provider, passes="forward", **work):
+    """The row of a provider that runs beside plain PyTorch and ours, which must not suffer from it."""
+    found = rows({"hostile": provider, "torch eager": plain, "fasttfm": plain}, passes, **work)
+    assert found["torch eager"]["status"] == found["fasttfm"]["status"] == "timed"
+    row = found["hostile"]
+    assert row["time_us"] is row["throughput"] is row["roofline"] is None
+    return row["status"], row["reason"]
+
+
+class Lazy(torch.Tensor):
+    """Computes nothing until somebody looks."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        real = [plain(a.as_subclass(torch.Tensor)) if isinstance(a, Lazy) else a for a in args]
+        return function(*real, **(kwargs or {}))
+
+
+class LazyList(list):
+    def __iter__(self):
+        return (plain(x) for x in super().__iter__())
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        lambda x: x,
+        torch.zeros_like,
+        lambda x: plain(x) * float("nan"),
+        lambda x: plain(x)[:-1],
+        lambda x: plain(x)[None],
+        lambda x: (plain(x), plain(x)),
+        lambda x: plain(x).tolist(),
+        lambda x: None,
+        lambda x: (y for y in [plain(x)]),
+    ],
+    ids=["inputs", "zeros", "nan", "short", "wide", "twice", "numbers", "nothing", "generator"],
+)
+def test_what_is_not_the_answer_has_no_time(provider):
+    assert beside_plain(provider)[0] == "wrong"
+
+
+def test_plain_pytorch_that_is_wrong_lets_nobody_else_be_wrong():
+    found = rows({"torch eager": lambda x: plain(x) * float("nan"), "zeros": torch.zeros_like, "fasttfm": plain})
+    assert [found[name]["status"] for name in ("torch eager", "zeros", "fasttfm")] == ["wrong", "wrong", "timed"]
+
+
+@pytest.mark.parametrize("lazy", [lambda x: x.as_subclass(Lazy), lambda x: LazyList([x])], ids=["tensor", "list"])
+def test_what_computes_when_it_is_looked_at_has_no_time(lazy):
+    status, reason = beside_plain(lazy)
+    assert status == "wrong"
+    assert "compute only when it is looked at" in reason
+    calls = []
+
+    def later(x):
+        calls.append(1)
+        return lazy(x) if len(calls) > 5 else plain(x)
+
+    status, reason = beside_plain(later)
+    assert status == "wrong"
+    assert "answers timed runs" in reason
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_what_is_not_finished_when_the_clock_stops_has_no_time(delay):
+    def elsewhere(x):
+        y = torch.empty_like(x)
+
+        def work():
+            time.sleep(delay)
+            for row, result in zip(plain(x), y):
+                time.sleep(0.002)
+                result.copy_(row)
+
+        threading.Thread(target=work).start()
+        return y
+
+    status, reason = beside_plain(elsewhere, clock=HostClock(torch.device("cpu")))
+    assert status == "wrong"
+    assert "against the reference" in reason
+
+
+def scaled(x):
+    x.data.mul_(0.5)
+
+
+def zeroed(x):
+    with torch.no_grad():
+        x.zero_()
+
+
+def turned_around(x):
+    """The sum stays what it was."""
+    x.data.copy_(x.data.flip(0))
+
+
+@pytest.mark.parametrize("write", [scaled, zeroed, turned_around])
+@pytest.mark.parametrize("since", [1, 2, 5, 8])
+def test_who_writes_over_the_inputs_has_no_time(write, since):
+    """since: the call from which it does so: the first, the check, the warm-up, the timed rounds."""
+    calls = []
+
+    def writes(x):
+        calls.append(1)
+        y = plain(x)
+        if len(calls) >= since:
+            write(x)
+        return y
+
+    found = rows({"hostile": writes, "torch eager": plain})
+    assert found["hostile"]["status"] == "wrong"
+    assert found["hostile"]["time_us"] is None
+    assert "over" in found["hostile"]["reason"]
+    if since <= 2 or write is zeroed:  # later and behind autograd's back nobody knows who it was: no row has a time
+        assert found["torch eager"]["status"] == "timed"
+    else:
+        assert found["torch eager"]["status"] == "wrong"
+
+
+def test_who_is_documented_to_write_over_its_inputs_gets_a_copy():
+    def writes(x):
+        y = plain(x)
+        scaled(x)
+        return y
+
+    found = rows({"torch eager": plain, "writes": writes}, overwrites=frozenset({"writes"}))
+    assert found["writes"]["status"] == found["torch eager"]["status"] == "timed"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [lambda x: x.data_ptr(), id, lambda x: (x.data_ptr(), x._version)],
+    ids=["memory", "identity", "memory and version"],
+)
+def test_who_answers_from_memory_has_no_time(key):
+    known = {}
+    status, reason = beside_plain(lambda x: known.setdefault(key(x), plain(x)))
+    assert status == "wrong"
+    assert "memory has new contents" in reason
+
+
+@pytest.mark.parametrize("passes", ["forward", "training forward", "backward", "forward+backward"])
+def test_who_stops_computing_after_the_check_has_no_time(passes):
+    calls = []
+
+    def tires(x):
+        calls.append(1)
+        return plain(x) if len(calls) <= 5 else x * 0
+
+    status, reason = beside_plain(tires, passes)
+    assert status == "wrong"
+    assert "by now" in reason
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 8, 9])
+@pytest.mark.parametrize("error", [RuntimeError("no more"), SystemExit(0)])
+def test_who_raises_at_any_run_is_refused(last, error):
+    calls = []
+
+    def raises(x):
+        calls.append(1)
+        if len(calls) >= last:
+            raise error
+        return plain(x)
+
+    status, reason = beside_plain(raises)
+    assert status == "refused"
+    assert reason == f"{type(error).__name__}: {error}"
+
+
+def test_a_case_without_a_reference_is_none():
+    with pytest.raises(TypeError, match="not callable"):
+        rows({"torch eager": plain}, reference=None)
+    with pytest.raises(TypeError, match="reference"):
+        Work(inputs=draw, providers={})
+
+
+def test_a_fingerprint_knows_every_bit_and_place():
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool):
+        x = torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).mul(3).round().to(dtype)
+        before = numerics.fingerprint((x, [x[1:]]))
+        assert numerics.fingerprint((x.clone(), [x.clone()[1:]])) == before
+        other = x.flip(0)
+        assert numerics.fingerprint((other, [other[1:]])) != before
+        flat = x.clone().view(torch.uint8)
+        flat[-1, -1] ^= 1
+        assert numerics.fingerprint(x) != numerics.fingerprint(flat.view(dtype))
+    assert numerics.fingerprint(([1, 2], {"a": "b"})) != numerics.fingerprint(([2, 1], {"a": "b"}))
