@@ -2,6 +2,7 @@
 
     python -m benchmarks                          every group, this machine's device
     python -m benchmarks --quick kernels blocks   some groups, in a few minutes
+    python -m benchmarks end_to_end demo          from text to BLEU, in minutes; --full does that too
     python -m benchmarks report                   one page from all records
     python -m benchmarks compare OLD NEW          what changed between two files of records
     python -m benchmarks roofline                 what each device allows, from P100 to B200
@@ -56,6 +57,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""
 _NOISY = 4 / 3
+REAL_TEXT = "from real text to BLEU, hours: python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER"
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
 
 
@@ -63,8 +65,9 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks",
         description=__doc__.split("\n\n")[0],
-        epilog="Also: `python -m benchmarks report` and `python -m benchmarks compare OLD NEW`, each with its own "
-        "--help. Stopping with Ctrl-C keeps what was measured. docs/benchmarks.md tells how to read a row.",
+        epilog="Also: `python -m benchmarks end_to_end demo`, from text to BLEU in minutes (--full runs it after all "
+        "groups), `python -m benchmarks report` and `python -m benchmarks compare OLD NEW`, each with its own --help. "
+        "Stopping with Ctrl-C keeps what was measured. docs/benchmarks.md tells how to read a row.",
     )
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; default: all")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose line of progress contains TEXT")
@@ -129,6 +132,8 @@ def usual_dtype(device: torch.device) -> torch.dtype:
 def chosen_cases(groups: Sequence[str], only: str, setting: Setting) -> list[Case]:
     """The cases of the groups, in order. Raises UserError for a group that is not one, or when no case is left."""
     for group in groups:
+        if group in COMMANDS:
+            raise UserError(f"{group} is a command of its own: python -m benchmarks {group} --help")
         if group not in GROUPS:
             raise UserError(f"{group} is no group: {', '.join(GROUPS)} (or {', '.join(COMMANDS)})")
     cases = [c for g in GROUPS if not groups or g in groups for c in importlib.import_module(GROUPS[g]).cases(setting)]
@@ -239,13 +244,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(arguments)
         setting = setting_of(args)
         cases = chosen_cases(args.groups, args.only, setting)
+        all_groups = not args.groups and not args.only
         if args.list:
             print("\n".join(f"{case.group} {case.title}" for case in cases))
+            if all_groups:
+                when = "last" if args.full else "with --full, or"
+                print(f"end_to_end demo: {when} python -m benchmarks end_to_end demo")
+                print(f"end_to_end {REAL_TEXT}")
             return 0
         out = args.out or (None if setting.level == "smoke" else RESULTS)
         if out is not None:
             writable(out)
-        return run_cases(cases, setting, out)
+        status = run_cases(cases, setting, out)
+        if args.full and all_groups:
+            from benchmarks import end_to_end
+
+            end_to_end.run_built_in(out or RESULTS, args.device, args.threads)
+        if args.full:
+            print(f"not among these: {REAL_TEXT}")
+        return status
     except UserError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2

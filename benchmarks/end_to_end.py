@@ -1,11 +1,12 @@
 """From raw text to BLEU with the commands that a user types, kept as one record.
 
+    python -m benchmarks end_to_end demo                                       built in, minutes; --full runs it too
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER [-- --max-minutes 30 ...]
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER --peer torch.nn --minutes 30
     python -m benchmarks end_to_end tatoeba-enja --text FOLDER --work FOLDER
-    python -m benchmarks end_to_end demo --text demo/text --work demo          what make demo left
 
 FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. What follows -- goes to `fasttfm train`.
+The demo corpus writes itself, into a folder that goes afterwards where --work names none.
 Like the commands themselves it can be stopped and started again: training resumes, and a finished run is only scored.
 With --peer the plain torch.nn trainer (peers/torch_nn_trainer.py) takes the place of `fasttfm train` and `translate`:
 the same prepared data, the preset's model and batches, the minutes given, greedy search. It starts anew each time.
@@ -17,6 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.records import RESULTS
+from fasttfm.cli.parser import Parser
+from fasttfm.errors import UserError
 
-RESULTS = Path(__file__).with_name("results")
+BUILT_IN = "demo"
+"""The corpus that needs no files."""
+TORCH_NN = "torch.nn"
 TARGETS = (10, 20, 25, 30, 35, 40)
 """Validation scores whose minutes a record tells."""
 
@@ -46,7 +53,7 @@ class Corpus:
 
 
 CORPORA = {
-    "demo": Corpus(
+    BUILT_IN: Corpus(
         source="en",
         target="de",
         test="test",
@@ -75,7 +82,7 @@ def _file(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    raise SystemExit(f"end_to_end: neither {name} nor {name}.gz is in {folder}")
+    raise UserError(f"--text {folder} has neither {name} nor {name}.gz")
 
 
 def _fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
@@ -160,20 +167,12 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
     }
 
 
-def run_peer(name: str, text: Path, work: Path, minutes: float, threads: int) -> dict[str, Any]:
-    """As run(), with the plain torch.nn trainer; the corpus of the record is named after both."""
+def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[str] = ()) -> dict[str, Any]:
+    """As run(), with the plain torch.nn trainer, which gets `more` too; the record's corpus is named after both."""
     out, output = work / "torch.nn", work / "output-torch.nn.txt"
     data = prepare(name, text, work)
     preset = CORPORA[name].train[CORPORA[name].train.index("--preset") + 1]
-    options = [
-        "--preset",
-        preset,
-        "--minutes",
-        f"{minutes:g}",
-        "--seed",
-        "1",
-        *(["--threads", str(threads)] * bool(threads)),
-    ]
+    options = ["--preset", preset, "--minutes", f"{minutes:g}", "--seed", "1", *more]
     command = ["-m", "benchmarks.peers.torch_nn_trainer", *options]
     print("$ python", *command, flush=True)
     with output.open("wb") as translations:
@@ -205,14 +204,45 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, threads: int) ->
     }
 
 
+def keep(record: dict[str, Any], folder: Path) -> None:
+    """Appends the record to the file of its corpus and trainer, and says what it found."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = record["corpus"].replace(", ", "-").replace(".", "-")
+    file = folder / f"end-to-end-{name}.jsonl"
+    with file.open("a") as lines:
+        lines.write(json.dumps(record) + "\n")
+    print(
+        f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}", flush=True
+    )
+
+
+def _built_in_text(work: Path) -> Path:
+    from fasttfm.data.demo import write_demo_corpus
+
+    write_demo_corpus(work / "text")
+    return work / "text"
+
+
+def run_built_in(results: Path, device: str | None = None, threads: int | None = None) -> None:
+    """The built-in corpus with ours, then for as many minutes with the plain torch.nn trainer; two records."""
+    more = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        text = _built_in_text(work)
+        ours = run(BUILT_IN, text, work, more)
+        keep(ours | machine.describe(), results)
+        minutes = max(ours["training_minutes"], 0.1)
+        keep(run_peer(BUILT_IN, text, work, minutes, more) | machine.describe(), results)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks end_to_end", description="From raw text to BLEU.")
+    parser = Parser(prog="python -m benchmarks end_to_end", description="From raw text to BLEU.")
     parser.add_argument("corpus", choices=CORPORA)
-    parser.add_argument("--text", type=Path, required=True, help="folder of train, valid and test files")
-    parser.add_argument("--work", type=Path, required=True, help="folder for prepared data, model and output")
-    parser.add_argument("--peer", choices=["torch.nn"], help="train with this in fasttfm's place")
+    parser.add_argument("--text", type=Path, help="folder of train, valid and test files; demo writes its own")
+    parser.add_argument("--work", type=Path, help="folder for prepared data, model and output; demo needs none")
+    parser.add_argument("--peer", choices=[TORCH_NN], help="train with this in fasttfm's place")
     parser.add_argument("--minutes", type=float, help="of training with --peer")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU, with --peer; 0: what PyTorch takes")
     parser.add_argument("--note", help="kept in the record as it is")
@@ -221,20 +251,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     more = arguments[split + 1 :]
     if bool(args.peer) != (args.minutes is not None) or (args.peer and more):
         parser.error("--peer and --minutes go together, and nothing after -- goes with them")
+    if args.corpus != BUILT_IN and (args.text is None or args.work is None):
+        parser.error(f"{args.corpus} needs --text and --work: only {BUILT_IN} brings its own text")
+    if args.work is not None:
+        return _measure(args, args.work, more)
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(args, Path(folder), more)
+
+
+def _measure(args: argparse.Namespace, work: Path, more: Sequence[str]) -> int:
+    text = args.text or _built_in_text(work)
     if args.peer:
-        record = run_peer(args.corpus, args.text, args.work, args.minutes, args.threads) | machine.describe()
+        threads = ["--threads", str(args.threads)] if args.threads else []
+        record = run_peer(args.corpus, text, work, args.minutes, threads) | machine.describe()
     else:
-        record = run(args.corpus, args.text, args.work, more) | machine.describe()
+        record = run(args.corpus, text, work, more) | machine.describe()
     if args.note:
         record["note"] = args.note
-    args.results.mkdir(parents=True, exist_ok=True)
-    peer = f"-{args.peer.replace('.', '-')}" if args.peer else ""
-    file = args.results / f"end-to-end-{args.corpus}{peer}.jsonl"
-    with file.open("a") as lines:
-        lines.write(json.dumps(record) + "\n")
-    print(f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}")
+    keep(record, args.results)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from benchmarks.__main__ import main as suite
+
+    sys.exit(suite(["end_to_end", *sys.argv[1:]]))

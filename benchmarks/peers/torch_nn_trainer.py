@@ -188,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--valid-minutes", type=float, default=2.0, help="between validations; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: what PyTorch takes")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda where there is one")
     args: argparse.Namespace = parser.parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -202,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 valid_minutes=args.valid_minutes,
                 seed=args.seed,
                 log=log,
-                device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+                device=torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu")),
             )
             lines: list[str] = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
             stopwatch = Stopwatch()

@@ -132,6 +132,7 @@ def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
     ("words", "message"),
     [
         (["kernals"], "kernals is no group: kernels"),
+        (["kernels", "end_to_end"], "end_to_end is a command of its own: python -m benchmarks end_to_end --help"),
         (["--only", "nothing like it"], "no case contains 'nothing like it'"),
         (["--device", "gpu"], "--device gpu is no device"),
         (["--device", "meta"], "--device meta is not one"),
@@ -157,12 +158,46 @@ def test_cases_can_be_listed_without_running(group, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_full_without_groups_goes_on_to_the_end(group, tmp_path, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr("benchmarks.end_to_end.run_built_in", lambda *arguments: ran.append(arguments))
+    monkeypatch.setattr(command, "SECONDS", dict.fromkeys(command.SECONDS, 0.0))
+    out = ["--out", str(tmp_path)]
+    assert command.main(["--full", "--device", "cpu", "--threads", "1", *out]) == 0
+    assert ran == [(tmp_path, "cpu", 1)]
+    assert "python -m benchmarks end_to_end multi30k --text" in capsys.readouterr().out.splitlines()[-1]
+    for words in (["--full", "kernels"], ["--full", "--only", "first"], ["--quick"], []):
+        assert command.main([*words, *out]) == 0
+    assert len(ran) == 1
+
+
+def test_the_list_tells_how_to_run_from_end_to_end(group, capsys):
+    assert command.main(["--list"]) == 0
+    *cases, built_in, real = capsys.readouterr().out.splitlines()
+    assert cases == ["kernels first  float32 forward", "kernels second  float32 forward"]
+    assert built_in.endswith("with --full, or python -m benchmarks end_to_end demo")
+    assert "end_to_end multi30k --text FOLDER" in real
+    assert command.main(["--full", "--list", "kernels"]) == 0
+    assert "end_to_end" not in capsys.readouterr().out
+
+
 def test_the_help_names_groups_and_commands(capsys):
     with pytest.raises(SystemExit) as stopped:
         command.main(["--help"])
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
-    for word in (*command.GROUPS, "report", "compare", "--quick", "--full", "--only", "--device", "--dtype", "--out"):
+    for word in (
+        *command.GROUPS,
+        "end_to_end demo",
+        "report",
+        "compare",
+        "--quick",
+        "--full",
+        "--only",
+        "--device",
+        "--dtype",
+        "--out",
+    ):
         assert word in printed
 
 

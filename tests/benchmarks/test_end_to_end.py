@@ -57,10 +57,44 @@ def test_a_run_of_the_plain_trainer_leaves_a_record(text, tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("arguments", [["--peer", "torch.nn"], ["--minutes", "3"]])
 def test_a_peer_needs_its_minutes(arguments, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        end_to_end.main(["multi30k", "--text", str(tmp_path), "--work", str(tmp_path), *arguments])
-    assert stop.value.code == 2
+    assert main(["end_to_end", "multi30k", "--text", str(tmp_path), "--work", str(tmp_path), *arguments]) == 2
     assert "--peer and --minutes go together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["multi30k"], "multi30k needs --text and --work: only demo brings its own text"),
+        (["wmt"], "invalid choice: 'wmt'"),
+        (["multi30k", "--text", "nowhere", "--work", "{}"], "--text nowhere has neither train.en nor train.en.gz"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_line(arguments, message, tmp_path, capsys):
+    assert main(["end_to_end", *(word.format(tmp_path / "work") for word in arguments)]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+
+
+def test_the_built_in_corpus_needs_nothing_and_leaves_ours_and_the_plain_trainers_record(tmp_path, monkeypatch, capsys):
+    """The two runs themselves are replaced: they take minutes, and stand in tests of their own."""
+    ran = []
+
+    def run(name, text, work, *more):
+        assert (text / "train.en").exists()
+        ran.append((name, *more))
+        return {"corpus": name, "bleu": 12.345, "training_minutes": 1.5}
+
+    monkeypatch.setattr(end_to_end, "run", run)
+    monkeypatch.setattr(end_to_end, "run_peer", lambda *a: run(*a) | {"corpus": "demo, torch.nn"})
+    end_to_end.run_built_in(tmp_path, "cpu", 3)
+    options = ["--device", "cpu", "--threads", "3"]
+    assert ran == [("demo", options), ("demo", 1.5, options)]
+    assert {path.name for path in tmp_path.iterdir()} == {"end-to-end-demo.jsonl", "end-to-end-demo-torch-nn.jsonl"}
+    assert main(["end_to_end", "demo", "--results", str(tmp_path)]) == 0
+    assert ran[2:] == [("demo", [])]
+    assert len((tmp_path / "end-to-end-demo.jsonl").read_text().splitlines()) == 2
+    assert "BLEU 12.35 after 1.5 minutes" in capsys.readouterr().out
 
 
 def test_the_plain_greedy_search_is_greedy_search():
