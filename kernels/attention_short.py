@@ -278,6 +278,8 @@ def backward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) 
         return Tile(16, columns, min(8, columns * width // 256), 1)
     rows = 32 if width == 64 and columns > 16 and extras < 2 else 16
     if kind == "tf32":
+        if chip.capability == 90 and columns == 64:
+            rows = 16  # 32 spill there
         most = 4 if chip.capability == 120 and rows == columns else 8  # eight spill there
         return Tile(rows, columns, 2 if columns == 16 else most, 1)
     warps = max(min(4, columns // 8), columns * width // 1024)
