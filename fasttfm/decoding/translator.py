@@ -75,7 +75,7 @@ class Translator:
         """
         from fasttfm.config import build, gather
         from fasttfm.models import Transformer
-        from fasttfm.training.checkpoint import load_weights, read_weights, resolve_checkpoint
+        from fasttfm.training.checkpoint import check_vocabulary, load_weights, read_weights, resolve_checkpoint
 
         path = Path(path)
         if not (path / "config.yaml").is_file():
@@ -101,6 +101,7 @@ class Translator:
                 )
         where = pick_device(device)
         folder = resolve_checkpoint(path, checkpoint)
+        check_vocabulary(folder, path)
         model = Transformer(config.model)
         load_weights(model, read_weights(folder), folder)
         model.to(device=where, dtype=_DTYPES[precision]).eval()

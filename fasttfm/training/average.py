@@ -10,6 +10,7 @@ from torch import Tensor
 from fasttfm.errors import UserError
 from fasttfm.training.checkpoint import (
     checkpoints_folder,
+    read_meta,
     read_weights,
     save_checkpoint,
     saved_steps,
@@ -57,5 +58,6 @@ def average_last(model_dir: str | Path, last: int) -> tuple[Path, list[int]]:
         )
     chosen = steps[-last:]
     target = checkpoints_folder(model_dir) / "average"
-    save_checkpoint(target, average_weights([step_folder(model_dir, step) for step in chosen]), {"average_of": chosen})
+    meta = {"average_of": chosen, "vocabulary": read_meta(step_folder(model_dir, chosen[-1])).get("vocabulary")}
+    save_checkpoint(target, average_weights([step_folder(model_dir, step) for step in chosen]), meta)
     return target, chosen

@@ -3,7 +3,7 @@
     MODEL/checkpoints/step-000001000/model.safetensors    weights, as translated with
                                      state.safetensors    all that resuming needs (newest two checkpoints only)
                                      sha256sums           of the two, as `sha256sum --check` reads it
-                                     meta.json            step, epoch, the best step so far
+                                     meta.json            step, epoch, the best step so far, the vocabulary's digest
     MODEL/checkpoints/average/       the same without state
 
 A checkpoint is written under a temporary name, synced to the disk and then renamed, so a process killed at any moment
@@ -208,6 +208,30 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise _damaged(path, ValueError("not a JSON object"))
     return meta
+
+
+def vocabulary_digest(model_dir: str | Path) -> str | None:
+    """The SHA-256 of the SentencePiece models of a model directory; None when it has none."""
+    digest, names = hashlib.sha256(), ("spm.model", "spm.src.model", "spm.tgt.model")
+    found = [path for path in (Path(model_dir) / name for name in names) if path.is_file()]
+    for path in found:
+        digest.update(path.read_bytes())
+    return digest.hexdigest() if found else None
+
+
+def check_vocabulary(checkpoint: Path, model_dir: str | Path) -> None:
+    """Raise UserError when a checkpoint says that it was trained with another vocabulary than is in `model_dir`.
+
+    Of the same size it would load, and translate into nonsense. Weights that say nothing (a bare file) pass.
+    """
+    if not (checkpoint / META_FILE).is_file():
+        return
+    said = read_meta(checkpoint).get("vocabulary")
+    if said is not None and said != vocabulary_digest(model_dir):
+        raise UserError(
+            f"{checkpoint}: was trained with another vocabulary than the SentencePiece model in {model_dir}: give a "
+            "checkpoint of this model, or copy its SentencePiece model back"
+        )
 
 
 def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:

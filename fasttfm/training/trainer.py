@@ -20,6 +20,7 @@ from fasttfm.data import Batch, TokenBatches
 from fasttfm.errors import Stopped, UserError
 from fasttfm.training.checkpoint import (
     TrainingState,
+    check_vocabulary,
     checkpoints_folder,
     load_weights,
     model_weights,
@@ -30,6 +31,7 @@ from fasttfm.training.checkpoint import (
     save_checkpoint,
     saved_steps,
     step_folder,
+    vocabulary_digest,
 )
 from fasttfm.training.config import TrainingConfig
 from fasttfm.training.interrupt import Interruption
@@ -360,6 +362,7 @@ class Trainer:
             "step": position.step,
             "epoch": position.epoch + 1,
             "best_step": position.best[0][1] if position.best else None,
+            "vocabulary": vocabulary_digest(self.model_dir),
         }
         save_checkpoint(step_folder(self.model_dir, position.step), weights, meta, state)
         self._saved = now
@@ -372,6 +375,7 @@ class Trainer:
         if not steps:
             return
         checkpoint = step_folder(self.model_dir, steps[-1])
+        check_vocabulary(checkpoint, self.model_dir)
         state = read_state(checkpoint)
         load_weights(self.model, read_weights(checkpoint), checkpoint)
         try:

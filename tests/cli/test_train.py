@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from fasttfm.cli.main import main
+from fasttfm.data.tokenizer import train_tokenizer
+from fasttfm.decoding.translator import Translator
 from fasttfm.training.checkpoint import saved_steps, step_folder
 
 SMALL = shlex.split(
@@ -186,6 +188,23 @@ def test_going_on_with_another_vocabulary_or_text_is_refused(data, model, capsys
     description = (model / "data.yaml").read_text()
     (model / "data.yaml").write_text(re.sub(r"max_length: \d+", "max_length: 7", description))
     assert "other text" in refused(capsys, train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8"))
+
+
+def test_a_vocabulary_of_the_same_size_that_is_another_is_noticed(data, model, tmp_path, capsys):
+    """It would load, and translate into nonsense."""
+    other = train_tokenizer(["zwölf Boxkämpfer jagen Viktor quer"] * 9, vocab_size=32, byte_fallback=False)
+    other.save(model / "spm.model")
+    step = step_folder(model, 6)
+    for command in (["translate", str(model)], ["score-pairs", str(model), "--src", str(data), "--tgt", str(data)]):
+        assert main([*command, "--device", "cpu"]) == 2
+        assert f"{step}: was trained with another vocabulary" in capsys.readouterr().err
+    assert main(["average", str(model), "--last", "1"]) == 0
+    shutil.copy(data / "TRAINED" / "spm.model", model / "spm.model")
+    Translator.from_directory(model, "average")  # what was averaged belongs to it
+    capsys.readouterr()
+    (step / "meta.json").write_text((step / "meta.json").read_text().replace('"vocabulary": "', '"vocabulary": "0'))
+    error = refused_after_start(capsys, train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8"))
+    assert f"{step}: was trained with another vocabulary" in error
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors"])
