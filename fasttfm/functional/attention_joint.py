@@ -15,9 +15,9 @@ from torch import Tensor
 from fasttfm.functional import _attention_kernels as kernels
 from fasttfm.functional import _attention_torch as plain
 from fasttfm.functional._backend import chosen
+from fasttfm.functional._dropped import seed_for
 from fasttfm.functional._operators import Operator
 from fasttfm.functional.attention import check, kernel_options, nothing
-from fasttfm.functional.random import draw_seed
 
 
 def joint_attention(
@@ -55,8 +55,7 @@ def joint_attention(
         raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
     if biases is not None and (biases[1] is None) != (query is None):
         raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
-    if dropout_p > 0.0 and seed is None:
-        seed = draw_seed(joint.device)
+    seed = seed_for(joint, dropout_p, seed)
     joint_bias, query_bias = biases or (None, None)
     return _forward(
         joint,
@@ -68,7 +67,7 @@ def joint_attention(
         causal,
         dropout_p,
         joint.shape[-1] ** -0.5 if scale is None else scale,
-        seed if dropout_p > 0.0 else None,
+        seed,
         stream,
         chosen(),
     )[0]

@@ -10,10 +10,10 @@ from torch import Tensor
 from fasttfm.functional import _attention_kernels as kernels
 from fasttfm.functional import attention_packed as packed
 from fasttfm.functional._backend import chosen
+from fasttfm.functional._dropped import seed_for
 from fasttfm.functional._operators import Operator
 from fasttfm.functional.attention import nothing
 from fasttfm.functional.attention_joint import Sums, autocast_projections, bias_gradient
-from fasttfm.functional.random import draw_seed
 
 
 def joint_varlen_attention(
@@ -46,8 +46,7 @@ def joint_varlen_attention(
     packed.check(*_heads(joint, query), query_starts, key_starts, dropout_p)
     if biases is not None and (biases[1] is None) != (query is None):
         raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
-    if dropout_p > 0.0 and seed is None:
-        seed = draw_seed(joint.device)
+    seed = seed_for(joint, dropout_p, seed)
     joint_bias, query_bias = biases or (None, None)
     return _forward(
         joint,
@@ -61,7 +60,7 @@ def joint_varlen_attention(
         causal,
         dropout_p,
         joint.shape[-1] ** -0.5 if scale is None else scale,
-        seed if dropout_p > 0.0 else None,
+        seed,
         stream,
         covered,
         chosen(),

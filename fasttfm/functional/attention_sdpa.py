@@ -47,12 +47,13 @@ def scaled_dot_product_attention(
 
 def _shared_heads(query: Tensor, x: Tensor) -> Tensor:
     """x with every head repeated for the query heads that share it."""
-    if query.dim() < 3 or x.dim() < 3 or query.shape[-3] % max(1, x.shape[-3]):
+    heads = max(1, x.shape[-3]) if x.dim() > 2 else 1
+    if query.dim() < 3 or x.dim() < 3 or query.shape[-3] % heads:
         raise ValueError(
             f"enable_gqa: query {tuple(query.shape)} needs a multiple of the heads (third dimension from the right) of "
             f"{tuple(x.shape)}"
         )
-    return x.repeat_interleave(query.shape[-3] // x.shape[-3], dim=-3)
+    return x.repeat_interleave(query.shape[-3] // heads, dim=-3)
 
 
 def _four(x: Tensor, leading: torch.Size) -> Tensor:

@@ -284,6 +284,8 @@ def test_scaled_dot_product_attention_of_no_queries_and_of_no_keys():
     q, k, none = heads(2, 2, 3, 5, 8), heads(2, 2, 3, 7, 8), heads(2, 2, 3, 0, 8)
     assert F.scaled_dot_product_attention(none, k, k).shape == (2, 2, 3, 0, 8)
     assert torch.equal(F.scaled_dot_product_attention(q, none, none), torch.zeros_like(q))
+    no_heads = heads(2, 0, 5, 8)
+    assert F.scaled_dot_product_attention(no_heads, no_heads, no_heads, enable_gqa=True).shape == (2, 0, 5, 8)
 
 
 def test_scaled_dot_product_attention_takes_torchs_masks():
