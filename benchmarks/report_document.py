@@ -82,7 +82,7 @@ nav{display:flex;flex-wrap:wrap;gap:.3rem 1.1rem;margin:1.2rem 0;font-size:.93re
 padding:.7rem 1rem;margin:1rem 0;max-width:none;font-weight:600}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,320px),1fr));gap:1.4rem 2rem;margin:1rem 0}
 figure{margin:0;min-width:0}figure.wide{margin:1.2rem 0;max-width:760px;overflow-x:auto}
-figure.wide svg{min-width:450px}
+figure.wide svg{min-width:370px}
 figcaption{margin-bottom:.45rem;font-weight:600;line-height:1.3}figcaption small{display:block;font-weight:400;
 color:var(--muted);font-size:.83rem}svg{display:block;width:100%;height:auto}
 .scroll{overflow-x:auto;margin:.8rem 0}.scroll:focus-visible{outline:2px solid var(--ours)}
@@ -104,12 +104,16 @@ def _inline(words: str) -> str:
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
 
 
+_OURS = re.compile(r"fasttfm(, [a-z ]+)*")
+"""A provider's cell; a figure that begins with the name holds digits."""
+
+
 def _row_class(cells: Sequence[str]) -> str:
     """Rows of fasttfm stand out; rows without a time step back, wrong ones in red."""
     for kind, status in (("wrong", "wrong: "), ("gone", "refused: "), ("gone", "absent: ")):
         if any(cell.startswith(status) for cell in cells):
             return f' class="{kind}"'
-    return ' class="ours"' if any(cell.startswith("fasttfm") for cell in cells[1:6]) else ""
+    return ' class="ours"' if any(_OURS.fullmatch(cell) for cell in cells[1:6]) else ""
 
 
 def _table_html(table: Table) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from benchmarks import report_plots as plots
 from benchmarks.headline import by_case
@@ -168,7 +169,8 @@ def _curves(
     for entry, key in keyed:
         if key is not None:
             groups.setdefault(key[0], []).append((entry, key[1]))
-    for together, members in groups.items():
+    apart = [(together, *part) for together, whole in groups.items() for part in _apart(whole, beside)]
+    for together, more, members in apart:
         if len({x for _, x in members}) < 2:
             continue
         series = []
@@ -183,8 +185,22 @@ def _curves(
                 series.append(Series(provider, points, _colour(provider, providers)))
         case, passes, rest = json.loads(together)
         if series:
-            found.append((f"{case.replace('_', ' ')}, {passes}; {shape_text(rest)}".removesuffix("; "), series))
+            found.append((f"{case.replace('_', ' ')}, {passes}; {shape_text(more | rest)}".removesuffix("; "), series))
     return found
+
+
+def _apart(
+    members: Sequence[tuple[Entry, float]], beside: Sequence[str]
+) -> list[tuple[dict[str, Any], list[tuple[Entry, float]]]]:
+    """All of them, where a provider has each size once; else by the sizes beside it, which then vary on their own."""
+    places = [(entry.record["provider"], x) for entry, x in members]
+    if len(set(places)) == len(places):
+        return [({}, list(members))]
+    parts: dict[str, tuple[dict[str, Any], list[tuple[Entry, float]]]] = {}
+    for entry, x in members:
+        sizes = {key: value for key, value in entry.record["shape"].items() if key in beside}
+        parts.setdefault(json.dumps(sizes), (sizes, []))[1].append((entry, x))
+    return list(parts.values())
 
 
 def _colour(provider: str, providers: Sequence[str]) -> int:

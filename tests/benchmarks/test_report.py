@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import report, report_plots, report_runs
+from benchmarks import report, report_document, report_plots, report_runs
+from benchmarks.machine import ROOT
 from benchmarks.report_plots import Axes, Bar, Point, Series
 from benchmarks.result_files import RESULTS, load
 from fasttfm.errors import UserError
@@ -150,6 +151,22 @@ def test_scaling_is_drawn_for_sizes_with_two_values(folder, tmp_path):
     assert "sentences/s against sentences in a batch" in page
 
 
+def test_scaling_with_length_keeps_batches_apart_that_vary_on_their_own(write, record):
+    def row(batch, length, p50):
+        fields = {"group": "decoding", "case": "search", "shape": {"batch": batch, "length": length}, "pass": "decode"}
+        return record(p50=p50, **fields)
+
+    both = [row(1, 8, 80.0), row(1, 27, 270.0), row(32, 8, 800.0), row(32, 27, 2700.0)]
+    drawn = report.report_suite._curves
+    suite = report.report_suite
+    curves = drawn(load(write("a.jsonl", *both)).suite, suite._LENGTHS, suite._BATCHES, suite._per_token)
+    assert [title for title, _ in curves] == ["search, decode; batch=1", "search, decode; batch=32"]
+    assert [[point.x for point in series[0].points] for _, series in curves] == [[8, 27], [8, 27]]
+    # where the batch follows from the length there is one curve
+    curves = drawn(load(write("b.jsonl", both[0], both[3])).suite, suite._LENGTHS, suite._BATCHES, suite._per_token)
+    assert [title for title, _ in curves] == ["search, decode"]
+
+
 def test_ratios_of_providers_are_of_shared_cases(folder):
     found = report.report_suite.ratios(load(folder).suite)
     assert found["torch eager"] == [2.0]
@@ -209,9 +226,18 @@ def test_without_git_the_time_line_has_the_folder_alone(folder):
     assert any("a line needs two" in getattr(block, "words", "") for block in section.blocks)
 
 
-def test_the_records_of_this_project_make_a_report(tmp_path):
+def test_the_report_that_is_kept_is_the_one_of_the_records(tmp_path):
     page, _ = written(RESULTS, tmp_path / "out")
     _Page().feed(page)
+    shallow = report_runs._git(ROOT, "rev-parse", "--is-shallow-repository").strip()
+    if shallow != "false":
+        pytest.skip("the report's time line is git's history of the records, which is not whole here")
+    kept, made = (
+        {str(f.relative_to(folder)): f.read_text(encoding="utf-8") for f in sorted(folder.rglob("*")) if f.is_file()}
+        for folder in (report.OUT, tmp_path / "out")
+    )
+    different = sorted(name for name in {*kept, *made} if kept.get(name) != made.get(name))
+    assert not different, "docs/benchmark-report has drifted from the records: run python -m benchmarks report --readme"
 
 
 BAD = [
@@ -229,6 +255,13 @@ def test_bad_records_are_named_with_file_and_line(tmp_path, text, message):
         report.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")])
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_ours_stand_out_and_figures_that_begin_with_the_name_do_not():
+    rows = [["a", "fasttfm, packed, random order"], ["b", "fasttfm 621, torch.nn 3 tokens/s"], ["c", "torch.nn"]]
+    page = report_document.html("t", [report_document.Table(("x", "provider"), rows)], [])
+    assert page.count('<tr class="ours">') == 1
+    assert '<tr class="ours"><td class="n">a<' in page
 
 
 def test_a_missing_folder_and_one_that_cannot_be_written_are_refused(tmp_path, folder):
