@@ -10,6 +10,9 @@ Needs the package transformers (version 5), which fasttfm does not install.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -28,7 +31,7 @@ NAME = "fasttfm"
 def register() -> None:
     """Makes attn_implementation="fasttfm" known to transformers, with its mask: bool, True where a query may attend."""
     AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, boolean_mask)
 
 
 def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
@@ -41,9 +44,13 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     register()
     report = replace_modules(model, dry_run)
     before = model.config._attn_implementation
-    if not dry_run:
-        model.set_attn_implementation(NAME)
-    report.lines.insert(0, Line("", f"attention {before}", f"attention {NAME}"))
+    if not model._can_set_attn_implementation():
+        reason = f"{type(model).__name__} does not ask transformers for its attention by name"
+        report.lines.insert(0, Line("", f"attention {before}", "left", reason))
+    else:
+        if not dry_run:
+            model.set_attn_implementation(NAME)
+        report.lines.insert(0, Line("", f"attention {before}", f"attention {NAME}"))
     for name, module in model.named_modules():
         kind, reason = type(module), why_left(module)
         if reason:
@@ -53,6 +60,18 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
             if not dry_run:
                 module.__class__ = FUSED[kind]
     return report
+
+
+def boolean_mask(
+    batch_size: int, q_length: int, kv_length: int, *args: Any, allow_is_causal_skip: bool = True, **options: Any
+) -> Tensor | None:
+    """sdpa_mask(): (B, 1, L, S) bool, or None where the causal flag says all; which is only where L is S, or 1.
+
+    A model that then keeps the last queries alone would lose its causality, so attention_forward() takes a missing mask
+    over more keys than queries for an error.
+    """
+    skip = allow_is_causal_skip and q_length in (1, kv_length)
+    return sdpa_mask(batch_size, q_length, kv_length, *args, allow_is_causal_skip=skip, **options)
 
 
 def attention_forward(
@@ -71,15 +90,13 @@ def attention_forward(
 
     attention_mask: bool, True attends, or floats that are added; without one, attention is causal where the module is.
     position_bias (T5) is added to the scores. The weights come second where output_attentions asks for them.
+    Raises ValueError for an argument that would change the result and is not known here, such as softcap.
     """
-    for name in ("softcap", "s_aux", "cache"):
-        if options.get(name) is not None:
-            raise ValueError(f"attention 'fasttfm' has no {name}, which {type(module).__name__} needs: use 'eager'")
-    groups = getattr(module, "num_key_value_groups", 1)
+    _refuse_unknown(module, options)
+    groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+    causal = attention_mask is None and query.shape[2] > 1 and _is_causal(module, is_causal, query, key)
     if position_bias is None:
         mask = attention_mask
     elif attention_mask is None:
@@ -88,11 +105,58 @@ def attention_forward(
         mask = position_bias.masked_fill(~attention_mask, -torch.inf)
     else:
         mask = position_bias + attention_mask
+    dropout = dropout if module.training else 0.0
     arguments: dict[str, Any] = {"mask": mask, "causal": causal, "dropout_p": dropout, "scale": scaling}
     if options.get("output_attentions") or _recorded():
         weights = F.attention_weights(query, key, **arguments)
         return (weights @ value).transpose(1, 2).contiguous(), weights
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
+
+
+def _is_causal(module: nn.Module, given: bool | None, query: Tensor, key: Tensor) -> bool:
+    """Whether attention without a mask is causal. Raises ValueError where nothing tells."""
+    causal = getattr(module, "is_causal", None) if given is None else given
+    if causal is None:
+        raise ValueError(
+            f"{type(module).__name__} was given no attention mask and does not say whether it is causal: set "
+            f"is_causal on it, or use attention 'eager' instead of {NAME!r}"
+        )
+    if causal and query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"{type(module).__name__} is causal over {query.shape[2]} queries and {key.shape[2]} keys without an "
+            f"attention mask, so attention {NAME!r} cannot know which keys a query sees: give a mask, or use 'eager'"
+        )
+    return bool(causal)
+
+
+_CARRIED = frozenset({
+    "sliding_window",  # the mask has it
+    "output_attentions", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids", "num_items_in_batch",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",  # FlashAttention's: the mask has them
+    "deterministic",
+})  # fmt: skip
+"""Arguments that do not change what transformers' own eager attention computes."""
+_REFUSED = frozenset({"softcap", "s_aux", "sinks", "cache", "indices", "block_indices"})
+"""Arguments that change the result: a cap on scores, attention sinks, a paged cache, sparse attention."""
+
+
+def _refuse_unknown(module: nn.Module, options: dict[str, Any]) -> None:
+    """Raises ValueError for an option that would change the result, or that might: a tensor, a number with a fraction,
+    or whatever the eager attention of the module's own file names among its parameters."""
+    for name, value in options.items():
+        if value is None or name in _CARRIED:
+            continue
+        might = isinstance(value, Tensor | float) or name in _eager_parameters(type(module).__module__)
+        if name in _REFUSED or might:
+            raise ValueError(f"attention {NAME!r} has no {name}, which {type(module).__name__} needs: use 'eager'")
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _eager_parameters(file: str) -> frozenset[str]:
+    """The parameters of a modeling file's eager attention."""
+    eager = getattr(sys.modules.get(file), "eager_attention_forward", None)
+    return frozenset() if eager is None else frozenset(inspect.signature(eager).parameters) - {"kwargs"}
 
 
 def _recorded() -> bool:
