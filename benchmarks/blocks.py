@@ -152,7 +152,7 @@ def _make(
         }
         if compile:
             found[COMPILED] = peers.compiled(wrap(copy.deepcopy(theirs), padding), device)
-        found[peers.HUGGING_FACE] = peers.have(peers.HUGGING_FACE, device) or _hugging_face(plain, padding, p)
+        found[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, lambda: _hugging_face(plain, padding, p))
         for module in found.values():
             if isinstance(module, nn.Module):
                 module.train(dropout > 0)

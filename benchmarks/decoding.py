@@ -29,7 +29,7 @@ from benchmarks import synthetic
 from benchmarks.decoding_steps import RUNGS, Less
 from benchmarks.harness import Case, Provider, Setting, Work
 from benchmarks.peers import ctranslate2, huggingface
-from benchmarks.providers import CTRANSLATE2, HUGGING_FACE, OURS, Absent, have
+from benchmarks.providers import CTRANSLATE2, HUGGING_FACE, OURS, Absent, provider
 from benchmarks.training_step import model_config
 from fasttfm.data.tokenizer import BOS
 from fasttfm.decoding import DecodingConfig, search_ids
@@ -167,21 +167,29 @@ def _peers(
     setting: Setting,
 ) -> dict[str, Provider | Absent]:
     found: dict[str, Provider | Absent] = {}
-    found[HUGGING_FACE] = have(HUGGING_FACE, setting.device) or huggingface.Generate(
-        huggingface.marian(config, weights).to(device=setting.device, dtype=dtype), beam, length
+    found[HUGGING_FACE] = provider(
+        HUGGING_FACE,
+        setting.device,
+        lambda: huggingface.Generate(
+            huggingface.marian(config, weights).to(device=setting.device, dtype=dtype), beam, length
+        ),
     )
     # CTranslate2 computes in bfloat16 on GPUs alone; int8 is what it has for a CPU that need not be exact
     name, compute_type = CTRANSLATE2, str(dtype).removeprefix("torch.")
     if dtype != torch.float32 and not setting.on_gpu:
         name, compute_type = f"{CTRANSLATE2} int8", "int8"
-    found[name] = have(CTRANSLATE2, setting.device) or ctranslate2.Translate(
-        config,
-        weights,
-        beam=beam,
-        length=length,
-        compute_type=compute_type,
-        device=setting.device,
-        threads=setting.threads,
+    found[name] = provider(
+        CTRANSLATE2,
+        setting.device,
+        lambda: ctranslate2.Translate(
+            config,
+            weights,
+            beam=beam,
+            length=length,
+            compute_type=compute_type,
+            device=setting.device,
+            threads=setting.threads,
+        ),
     )
     return found
 

@@ -93,6 +93,8 @@ def _rows(setting: Setting) -> list[Case]:
         found.append(linear_cross_entropy(few, N, V, setting, compile=standard))
     for passes in PASSES:
         found.append(cross_entropy(few, V, passes, setting, compile=standard))
+        if passes == "backward":  # and both in one, for those that cannot be told apart
+            found.append(cross_entropy(few, V, "forward+backward", setting, compile=standard))
         kept = _kept(passes, 0.1)
         found.append(embedding(rows // length, length, widths[0], V, 0.1, kept, setting, compile=standard))
     return found

@@ -105,8 +105,8 @@ def _dense(form: Form, compile: bool, setting: Setting) -> Work:
             peers.EAGER: _eager(mask, p),
             **_sdpa(form, mask, p, device),
             **(with_compiler(p) if compile else {}),
-            peers.FLASH_ATTN: peers.have(peers.FLASH_ATTN, device) or _flash_attn(form, p),
-            peers.XFORMERS: peers.have(peers.XFORMERS, device) or _xformers(form, mask, p, dtype),
+            peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, lambda: _flash_attn(form, p)),
+            peers.XFORMERS: peers.provider(peers.XFORMERS, device, lambda: _xformers(form, mask, p, dtype)),
         }
 
     return Work(
@@ -187,7 +187,7 @@ def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, dev
     The block mask is made once: a model makes one a batch and uses it in every layer.
     """
     if p:
-        return _refuse("flex_attention takes no dropout")
+        return peers.refusing(NotImplementedError("flex_attention takes no dropout"))
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def allowed(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, dev
 def _flash_attn(form: Form, p: float) -> Provider:
     """https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"""
     if form.mask not in ("none", "causal"):
-        return _refuse("flash_attn_func takes no mask and no key lengths")
+        return peers.refusing(NotImplementedError("flash_attn_func takes no mask and no key lengths"))
     from flash_attn import flash_attn_func
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -226,27 +226,21 @@ def _flash_attn(form: Form, p: float) -> Provider:
 
 
 def _xformers(form: Form, mask: Tensor | None, p: float, dtype: torch.dtype) -> Provider:
-    """https://facebookresearch.github.io/xformers/components/ops.html: a tensor bias is added to the scores."""
+    """https://facebookresearch.github.io/xformers/components/ops.html: a tensor bias is added to the scores.
+
+    It wants the bias's rows aligned: where S is no multiple of 8, sliced from a wider tensor, as its errors advise.
+    """
     from xformers.ops import LowerTriangularMask, memory_efficient_attention
 
     bias: Any = LowerTriangularMask() if form.mask == "causal" else mask
     if isinstance(bias, Tensor):
         if bias.dtype == torch.bool:
             bias = torch.zeros_like(bias, dtype=dtype).masked_fill_(~bias, float("-inf"))
-        bias = bias.expand(form.B, form.H, form.L, form.S)
+        bias = nnF.pad(bias, (0, -form.S % 8))[..., : form.S].expand(form.B, form.H, form.L, form.S)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return memory_efficient_attention(q, k, v, attn_bias=bias, p=p).transpose(1, 2)
-
-    return run
-
-
-def _refuse(why: str) -> Provider:
-    """A provider whose interface has no place for this form."""
-
-    def run(*inputs: Tensor) -> Tensor:
-        raise NotImplementedError(why)
 
     return run
 
@@ -316,8 +310,10 @@ def _packed(lengths: list[int], H: int, D: int, causal: bool, compile: bool, set
             peers.SDPA_PADDED: padded(sdpa),
             peers.SDPA_NESTED: _nested(starts, longest, causal),
             **({peers.FLEX: _flex_packed(number, tokens, causal, device)} if compile else {}),
-            peers.FLASH_ATTN: peers.have(peers.FLASH_ATTN, device) or _flash_attn_packed(starts, longest, causal),
-            peers.XFORMERS: peers.have(peers.XFORMERS, device) or _xformers_packed(lengths, causal),
+            peers.FLASH_ATTN: peers.provider(
+                peers.FLASH_ATTN, device, lambda: _flash_attn_packed(starts, longest, causal)
+            ),
+            peers.XFORMERS: peers.provider(peers.XFORMERS, device, lambda: _xformers_packed(lengths, causal)),
         },
         reference=padded(_eager(mask, 0.0)),
     )

@@ -49,7 +49,7 @@ def layer_norm(M: int, N: int, passes: str, setting: Setting, *, compile: bool =
         providers: dict[str, Provider | Absent] = {peers.OURS: F.layer_norm, peers.EAGER: eager}
         if compile:
             providers[peers.COMPILE] = peers.compiled(eager, setting.device)
-        providers[peers.LIGER] = peers.have(peers.LIGER, setting.device) or _liger_layer_norm()
+        providers[peers.LIGER] = peers.provider(peers.LIGER, setting.device, _liger_layer_norm)
         return Work(inputs=inputs, providers=providers, reference=eager)
 
     return _case("LayerNorm", {"M": M, "N": N}, passes, setting, cost, make)
@@ -84,7 +84,9 @@ def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Se
             found: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
             if compile:
                 found[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
-            found[peers.FLASH_ATTN] = peers.have(peers.FLASH_ATTN, setting.device) or _flash_attn_layer_norm(p)
+            found[peers.FLASH_ATTN] = peers.provider(
+                peers.FLASH_ATTN, setting.device, lambda: _flash_attn_layer_norm(p)
+            )
             return found
 
         return Work(
@@ -169,14 +171,16 @@ def cross_entropy(M: int, V: int, passes: str, setting: Setting, *, compile: boo
         providers: dict[str, Provider | Absent] = {peers.OURS: ours, peers.EAGER: eager}
         if compile:
             providers[peers.COMPILE] = peers.compiled(eager, setting.device)
-        providers[peers.LIGER] = peers.have(peers.LIGER, setting.device) or _liger_cross_entropy()
+        providers[peers.LIGER] = peers.provider(peers.LIGER, setting.device, lambda: _liger_cross_entropy(passes))
         return Work(inputs=inputs, providers=providers, reference=eager, overwrites=frozenset({peers.LIGER}))
 
     return _case("cross entropy", {"M": M, "V": V}, passes, setting, cost, make)
 
 
-def _liger_cross_entropy() -> Provider:
+def _liger_cross_entropy(passes: str) -> Provider:
     """https://github.com/linkedin/Liger-Kernel#model-kernels: leaves the gradient in the logits' memory"""
+    if passes == "backward":
+        return peers.refusing(NotImplementedError("its forward computes the gradient: see forward+backward"))
     from liger_kernel.transformers import LigerCrossEntropyLoss
 
     return LigerCrossEntropyLoss(label_smoothing=0.1)
@@ -208,7 +212,7 @@ def linear_cross_entropy(M: int, N: int, V: int, setting: Setting, *, compile: b
         }
         if compile:
             providers[peers.COMPILE] = peers.compiled(eager, setting.device)
-        providers[peers.LIGER] = peers.have(peers.LIGER, setting.device) or _liger_linear_cross_entropy()
+        providers[peers.LIGER] = peers.provider(peers.LIGER, setting.device, _liger_linear_cross_entropy)
         return Work(inputs=inputs, providers=providers, reference=eager)
 
     shape = {"M": M, "N": N, "V": V}

@@ -1,7 +1,7 @@
 """The peers that a case can be timed against: their names in records, and how to install one that is not here.
 
 A provider's set-up stands in the case that uses it, short and beside a link to its own documentation; this file only
-answers whether it is installed. `have("liger")` is None where it is, and otherwise the Absent that its row shows.
+answers whether it is installed: provider(name, device, make) is what make() sets up, or the Absent that its row shows.
 """
 
 from __future__ import annotations
@@ -81,6 +81,29 @@ def have(name: str, device: torch.device) -> Absent | None:
     if installed and not needs:
         return None
     return Absent("; ".join([f"installed as {package.module}" if installed else package.install, *needs]))
+
+
+def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> Provider | Absent:
+    """What make() sets up, where it can run on device; one that is installed and broken refuses, in its own words.
+
+    A wheel of another torch fails when it is imported: that is this row's matter, not the whole case's.
+    """
+    absent = have(name, device)
+    if absent is not None:
+        return absent
+    try:
+        return make()
+    except Exception as error:
+        return refusing(error)
+
+
+def refusing(error: Exception) -> Provider:
+    """A provider that raises this whatever it is given."""
+
+    def run(*inputs: Any) -> Any:
+        raise error
+
+    return run
 
 
 def compiled(function: Provider, device: torch.device, **options: bool) -> Provider:

@@ -80,6 +80,8 @@ _SHORT = 128
 
 def _launches(case: str, shape: Mapping[str, Any], passes: str) -> tuple[tuple[str, float], ...]:
     """The kernels of a case; none for one that is mostly library products or that nobody has mapped."""
+    if "+" in passes:  # its two halves stand apart
+        return ()
     forward = passes.endswith("forward")
     if case == "attention" and (shape["dropout"] or shape["mask"] == "causal"):
         if shape["S"] <= _SHORT:

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks import roofline_step, synthetic
 from benchmarks.harness import Case, Provider, Setting, Work
 from benchmarks.peers import huggingface, torch_nn
-from benchmarks.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, Absent, have
+from benchmarks.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, Absent, provider
 from fasttfm.data import Batch
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.presets import preset_section
@@ -140,24 +140,29 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
         TORCH_NN: torch_step(plain(), training, autocast),
         COMPILE: _compiled(setting, lambda: torch_step(plain(), training, autocast, compiled=True)),
     }
-    checked: dict[str, Provider] = {
+    checked: dict[str, Provider | Absent] = {
         OURS: _checked(ours(), partial(our_loss, training.label_smoothing), setting.device, autocast),
         PACKED: _checked(ours(), partial(our_loss, training.label_smoothing, packed=True), setting.device, autocast),
         TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
     }
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
     if not config.norm_first:
-        absent = have(HUGGING_FACE, setting.device)
-        providers[HUGGING_FACE] = absent or huggingface.Step(
-            huggingface.marian(config, weights, dropout=config.dropout).to(setting.device), training, autocast
+        theirs = partial(huggingface.marian, config, weights)
+        providers[HUGGING_FACE] = provider(
+            HUGGING_FACE,
+            setting.device,
+            lambda: huggingface.Step(theirs(dropout=config.dropout).to(setting.device), training, autocast),
         )
-        if absent is None:
-            checked[HUGGING_FACE] = _checked(
-                huggingface.marian(config, weights).to(setting.device),
+        checked[HUGGING_FACE] = provider(
+            HUGGING_FACE,
+            setting.device,
+            lambda: _checked(
+                theirs().to(setting.device),
                 partial(huggingface.loss, label_smoothing=training.label_smoothing),
                 setting.device,
                 autocast,
-            )
+            ),
+        )
     return Work(
         inputs=lambda i: (
             synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i).to(setting.device),

@@ -75,6 +75,8 @@ def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
             passes = {case.passes for case in found if case.name == name}
             assert "backward" in passes
             assert passes & {"forward", "training forward"}
+        both = {case.name for case in found if case.passes == "forward+backward"}
+        assert both == {"cross entropy", "linear + cross entropy"}  # some fuse the two
         assert all(case.cost is not None and case.cost.bytes > 0 for case in found)
         assert len({case.title for case in found}) == len(found)
 
@@ -88,6 +90,23 @@ def test_every_provider_is_there_or_absent_with_its_install_line():
     for name, provider in work.providers.items():
         if isinstance(provider, Absent):
             assert "pip install" in provider.install or "installed" in provider.install, name
+
+
+def test_a_package_that_is_installed_and_broken_refuses_and_breaks_no_case(monkeypatch):
+    """A wheel of another torch fails when it is imported."""
+    gone = ("liger_kernel", "flash_attn", "flash_attn.ops.triton.layer_norm", "xformers.ops")
+    monkeypatch.setattr(providers, "have", lambda name, device: None)
+    for module in gone:
+        monkeypatch.setitem(sys.modules, module, None)  # importing it raises
+    wanted = ("LayerNorm", "residual + dropout + LayerNorm", "attention", "packed attention", "cross entropy")
+    found = {case.name: case for case in reversed(kernels.cases(SMOKE)) if case.name in wanted}
+    assert set(found) == set(wanted)
+    for case in found.values():
+        rows = {row["provider"]: row for row in run(case)}
+        assert rows["fasttfm"]["status"] == "timed"
+        broken = [row for name, row in rows.items() if name in (providers.LIGER, providers.FLASH_ATTN)]
+        assert broken
+        assert all(row["status"] == "refused" and "Error: " in row["reason"] for row in broken)
 
 
 def test_padding_and_causality_lessen_what_a_case_must_cost():
