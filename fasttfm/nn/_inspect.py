@@ -25,6 +25,7 @@ def untouched(module: nn.Module, kinds: frozenset[type]) -> bool:
         and not module._backward_hooks
         and not module._backward_pre_hooks
         and "forward" not in module.__dict__
+        and getattr(module, "_compiled_call_impl", None) is None
         and not _has_any_global_hook()
     )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm import functional as F
+from fasttfm.functional.attention import casts, torch_is_faster
 from fasttfm.nn import masks
 from fasttfm.nn._inspect import ordinary
 from fasttfm.nn.cache import AttentionCache
@@ -74,19 +75,53 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         is_causal is possible then, and no weights.
         Returns the output, shaped as query, and the weights or None.
         """
-        if packing is not None:
-            self._check_packed(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights, cache)
-            return self._attend_packed(query, key, value, packing, key_packing or packing, is_causal), None
-        if not ordinary(query, key, value, self.in_proj_weight, self.q_proj_weight, self.out_proj.weight):
+        if packing is None and not self.takes(query, key, value):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
+        heads, weights = self.joined_heads(
+            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
+            cache=cache, packing=packing, key_packing=key_packing,
+        )  # fmt: skip
+        return torch.nn.functional.linear(heads, self.out_proj.weight, self.out_proj.bias), weights
+
+    def takes(self, *inputs: Tensor) -> bool:
+        """Whether these inputs and the parameters are tensors that the operators take."""
+        parameters = (self.in_proj_weight, self.in_proj_bias, self.q_proj_weight, self.out_proj.weight)
+        return ordinary(*inputs, *parameters, self.out_proj.bias)
+
+    def joined_heads(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        cache: AttentionCache | None = None,
+        packing: Packing | None = None,
+        key_packing: Packing | None = None,
+        seed: Tensor | None = None,
+        stream: int = 0,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Concat(head_1 .. head_H), which forward() multiplies by W^O, shaped as query, and the weights or None.
+
+        seed (1,) int64 and stream decide the dropout's mask, as in fasttfm.functional.attention; the rest as there.
+        """
+        dropout = {"dropout_p": self.dropout if self.training else 0.0, "seed": seed, "stream": stream}
+        if packing is not None:
+            self._check_packed(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights, cache)
+            return self._packed_heads(query, key, value, packing, key_packing or packing, is_causal, dropout), None
         batched = query.dim() == 3
         self._check(query, key, value, key_padding_mask, attn_mask, cache)
         if not batched:
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-        batch_first = self.batch_first or not batched
-        q, k, v = self._heads(query, key, value, batch_first, batched, cache)
+        if self._joins(query, key, value, attn_mask, key_padding_mask) and cache is None and not need_weights:
+            return self._joint_heads(query, key, attn_mask, key_padding_mask, is_causal, dropout), None
+        q, k, v = self._heads(query, key, value, batched, cache)
         offset = 0
         if cache is not None:
             offset = cache.length if cache.grows else 0
@@ -99,7 +134,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             "mask": masks.merged(attn_mask, key_padding_mask, self.num_heads),
             "causal": causal,
             "causal_offset": offset if causal else 0,
-            "dropout_p": self.dropout if self.training else 0.0,
+            **dropout,
         }
         weights = None
         if need_weights:
@@ -107,39 +142,111 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             output = weights @ v
         else:
             output = F.attention(q, k, v, **options)  # (B, H, L, D)
-        joined = output.transpose(1, 2) if batch_first else output.permute(2, 0, 1, 3)
-        output = torch.nn.functional.linear(joined.flatten(2), self.out_proj.weight, self.out_proj.bias)
+        joined = self._batch_led(output.transpose(1, 2), batched) if batched else output.transpose(1, 2)[0]
+        joined = joined.flatten(-2)
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
-        if not batched:
-            return output[0], None if weights is None else weights[0]
-        return output, weights
+        return joined, weights if weights is None or batched else weights[0]
 
-    def _attend_packed(
-        self, query: Tensor, key: Tensor, value: Tensor, packing: Packing, key_packing: Packing, is_causal: bool
-    ) -> Tensor:
-        """The output (T, E) of packed query (T, E), key and value (Tk, E)."""
-        heads = self._heads(query, key, value, batch_first=True, batched=False, cache=None)
-        q, k, v = (x[0].transpose(0, 1) for x in heads)  # (T, H, D)
-        output = F.varlen_attention(
-            q,
-            k,
-            v,
-            packing.starts,
-            key_packing.starts,
-            packing.longest,
-            key_packing.longest,
-            causal=is_causal,
-            dropout_p=self.dropout if self.training else 0.0,
+    def _joins(self, query: Tensor, key: Tensor, value: Tensor, *given: Tensor | None) -> bool:
+        """Whether one product projects keys and values, and attention takes them as it wrote them; given: masks."""
+        return (
+            key is value
+            and self.in_proj_weight is not None
+            and self.bias_k is None
+            and not self.add_zero_attn
+            and not any(mask is not None and mask.requires_grad for mask in given)
         )
-        return torch.nn.functional.linear(output.flatten(1), self.out_proj.weight, self.out_proj.bias)
+
+    def _joint_heads(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        causal: bool,
+        dropout: dict[str, Any],
+    ) -> Tensor:
+        """The joined heads of query over memory, batched or not."""
+        batched = query.dim() == 3
+        mask = masks.merged(None if causal else attn_mask, key_padding_mask, self.num_heads)
+        keys = memory.shape[1 if batched and self.batch_first else 0]
+        rows = memory.shape[0 if self.batch_first else 1] if batched else 1
+        apart = mask is None and self._bias_is_summed(rows, keys, query)
+        joint, own, biases = self._joint(query, memory, apart)
+        joint, own = self._batch_led(joint, batched), None if own is None else self._batch_led(own, batched)
+        options = {"mask": mask, "causal": causal, **dropout}
+        if joint.is_cpu and dropout["dropout_p"] == 0.0 and torch_is_faster(*(heads := _views(joint, own)), mask):
+            output = F.attention(*heads, **options).transpose(1, 2).flatten(2)
+        else:
+            output = F.joint_attention(joint, own, biases=biases, **options)  # (B, L, E)
+        return self._batch_led(output, batched) if batched else output[0]
+
+    def _batch_led(self, x: Tensor, batched: bool) -> Tensor:
+        """x (B, L, ...), (L, B, ...) or unbatched (L, ...) to (B, L, ...); of a batch also the way back."""
+        if not batched:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _packed_heads(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packing: Packing,
+        key_packing: Packing,
+        causal: bool,
+        dropout: dict[str, Any],
+    ) -> Tensor:
+        """The joined heads (T, E) of packed query (T, E), key and value (Tk, E)."""
+        sequences = (packing.starts, key_packing.starts, packing.longest, key_packing.longest)
+        if self._joins(query, key, value):
+            apart = self._bias_is_summed(packing.batch, key_packing.longest, query)
+            joint, own, biases = self._joint(query, key, apart)
+            return F.joint_varlen_attention(joint, own, *sequences, biases=biases, causal=causal, **dropout)
+        heads = self._heads(query, key, value, batched=False, cache=None)
+        q, k, v = (x[0].transpose(0, 1) for x in heads)  # (T, H, D)
+        return F.varlen_attention(q, k, v, *sequences, causal=causal, **dropout).flatten(1)
+
+    def _bias_is_summed(self, batch: int, keys: int, like: Tensor) -> bool:
+        """Whether the gradient of in_proj_bias is summed by the kernels of attention over that many rows and keys."""
+        bias = self.in_proj_bias
+        if bias is None or not bias.requires_grad or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        device = like.device
+        dtype = torch.get_autocast_dtype(device.type) if casts(like) else like.dtype
+        return F.joint_programs(batch, keys, self.head_dim, dtype, device) is not None
+
+    def _joint(
+        self, query: Tensor, memory: Tensor, apart: bool
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor | None] | None]:
+        """Projections as one product, or two, wrote them: of self-attention (..., 3, H, D) and None; else of memory
+        (..., 2, H, D) and of query (..., H, D). With apart, the biases come third and take no gradient here."""
+        sizes = (self.embed_dim, 2 * self.embed_dim)
+        weight, bias = self.in_proj_weight, self._in_proj_bias()
+        weights: tuple[Tensor, ...] = (weight,)
+        biases: tuple[Tensor | None, ...] = (bias,)
+        if query is not memory:  # one split for both parts, or autograd would add two gradients of the whole
+            weights = weight.split(sizes)[::-1]
+            biases = (None, None) if bias is None else bias.split(sizes)[::-1]
+        added = [b.detach() if apart and b is not None else b for b in biases]
+        products = [torch.nn.functional.linear(x, w, b) for x, w, b in zip((memory, query), weights, added)]
+        shape = (self.num_heads, self.head_dim)
+        joint = products[0].unflatten(-1, (3 if query is memory else 2, *shape))
+        own = None if query is memory else products[1].unflatten(-1, shape)
+        return joint, own, (biases[0], None if own is None else biases[1]) if apart else None
+
+    def _in_proj_bias(self) -> Tensor | None:
+        bias: Tensor | None = self.in_proj_bias
+        if bias is not None and bias.dtype != self.out_proj.weight.dtype:
+            bias = bias.to(self.out_proj.weight.dtype)  # torch.nn adds a bias of any dtype
+        return bias
 
     def _heads(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        batch_first: bool,
         batched: bool,
         cache: AttentionCache | None,
     ) -> tuple[Any, ...]:
@@ -147,38 +254,22 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
         Keys and values are None where the cache holds them already.
         """
-        width = self.embed_dim
-        bias: Tensor | None = self.in_proj_bias
-        if bias is not None and bias.dtype != self.out_proj.weight.dtype:
-            bias = bias.to(self.out_proj.weight.dtype)  # torch.nn adds a bias of any dtype
-        linear = torch.nn.functional.linear
-        one_memory, one_input = key is value, query is key and key is value
-        if not batched:
-            query, key, value = query[None], key[None], value[None]
-        if cache is not None and cache.complete:
-            weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight[:width]
-            return (*self._split(linear(query, weight, _part(bias, 0, width)), 1, batch_first), None, None)
+        if key is value and self.in_proj_weight is not None and not (cache is not None and cache.complete):
+            joint, own, _ = self._joint(query, key, apart=False)
+            return _views(self._batch_led(joint, batched), None if own is None else self._batch_led(own, batched))
+        bias = self._in_proj_bias()
+        weights: tuple[Tensor, ...]
         if self.in_proj_weight is None:
-            q = linear(query, self.q_proj_weight, _part(bias, 0, width))
-            k = linear(key, self.k_proj_weight, _part(bias, width, 2 * width))
-            v = linear(value, self.v_proj_weight, _part(bias, 2 * width, 3 * width))
-        elif one_input:
-            return self._split(linear(query, self.in_proj_weight, bias), 3, batch_first)
-        elif one_memory:
-            q = linear(query, self.in_proj_weight[:width], _part(bias, 0, width))
-            kv = linear(key, self.in_proj_weight[width:], _part(bias, width, 3 * width))
-            return (*self._split(q, 1, batch_first), *self._split(kv, 2, batch_first))
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         else:
-            q, k, v = (
-                linear(x, w, _part(bias, i * width, (i + 1) * width))
-                for i, (x, w) in enumerate(zip((query, key, value), self.in_proj_weight.chunk(3)))
-            )
-        return tuple(self._split(x, 1, batch_first)[0] for x in (q, k, v))
-
-    def _split(self, x: Tensor, parts: int, batch_first: bool) -> tuple[Tensor, ...]:
-        """(B, L, parts * E), or (L, B, ...), to parts times (B, H, L, D)."""
-        x = x.unflatten(-1, (parts, self.num_heads, self.head_dim))
-        return x.permute(2, 0, 3, 1, 4).unbind(0) if batch_first else x.permute(2, 1, 3, 0, 4).unbind(0)
+            weights = self.in_proj_weight.chunk(3)
+        biases: tuple[Tensor | None, ...] = (None,) * 3 if bias is None else bias.chunk(3)
+        inputs = (query,) if cache is not None and cache.complete else (query, key, value)
+        heads = []
+        for x, w, b in zip(inputs, weights, biases):
+            product = torch.nn.functional.linear(x, w, b).unflatten(-1, (self.num_heads, self.head_dim))
+            heads.append(self._batch_led(product, batched).transpose(1, 2))
+        return (*heads, None, None)[:3]
 
     def _with_extra_keys(
         self,
@@ -271,5 +362,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self._check(query, key, value, None, None, None)
 
 
-def _part(bias: Tensor | None, start: int, end: int) -> Tensor | None:
-    return None if bias is None else bias[start:end]
+def _views(joint: Tensor, query: Tensor | None) -> tuple[Tensor, ...]:
+    """Queries, keys and values (B, H, ., D) of joint (B, L, 3, H, D), or of (B, S, 2, H, D) with query (B, L, H, D)."""
+    parts = joint.permute(2, 0, 3, 1, 4).unbind(0)
+    return parts if query is None else (query.transpose(1, 2), *parts)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fasttfm.nn import masks
-from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, check_input, seed_for
+from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, branch, check_input, late_bias, seed_for
 from fasttfm.nn.cache import AttentionCache, DecoderCache
 from fasttfm.nn.errors import ArgumentError, ArgumentTypeError, check_layer
 from fasttfm.nn.feed_forward import activation_function, feed_forward
@@ -103,26 +104,34 @@ class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
             memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, own.length), False
         check_input(self.self_attn, "tgt", tgt)
         check_input(self.multihead_attn, "memory", memory)
-        seed = seed_for(tgt.device, self.dropout, self.dropout1, self.dropout2, self.dropout3)
-        following = (self.norm2, self.norm3) if self.norm_first else (self.norm1, self.norm2)
+        dropouts = (self.dropout, self.dropout1, self.dropout2, self.dropout3)
+        seed = seed_for(tgt.device, dropouts, (self.self_attn, self.multihead_attn))
+        post_norm = not self.norm_first
+        following = (self.norm1, self.norm2) if post_norm else (self.norm2, self.norm3)
+        y, stream = (tgt, tgt) if post_norm else branch(self.norm1, tgt)
 
-        y = self.norm1(tgt) if self.norm_first else tgt
-        output = attend(
-            self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, OWN_NAMES, cache=own, packing=packing
-        )
-        y, stream = add_and_normalise(output, tgt, following[0], self.dropout1, seed=seed, stream=0)
-
-        output = attend(
-            self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
-            cache=cross, packing=packing, key_packing=memory_packing,
+        join = (following[0], self.dropout1)
+        output, bias = attend(
+            self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, OWN_NAMES, (*join, stream),
+            seed=seed, stream=4, cache=own, packing=packing,
         )  # fmt: skip
-        residual = stream if self.norm_first else y
-        y, stream = add_and_normalise(output, residual, following[1], self.dropout2, seed=seed, stream=1)
+        y, stream = add_and_normalise(output, bias, stream, *join, seed=seed, stream=0, post_norm=post_norm)
 
-        output = feed_forward(y, self.linear1, self.activation, self.dropout, self.linear2, seed=seed, stream=2)
+        join = (following[1], self.dropout2)
+        output, bias = attend(
+            self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
+            (*join, stream), seed=seed, stream=5, cache=cross, packing=packing, key_packing=memory_packing,
+        )  # fmt: skip
+        y, stream = add_and_normalise(output, bias, stream, *join, seed=seed, stream=1, post_norm=post_norm)
+
+        leaves = partial(late_bias, x=y, norm=self.norm3, dropout=self.dropout3, residual=stream) if post_norm else None
+        network = (self.linear1, self.activation, self.dropout, self.linear2)
+        output, bias = feed_forward(y, *network, leaves=leaves, seed=seed, stream=2)
         if self.norm_first:
             return add(output, stream, self.dropout3, seed=seed, stream=3)
-        return add_and_normalise(output, y, self.norm3, self.dropout3, seed=seed, stream=3)[0]
+        return add_and_normalise(output, bias, stream, self.norm3, self.dropout3, seed=seed, stream=3, post_norm=False)[
+            0
+        ]
 
 
 def _overrides(layer: Any) -> bool:

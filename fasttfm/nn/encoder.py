@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from fasttfm.nn import masks
 from fasttfm.nn._inspect import ordinary
-from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, check_input, seed_for
+from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, branch, check_input, late_bias, seed_for
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.errors import check_layer
 from fasttfm.nn.feed_forward import activation_function, feed_forward
@@ -81,15 +82,25 @@ class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
         if src.is_nested or (_overrides(type(self)) and packing is None):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         check_input(self.self_attn, "src", src)
-        seed = seed_for(src.device, self.dropout, self.dropout1, self.dropout2)
-        y = self.norm1(src) if self.norm_first else src
-        output = attend(self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES, packing=packing)
-        norm = self.norm2 if self.norm_first else self.norm1
-        y, stream = add_and_normalise(output, src, norm, self.dropout1, seed=seed, stream=0)
-        output = feed_forward(y, self.linear1, self.activation, self.dropout, self.linear2, seed=seed, stream=1)
+        seed = seed_for(src.device, (self.dropout, self.dropout1, self.dropout2), (self.self_attn,))
+        post_norm = not self.norm_first
+        y, stream = (src, src) if post_norm else branch(self.norm1, src)
+
+        join = (self.norm1 if post_norm else self.norm2, self.dropout1)
+        output, bias = attend(
+            self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES, (*join, stream),
+            seed=seed, stream=3, packing=packing,
+        )  # fmt: skip
+        y, stream = add_and_normalise(output, bias, stream, *join, seed=seed, stream=0, post_norm=post_norm)
+
+        leaves = partial(late_bias, x=y, norm=self.norm2, dropout=self.dropout2, residual=stream) if post_norm else None
+        network = (self.linear1, self.activation, self.dropout, self.linear2)
+        output, bias = feed_forward(y, *network, leaves=leaves, seed=seed, stream=1)
         if self.norm_first:
             return add(output, stream, self.dropout2, seed=seed, stream=2)
-        return add_and_normalise(output, y, self.norm2, self.dropout2, seed=seed, stream=2)[0]
+        return add_and_normalise(output, bias, stream, self.norm2, self.dropout2, seed=seed, stream=2, post_norm=False)[
+            0
+        ]
 
 
 def _overrides(layer: Any) -> bool:

@@ -20,25 +20,32 @@ def feed_forward(
     dropout: Any,
     linear2: Any,
     *,
+    leaves: Callable[[Tensor | None], Tensor | None] | None = None,
     seed: Tensor | None = None,
     stream: int = 0,
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     """linear2(dropout(activation(linear1(x)))), fused where these are what they seem and the activation is ReLU.
 
-    x (..., N). seed (1,) int64 and stream decide the fused dropout's mask, as in fasttfm.functional.feed_forward.
+    x (..., N). leaves: given linear2's bias, what of it the caller adds; without it nothing. seed (1,) int64 and stream
+    decide the fused dropout's mask, as in fasttfm.functional.feed_forward. Returns the output and the bias left out.
     """
+    opens = untouched(linear2, LINEAR) and ordinary(linear2.weight, linear2.bias)
+    late = leaves(linear2.bias) if opens and leaves is not None else None
+    bias2 = linear2.bias if opens and late is None else None
     if (
-        is_relu(activation)
+        opens
+        and is_relu(activation)
         and untouched(linear1, LINEAR)
-        and untouched(linear2, LINEAR)
         and untouched(dropout, DROPOUT)
-        and ordinary(x, linear1.weight, linear1.bias, linear2.weight, linear2.bias)
+        and ordinary(x, linear1.weight, linear1.bias)
     ):
         p = dropout.p if dropout.training else 0.0
-        return F.feed_forward(
-            x, linear1.weight, linear1.bias, linear2.weight, linear2.bias, dropout_p=p, seed=seed, stream=stream
-        )
-    return linear2(dropout(activation(linear1(x))))
+        weights = (linear1.weight, linear1.bias, linear2.weight, bias2)
+        return F.feed_forward(x, *weights, dropout_p=p, seed=seed, stream=stream), late
+    hidden = dropout(activation(linear1(x)))
+    if late is None:
+        return linear2(hidden), None
+    return nn.functional.linear(hidden, linear2.weight), late
 
 
 def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -80,4 +87,4 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d_model) to the same shape."""
-        return feed_forward(x, self.linear1, self.activation, self.dropout, self.linear2)
+        return feed_forward(x, self.linear1, self.activation, self.dropout, self.linear2)[0]

@@ -143,14 +143,13 @@ def test_a_fully_padded_sequence_stays_finite_in_training_and_in_eval(name: str,
 # -------------------------------------------------------------------------------------------- dropout places
 
 
-def dropped_attention(layer: nn.Module, x: Tensor, memory: Tensor, p: float) -> Tensor:
-    """Multi-head attention from the reference, drawing its seed as the module does."""
-    mha, seed = layer, draw_seed()
+def dropped_attention(mha: nn.Module, x: Tensor, memory: Tensor, p: float, seed: Tensor, stream: int) -> Tensor:
+    """Multi-head attention from the reference."""
     q, k, v = (
         nn.functional.linear(y, w, b).unflatten(-1, (H, -1)).transpose(1, 2)
         for y, w, b in zip((x, memory, memory), mha.in_proj_weight.chunk(3), mha.in_proj_bias.chunk(3))
     )
-    output, _ = reference.attention(q, k, v, dropout_p=p, seed=seed)
+    output, _ = reference.attention(q, k, v, dropout_p=p, seed=seed, stream=stream)
     return mha.out_proj(output.transpose(1, 2).flatten(2))
 
 
@@ -167,7 +166,7 @@ def test_encoder_layer_drops_in_its_four_places() -> None:
     got = layer(x)
     torch.manual_seed(5)
     seed = draw_seed()
-    y = sub_layer_norm(dropped_attention(layer.self_attn, x, x, p), x, layer.norm1, p, seed, 0)
+    y = sub_layer_norm(dropped_attention(layer.self_attn, x, x, p, seed, 3), x, layer.norm1, p, seed, 0)
     one, two = layer.linear1, layer.linear2
     z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, stream=1)
     torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm2, p, seed, 2))
@@ -181,8 +180,9 @@ def test_decoder_layer_drops_in_its_six_places() -> None:
     got = layer(x, memory)
     torch.manual_seed(5)
     seed = draw_seed()
-    y = sub_layer_norm(dropped_attention(layer.self_attn, x, x, p), x, layer.norm1, p, seed, 0)
-    y = sub_layer_norm(dropped_attention(layer.multihead_attn, y, memory, p), y, layer.norm2, p, seed, 1)
+    y = sub_layer_norm(dropped_attention(layer.self_attn, x, x, p, seed, 4), x, layer.norm1, p, seed, 0)
+    crossed = dropped_attention(layer.multihead_attn, y, memory, p, seed, 5)
+    y = sub_layer_norm(crossed, y, layer.norm2, p, seed, 1)
     one, two = layer.linear1, layer.linear2
     z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, stream=2)
     torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm3, p, seed, 3))

@@ -1,0 +1,286 @@
+"""replace_modules and restore_modules on models that are not plain: shared, hooked, wrapped, frozen, without memory."""
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import fasttfm
+import fasttfm.nn
+
+N, S, E, H, F = 2, 5, 8, 2, 12
+
+
+def layer(**options: Any) -> nn.TransformerEncoderLayer:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(E, H, F, **{"dropout": 0.0, "batch_first": True} | options)
+
+
+def both_agree(theirs: nn.Module, ours: nn.Module, *inputs: Any, **options: Any) -> None:
+    """Outputs and parameter gradients."""
+    results = []
+    for module in (theirs, ours):
+        module.zero_grad()
+        output = module(*inputs, **options)
+        output.square().sum().backward()
+        results.append([output, *(p.grad for p in module.parameters() if p.grad is not None)])
+    assert len(results[0]) == len(results[1])
+    for expected, got in zip(*results):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def replaced(model: nn.Module) -> nn.Module:
+    copied = copy.deepcopy(model)
+    assert not fasttfm.replace_modules(copied).left
+    return copied
+
+
+class Chain(nn.Module):
+    """What is given, one after the other."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def test_a_layer_that_occurs_twice_stays_one_layer() -> None:
+    shared, other = layer(), layer(norm_first=True)
+    other.self_attn.in_proj_weight = shared.self_attn.in_proj_weight  # a weight that two layers share
+    theirs = Chain(shared, other, shared)
+    ours = replaced(theirs)
+    assert ours.parts[0] is ours.parts[2]
+    assert ours.parts[1].self_attn.in_proj_weight is ours.parts[0].self_attn.in_proj_weight
+    both_agree(theirs, ours, torch.randn(N, S, E))
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.routes = nn.ModuleDict({"a": layer(), "b": layer(norm_first=True)})
+        self.scales = nn.ParameterList([torch.ones(E), torch.full((E,), 2.0)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.routes["a"](x) * self.scales[0] + self.routes["b"](x) * self.scales[1]
+
+
+def test_modules_in_dictionaries_and_parameters_in_lists() -> None:
+    theirs = Routed()
+    ours = replaced(theirs)
+    assert type(ours.routes["b"]) is fasttfm.nn.TransformerEncoderLayer
+    both_agree(theirs, ours, torch.randn(N, S, E))
+
+
+class Halved(nn.TransformerEncoderLayer):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs) / 2
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_left_and_said_but_its_parts_are_not() -> None:
+    torch.manual_seed(0)
+    theirs = Halved(E, H, F, 0.0, batch_first=True)
+    ours = copy.deepcopy(theirs)
+    report = fasttfm.replace_modules(ours)
+    assert "derived from torch.nn.TransformerEncoderLayer" in report.left[""]
+    assert (type(ours), type(ours.norm1)) == (Halved, fasttfm.nn.LayerNorm)
+    both_agree(theirs, ours, torch.randn(N, S, E))
+    with torch.no_grad():  # torch.nn's fast path reads the weights of the parts itself
+        torch.testing.assert_close(ours.eval()(torch.ones(N, S, E)), theirs.eval()(torch.ones(N, S, E)))
+
+
+def test_attributes_hooks_and_frozen_parameters_stay() -> None:
+    model = layer()
+    model.note, model.norm1.note = "mine", {"a": 1}
+    model.linear1.weight.requires_grad_(False)
+    calls: list[str] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: (calls.append("pre"), (args, kwargs))[1], with_kwargs=True
+    )
+    model.self_attn.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"is_causal": True}), with_kwargs=True
+    )
+    model.register_state_dict_post_hook(lambda module, state, prefix, meta: state.update(extra=torch.ones(1)))
+    model.register_load_state_dict_post_hook(lambda module, keys: calls.append("loaded"))
+    fasttfm.replace_modules(model)
+    assert (model.note, model.norm1.note) == ("mine", {"a": 1})
+    x = torch.randn(N, S, E)
+    got = model(x, src_mask=None)
+    assert calls == ["pre"]
+    torch.testing.assert_close(got, replaced(layer())(x, is_causal=True))
+    got.sum().backward()
+    assert model.linear1.weight.grad is None
+    assert model.linear2.weight.grad is not None
+    state = model.state_dict()
+    assert "extra" in state
+    model.load_state_dict({k: v for k, v in state.items() if k != "extra"})
+    assert calls == ["pre", "loaded"]
+
+
+def test_a_model_without_memory_is_replaced_and_then_filled() -> None:
+    with torch.device("meta"):
+        model = layer()
+    fasttfm.replace_modules(model)
+    model.to_empty(device="cpu").load_state_dict(layer().state_dict())
+    both_agree(layer(), model, torch.randn(N, S, E))
+
+
+def test_a_lazy_sub_module_is_called_and_finds_its_shape() -> None:
+    theirs = layer()
+    theirs.linear1 = nn.LazyLinear(F)
+    ours = copy.deepcopy(theirs)
+    assert not fasttfm.replace_modules(ours).left
+    x = torch.randn(N, S, E)
+    ours(x)
+    theirs(x)
+    ours.load_state_dict(theirs.state_dict())
+    both_agree(theirs, ours, x)
+
+
+class LowRank(nn.Module):
+    """A Linear with a low-rank addition, as adapters put it in the place of one."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted(model: Any) -> None:
+    model.linear1, model.linear2 = LowRank(model.linear1), LowRank(model.linear2)
+
+
+def adapted_output_projection(model: Any) -> None:
+    """torch.nn reads weight and bias of the output projection, and never calls it."""
+    model.self_attn.out_proj = LowRank(model.self_attn.out_proj)
+    model.self_attn.out_proj.register_forward_hook(lambda *_: pytest.fail("torch.nn does not call it"))
+
+
+def weight_normed(model: Any) -> None:
+    parametrizations.weight_norm(model.linear2)
+    parametrizations.weight_norm(model.self_attn.out_proj)
+
+
+def parametrised_attention(model: Any) -> None:
+    class Symmetric(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 0.5
+
+    parametrize.register_parametrization(model.self_attn, "in_proj_weight", Symmetric())
+    parametrize.register_parametrization(model.norm1, "weight", Symmetric())
+
+
+def pruned(model: Any) -> None:
+    for module, name in ((model.linear2, "weight"), (model.linear2, "bias"), (model.norm2, "weight")):
+        prune.random_unstructured(module, name, amount=0.5)
+    prune.random_unstructured(model.self_attn, "in_proj_weight", amount=0.5)
+
+
+def hooked(model: Any) -> None:
+    model.linear2.register_forward_hook(lambda module, inputs, output: output * 3)
+    model.self_attn.register_forward_hook(lambda module, inputs, output: (output[0] + 1, None))
+    model.dropout1.register_full_backward_hook(lambda module, wanted, given: (given[0] * 2,))
+
+
+CHANGES = [adapted, adapted_output_projection, weight_normed, parametrised_attention, pruned, hooked]
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_sub_modules_that_are_not_what_they_were(change: Any, norm_first: bool, route: str) -> None:
+    theirs, ours = layer(norm_first=norm_first), layer(norm_first=norm_first)
+    for model in (theirs, ours):  # what is pruned cannot be copied
+        torch.manual_seed(1)
+        change(model)
+    fasttfm.replace_modules(ours)
+    with fasttfm.functional.backend(route):
+        both_agree(theirs, ours, torch.randn(N, S, E))
+
+
+def test_a_parametrised_module_is_left_and_said() -> None:
+    model = layer()
+    parametrised_attention(model)
+    report = fasttfm.replace_modules(model)
+    assert "derived from torch.nn.MultiheadAttention" in report.left["self_attn"]
+    parametrize.remove_parametrizations(model.self_attn, "in_proj_weight")
+    assert fasttfm.replace_modules(model).replaced == ["self_attn"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dynamically_quantised_linear_layers_are_called() -> None:
+    theirs = torch.ao.quantization.quantize_dynamic(layer().eval(), {nn.Linear}, dtype=torch.qint8)
+    ours = copy.deepcopy(theirs)
+    fasttfm.replace_modules(ours)
+    x = torch.randn(N, S, E)
+    expected = theirs.train()(x)  # in eval torch.nn's layer takes a way that such layers break
+    torch.testing.assert_close(ours(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_is_compiled_already_is_compiled_again() -> None:
+    model = layer()
+    compiled = torch.compile(model, backend="eager")
+    x = torch.randn(N, S, E)
+    expected = compiled(x)
+    report = fasttfm.replace_modules(compiled)
+    assert "_orig_mod" in report.replaced
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+    fasttfm.restore_modules(compiled)
+    torch.testing.assert_close(compiled(x), expected)
+
+
+def test_twice_replaced_and_twice_restored() -> None:
+    model = layer()
+    expected = model(torch.ones(N, S, E))
+    fasttfm.replace_modules(model)
+    assert not fasttfm.replace_modules(model).lines
+    assert fasttfm.restore_modules(model).replaced
+    assert not fasttfm.restore_modules(model).lines
+    assert type(model) is nn.TransformerEncoderLayer
+    assert torch.equal(model(torch.ones(N, S, E)), expected)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "torch.save"])
+def test_a_copy_can_be_restored(how: str) -> None:
+    model = replaced(layer())
+    if how == "deepcopy":
+        copied = copy.deepcopy(model)
+    else:
+        stored = io.BytesIO()
+        torch.save(model, stored)
+        stored.seek(0)
+        copied = torch.load(stored, weights_only=False)
+    assert fasttfm.restore_modules(copied).replaced
+    assert not any(type(m).__module__.startswith("fasttfm") for m in copied.modules())
+    assert type(model) is fasttfm.nn.TransformerEncoderLayer
+    both_agree(copied, model, torch.randn(N, S, E))
+
+
+def test_symbolic_tracing_needs_torch_s_modules() -> None:
+    model = Chain(layer(), nn.LayerNorm(E))
+    x = torch.randn(N, S, E)
+    expected = torch.fx.symbolic_trace(model)(x)
+    fasttfm.replace_modules(model)
+    with pytest.raises(Exception, match=r"(?i)trac|proxy|symbolic"):
+        torch.fx.symbolic_trace(model)
+    fasttfm.restore_modules(model)
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), expected)

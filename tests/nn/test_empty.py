@@ -1,0 +1,61 @@
+"""Batches of nothing, sequences of nothing, nothing to attend: torch.nn raises on some routes, here they are empty."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fasttfm.nn
+from fasttfm.functional import backend
+
+E, H, F = 8, 2, 12
+
+
+def made(name: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    if name == "MultiheadAttention":
+        return fasttfm.nn.MultiheadAttention(E, H, batch_first=True, **options)
+    return getattr(fasttfm.nn, name)(E, H, dim_feedforward=F, dropout=0.0, batch_first=True, **options)
+
+
+def finite_with_gradients(module: torch.nn.Module, output: Tensor, shape: tuple[int, ...]) -> None:
+    assert output.shape == shape
+    output.sum().backward()
+    assert torch.isfinite(output).all()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(("batch", "length", "memory"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 0)])
+def test_layers(batch: int, length: int, memory: int, norm_first: bool, route: str) -> None:
+    x, y = torch.randn(batch, length, E), torch.randn(batch, memory, E)
+    padding = torch.zeros(batch, memory, dtype=torch.bool)
+    encoder, decoder = (made(f"Transformer{kind}Layer", norm_first=norm_first) for kind in ("Encoder", "Decoder"))
+    with backend(route):
+        finite_with_gradients(encoder, encoder(x), x.shape)
+        finite_with_gradients(decoder, decoder(x, y, memory_key_padding_mask=padding), x.shape)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize(("batch", "length", "keys"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_attention_with_masks(batch: int, length: int, keys: int, need_weights: bool) -> None:
+    module = made("MultiheadAttention")
+    x, y = torch.randn(batch, length, E), torch.randn(batch, keys, E)
+    for mask in (None, torch.zeros(length, keys, dtype=torch.bool), torch.zeros(batch * H, length, keys)):
+        output, weights = module(x, y, y, attn_mask=mask, need_weights=need_weights)
+        finite_with_gradients(module, output, x.shape)
+        assert (weights is None) != need_weights
+        if need_weights:
+            assert weights.shape == (batch, length, keys)
+        if not keys:
+            torch.testing.assert_close(output, module.out_proj.bias.expand(x.shape))
+
+
+def test_a_stack_whose_sequences_are_all_padding_or_none() -> None:
+    stack = fasttfm.nn.TransformerEncoder(made("TransformerEncoderLayer"), 2).eval()
+    with torch.no_grad():
+        for x in (torch.randn(0, 3, E), torch.randn(2, 0, E)):
+            assert stack(x, src_key_padding_mask=torch.zeros(x.shape[:2], dtype=torch.bool)).shape == x.shape
+        assert not stack(torch.randn(2, 3, E), src_key_padding_mask=torch.ones(2, 3, dtype=torch.bool)).any()
