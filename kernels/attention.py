@@ -217,7 +217,7 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     queries, a tile of keys and one of values fit 48 KB.
     """
     if not chip.matrix_units or kind == "fp32":
-        if width == 64 and chip.capability in (86, 89, 100, 120):
+        if width == 64 and chip.capability > 80:
             # Of 32x32 the compiler spills a little there, on purpose, so that more programs run at a time.
             return Tile(32, 16, 8, 1) if chip.capability == 120 else Tile(16, 32, 4, 1)
         return {64: Tile(32, 32, 8, 1), 128: Tile(16, 32, 8, 1), 256: Tile(16, 16, 8, 1)}[width]

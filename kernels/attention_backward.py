@@ -407,14 +407,13 @@ def keys_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
         return {64: Tile(16, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if not chip.capability or kind == "tf32":
         return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
-    if extras < 2 and width == 64 and chip.capability in (80, 86, 89):
+    if extras < 2 and width == 64 and chip.capability not in (90, 100):
         # Eight warps share 128 queries. Of 64 keys they would share 16 rows each, every row twice, and spill.
         return Tile(128, 32, 8, 2)
     if extras:
-        wide = Tile(32, 32, 8, 1) if extras == 2 else Tile(32, 64, 8, 2)
+        wide = Tile(32, 32, 8, 1) if extras == 2 or chip.capability == 100 else Tile(32, 64, 8, 2)  # 64 spill there
         return {64: Tile(32, 64, 8, 1 if extras == 2 else 2), 128: wide, 256: Tile(16, 32, 8, 1)}[width]
-    rows = 32 if chip.capability == 120 else 64
-    return {64: Tile(rows, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
+    return {64: Tile(64, 64, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 32, 8, 1)}[width]
 
 
 # --------------------------------------------------------------------------------------------------------- launches

@@ -173,7 +173,8 @@ def tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
         return {64: Tile(16, 16, 4, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}[width]
     if kind == "tf32":
         return {64: Tile(32, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 32, 8, 1)}[width]
-    return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)}[width]
+    warps = 8 if chip.capability == 100 else 4  # four spill there
+    return {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, warps, 1)}[width]
 
 
 def gradient(grad, query, key, value, output, lse, mask, *, to=None, **options):
