@@ -32,7 +32,7 @@ def natural_pairs(count: int) -> ParallelTokens:
 
 
 @given(LENGTHS, st.integers(41, 200), st.integers(0, 5))
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_an_epoch_has_every_pair_once_and_no_batch_exceeds_the_budget(lengths, max_tokens, epoch):
     batches = TokenBatches(pairs_of(lengths), max_tokens, seed=1)
     order = batches.epoch(epoch)
@@ -122,7 +122,7 @@ def test_an_empty_source_is_its_end_alone():
 
 
 @given(st.lists(st.integers(0, 300), max_size=80), st.integers(8, 200), st.one_of(st.none(), st.integers(1, 9)))
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_sorted_batches_cover_every_sentence_longest_first(lengths, max_tokens, max_rows):
     groups = sorted_batches(lengths, None, max_tokens, max_rows)
     assert sorted(int(i) for group in groups for i in group) == list(range(len(lengths)))

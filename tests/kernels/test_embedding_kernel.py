@@ -39,7 +39,7 @@ def check(tokens, inputs, **options):
     )
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10)
 @given(
     batch=st.sampled_from([1, 3, 5]),
     length=st.sampled_from([1, 4, 17]),

@@ -71,7 +71,7 @@ def check(inputs, dropout_p=0.0):
     )
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10)
 @given(
     rows=st.sampled_from([1, 3, 33]),
     width=st.sampled_from([1, 17, 32, 40]),

@@ -75,7 +75,7 @@ def check_plain(inputs, eps=1e-5):
     )
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@settings(max_examples=12)
 @given(
     rows=st.sampled_from([1, 3, 17, 33]),
     columns=st.sampled_from([1, 7, 17, 64, 96, 130, 257]),
