@@ -390,9 +390,11 @@ def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
         warps = 8 if chip.capability == 120 else 4  # four spill there
         return {64: Tile(32, 32, 8, 1), 128: Tile(rows, 32, warps, 1), 256: Tile(16, 32, 8, 1)}[width]
     if extras:
+        stages = 1 if extras == 1 and chip.capability == 100 else 2  # two spill there
+        rows = 32 if extras == 2 and chip.capability == 100 else 64  # 64 spill there
         return {
-            64: Tile(64, 32, 8 if chip.capability == 120 else 4, 2),
-            128: Tile(64, 32, 8, 2),
+            64: Tile(64, 32, 8 if chip.capability == 120 else 4, stages),
+            128: Tile(rows, 32, 8, 2),
             256: Tile(32, 32, 8, 1),
         }[width]
     rows = 64 if chip.capability == 100 else 128  # 128 spill there
