@@ -63,7 +63,7 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
 
 
 def boolean_mask(
-    batch_size: int, q_length: int, kv_length: int, *args: Any, allow_is_causal_skip: bool = True, **options: Any
+    *, batch_size: int, q_length: int, kv_length: int, allow_is_causal_skip: bool = True, **options: Any
 ) -> Tensor | None:
     """sdpa_mask(): (B, 1, L, S) bool, or None where the causal flag says all; which is only where L is S, or 1.
 
@@ -71,7 +71,7 @@ def boolean_mask(
     over more keys than queries for an error.
     """
     skip = allow_is_causal_skip and q_length in (1, kv_length)
-    return sdpa_mask(batch_size, q_length, kv_length, *args, allow_is_causal_skip=skip, **options)
+    return sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=skip, **options)
 
 
 def attention_forward(

@@ -234,7 +234,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         shape = (self.num_heads, self.head_dim)
         joint = products[0].unflatten(-1, (3 if query is memory else 2, *shape))
         own = None if query is memory else products[1].unflatten(-1, shape)
-        return joint, own, (biases[0], None if own is None else biases[1]) if apart else None
+        if not apart or biases[0] is None:
+            return joint, own, None
+        return joint, own, (biases[0], None if own is None else biases[1])
 
     def _in_proj_bias(self) -> Tensor | None:
         bias: Tensor | None = self.in_proj_bias
@@ -362,7 +364,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self._check(query, key, value, None, None, None)
 
 
-def _views(joint: Tensor, query: Tensor | None) -> tuple[Tensor, ...]:
+def _views(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (B, H, ., D) of joint (B, L, 3, H, D), or of (B, S, 2, H, D) with query (B, L, H, D)."""
     parts = joint.permute(2, 0, 3, 1, 4).unbind(0)
-    return parts if query is None else (query.transpose(1, 2), *parts)
+    return parts if query is None else (query.transpose(1, 2), *parts)  # type: ignore[return-value]
