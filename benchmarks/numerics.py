@@ -9,6 +9,7 @@ precision, whose results are rounded from float32, and 32 in float32, where sums
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -148,14 +149,19 @@ def _bits(x: Tensor) -> int:
     content = x.flatten().view(torch.uint8)
     whole = content.numel() // 8 * 8
     sums = [content[whole:].long().sum()]
-    generator = torch.Generator().manual_seed(11)
-    places = torch.randint(1 << 62, (min(_CHUNK, whole // 8),), generator=generator).mul_(2).add_(1).to(x.device)
+    places = _odd_numbers(1 << (min(_CHUNK, whole // 8) - 1).bit_length() if whole else 0, x.device)
     for part in content[:whole].view(torch.int64).split(_CHUNK):
         sums.append((part * places[: part.numel()]).sum())  # wraps around
     found = 0
     for each in torch.stack(sums).tolist():
         found = (found * 0x9E3779B97F4A7C15 + each) % (1 << 64)
     return found
+
+
+@functools.lru_cache(maxsize=16)
+def _odd_numbers(count: int, device: torch.device) -> Tensor:
+    numbers = torch.randint(1 << 62, (count,), generator=torch.Generator().manual_seed(11))
+    return numbers.mul_(2).add_(1).to(device)
 
 
 def unread(value: Any) -> str | None:
