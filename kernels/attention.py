@@ -229,9 +229,9 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     stages = 3 if chip.shared_memory > 120_000 else 2
     if extras:
         columns = 64 if warpgroups and not (extras == 2 and chip.capability == 90) else 32  # 64 spill there
-        warps = 8 if chip.capability == 120 or (extras == 2 and chip.capability in (86, 89)) else 4  # 4 spill there
-        narrow = Tile(64, columns, 8 if extras == 2 and chip.capability == 120 else 4, stages)  # four spill there
-        return {64: narrow, 128: Tile(64, 32, warps, stages), 256: Tile(32, 32, 8, 2)}[width]
+        narrow = 8 if extras == 2 and chip.capability in (86, 89, 120) else 4  # four warps spill there
+        wide = 8 if chip.capability == 120 else narrow
+        return {64: Tile(64, columns, narrow, stages), 128: Tile(64, 32, wide, stages), 256: Tile(32, 32, 8, 2)}[width]
     rows = 128 if warpgroups else 64
     narrow = Tile(64, 32, 4, 2) if chip.capability == 120 else Tile(128, 64, 4, stages)
     return {64: narrow, 128: Tile(rows, 64, 8, stages), 256: Tile(64, 32, 8, 2)}[width]

@@ -280,8 +280,9 @@ def backward_tile(chip: Chip, kind: str, width: int, extras: int, columns: int) 
     if kind == "tf32":
         if chip.capability == 90 and columns == 64:
             rows = 16  # 32 spill there
-        most = 4 if chip.capability == 120 and rows == columns else 8  # eight spill there
-        return Tile(rows, columns, 2 if columns == 16 else most, 1)
+        if columns == 16:
+            return Tile(rows, columns, 4 if chip.capability in (86, 89) else 2, 1)  # two spill there
+        return Tile(rows, columns, 4 if chip.capability == 120 and rows == columns else 8, 1)  # eight spill there
     warps = max(min(4, columns // 8), columns * width // 1024)
     if rows == 16 and columns == 128 and chip.capability == 100:
         warps = 4  # eight spill there
