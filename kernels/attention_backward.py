@@ -398,8 +398,8 @@ def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
             256: Tile(32, 32, 8, 1),
         }[width]
     rows = 64 if chip.capability == 100 else 128  # 128 spill there
-    # 64 rows spill on sm_90 and sm_100, 32 on sm_86 and in one stage on sm_90.
-    wide = {90: Tile(32, 32, 8, 2), 100: Tile(32, 32, 8, 1)}.get(chip.capability, Tile(64, 32, 8, 1))
+    # 64 rows spill on sm_90, and so do 32 in one stage; 32 spill on sm_86 and sm_100.
+    wide = Tile(32, 32, 8, 2) if chip.capability == 90 else Tile(64, 32, 8, 1)
     return {64: Tile(rows, 64, 8, 2), 128: Tile(64, 32, 4, 2), 256: wide}[width]
 
 
