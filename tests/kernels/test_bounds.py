@@ -1,7 +1,8 @@
 """No kernel reads or writes past its tensors: each lies between guards that must neither matter nor change.
 
-Guards and fresh memory hold bits that are not a number: what is read past an end, or never written, shows in a result,
-and what is written past an end shows in a guard. Odd sizes, several tiles each.
+Guards of inputs and fresh memory hold bits that are not a number: what is read past an end, or never written, shows in
+a result. Guards of what is made hold others, so that not a number shows when it is written there. Odd sizes, several
+tiles each.
 """
 
 import pytest
@@ -12,6 +13,7 @@ from test_attention_kernels import take  # noqa: F401 (a fixture)
 from fasttfm import functional as F
 
 GUARD = 8192  # bytes before and after
+NAN, MADE = 255, 254  # what they are filled with, around inputs and around what is made
 
 
 class Guards:
@@ -20,24 +22,24 @@ class Guards:
     def __init__(self, empty):
         self._empty, self._made = empty, []
 
-    def room(self, shape, dtype):
+    def room(self, shape, dtype, guard=MADE):
         size = torch.Size(shape).numel() * dtype.itemsize
-        memory = self._empty(size + 2 * GUARD, dtype=torch.uint8).fill_(255)
-        self._made.append((memory, size))
-        return memory[GUARD : GUARD + size].view(dtype).view(shape)
+        memory = self._empty(size + 2 * GUARD, dtype=torch.uint8).fill_(guard)
+        self._made.append((memory, size, guard))
+        return memory[GUARD : GUARD + size].fill_(NAN).view(dtype).view(shape)
 
     def holding(self, x):
         """x in such memory, its own strides kept; as a leaf."""
         order = sorted(range(x.dim()), key=x.stride, reverse=True)
-        copy = self.room([x.shape[i] for i in order], x.dtype).permute([order.index(i) for i in range(x.dim())])
+        copy = self.room([x.shape[i] for i in order], x.dtype, NAN).permute([order.index(i) for i in range(x.dim())])
         copy.copy_(x)
         return copy.requires_grad_(x.requires_grad)
 
     def check(self):
         assert len(self._made) > 1
-        for memory, size in self._made:
-            assert (memory[:GUARD] == 255).all(), f"written before a tensor of {size} bytes"
-            assert (memory[GUARD + size :] == 255).all(), f"written past a tensor of {size} bytes"
+        for memory, size, guard in self._made:
+            assert (memory[:GUARD] == guard).all(), f"written before a tensor of {size} bytes"
+            assert (memory[GUARD + size :] == guard).all(), f"written past a tensor of {size} bytes"
 
 
 @pytest.fixture
