@@ -305,8 +305,8 @@ def test_nothing_is_kept_at_dropout_one(take, route):
 @pytest.mark.parametrize(("causal", "p"), [(False, 0.0), (True, 0.2)])
 def test_packed_sequences_equal_one_after_the_other(take, route, dtype, causal, p):
     take(route)
-    query_starts = torch.tensor([0, 5, 5, 24], dtype=torch.int32)  # an empty one on the query side,
-    key_starts = torch.tensor([0, 3, 20, 20], dtype=torch.int32)  # one on the key side,
+    query_starts = torch.tensor([0, 5, 5, 20, 24], dtype=torch.int32)  # an empty one on the query side,
+    key_starts = torch.tensor([0, 3, 16, 16, 20], dtype=torch.int32)  # one on the key side,
     tokens = {"query": 27, "key": 22, "value": 22}  # and filler after the last
     inputs = {name: torch.randn(n, 2, 12 if name == "value" else 8).to(dtype) for name, n in tokens.items()}
     options = {"causal": causal, **seeded(p)}
