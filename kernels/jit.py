@@ -46,6 +46,7 @@ class Kernel(JITFunction):
         self._constants = [p.name for p in self.params if p.is_constexpr]
         self._pointers: Callable[[tuple], tuple] | None = None
         self._integers: Callable[[tuple], tuple] | None = None
+        self._varying: Callable[[tuple], tuple] = tuple
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **constants: Any) -> None:
@@ -79,7 +80,7 @@ class Kernel(JITFunction):
             else:
                 addresses |= pointer.data_ptr()
                 key.append(pointer.dtype)
-        if addresses % 16:  # Triton wants to know whose
+        if addresses % 16 or max(self._varying(arguments), default=0) >= 1 << 31:  # Triton wants to know which
             return None
         key.append(arguments[0].get_device())
         return tuple(key)
@@ -87,8 +88,10 @@ class Kernel(JITFunction):
     def _sort(self, arguments: tuple) -> None:
         """Finds out, at the first launch, which arguments are pointers and which integers count."""
         pointers = [i for i, a in enumerate(arguments) if a is None or isinstance(a, (torch.Tensor, tuple))]
-        integers = [i for i, a in enumerate(arguments) if isinstance(a, int) and not self.params[i].do_not_specialize]
-        self._pointers, self._integers = _picker(pointers), _picker(integers)
+        integers = [i for i, a in enumerate(arguments) if isinstance(a, int)]
+        varying = [i for i in integers if self.params[i].do_not_specialize]
+        self._varying = _picker(varying)
+        self._pointers, self._integers = _picker(pointers), _picker([i for i in integers if i not in varying])
 
 
 def _picker(places: Sequence[int]) -> Callable[[tuple], tuple]:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 _library = torch.library.Library("fasttfm", "DEF")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
-_AUTOCAST_DEVICES = ("cpu", "cuda")
+AUTOCAST_DEVICES = ("cpu", "cuda")
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _without_keys = torch._C._ExcludeDispatchKeyGuard
@@ -114,7 +114,7 @@ class Operator:
 
         for key in _DEVICES:
             _library.impl(name, _on_its_device(compute), key)
-        for device in _AUTOCAST_DEVICES:
+        for device in AUTOCAST_DEVICES:
             _library.impl(name, cast_and_run(device), f"Autocast{device.upper()}")
         _library.impl(name, autograd, "Autograd")
         _library.impl(name, refuse_batching, "FuncTorchBatched")

@@ -53,6 +53,8 @@ def main() -> int:
     odd = x.flatten()[1:]  # not aligned to 16 bytes
     assert again(*arguments(x=odd)) == (True, True)
     assert again(*arguments(x=odd)) == (True, True)
+    assert again(*arguments(M=1 << 31)) == (True, True)  # a 64-bit argument
+    assert again(*arguments(M=1 << 31)) == (True, True)
     assert again(*arguments()) == (False, False)
     print(f"{len(started)} launches, {len(by_triton)} of them by Triton")
     return 0
