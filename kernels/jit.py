@@ -71,7 +71,7 @@ class Kernel(JITFunction):
         assert self._pointers is not None
         assert self._integers is not None
         addresses = 0
-        key: list[Any] = [*self._integers(arguments), *constants.values()]
+        key: list[Any] = [*self._integers(arguments), *constants, *constants.values()]
         for pointer in self._pointers(arguments):
             if pointer is None:
                 key.append(None)

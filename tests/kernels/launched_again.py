@@ -50,6 +50,9 @@ def main() -> int:
     ):
         assert again(*other, **changed) == (True, True), (other, changed)
         assert again(*other, **changed) == (False, True), (other, changed)
+    kernel[2, 1](*arguments(), COLUMNS=16, ROWS=64, num_warps=4, num_stages=1)  # the same values in another order
+    assert started[-1].metadata is not started[0].metadata
+    assert started[-1].arguments[-2:] == (64, 16)
     odd = x.flatten()[1:]  # not aligned to 16 bytes
     assert again(*arguments(x=odd)) == (True, True)
     assert again(*arguments(x=odd)) == (True, True)
