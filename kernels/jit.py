@@ -1,4 +1,4 @@
-"""triton.jit for kernels that are launched: the same kernel, found again in half the host time.
+"""triton.jit for kernels that are launched: the same kernel, found again in less of the host's time.
 
 At every launch Triton binds all arguments, asks of each what it specialises on and writes the constants out as text to
 look the compiled kernel up. Here the key is a tuple of what decides: the pointers' dtypes, the integers that Triton
