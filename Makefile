@@ -14,7 +14,7 @@ DEMO := demo
 WORKERS ?= 2
 BENCH ?= --quick
 
-.PHONY: help install demo test lint types tests format compile-matrix gpu-check bench clean
+.PHONY: help install demo test lint types tests executed format compile-matrix gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -41,13 +41,18 @@ tests: install
 
 test: lint types tests
 
+# The PTX of every kernel executed on a CPU, for every chip and dtype; about an hour, no GPU needed.
+executed: install
+	@TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m executed tests/executed
+
 format: install
 	@$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # Every kernel and tile for every chip, recorded in kernels/budgets; minutes, no GPU needed.
 compile-matrix: install
-	@$(BIN)/python -m fasttfm.kernels.compile_matrix --report
+	@$(BIN)/python -m fasttfm.kernels.proof.matrix --report
 
 # On a machine with a GPU: the tests that need one, the sanitizer where present, then timings into benchmarks/results.
 gpu-check: install

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-packages = find_packages(include=["fasttfm", "fasttfm.*"])
-packages += ["fasttfm.kernels"] + [f"fasttfm.kernels.{name}" for name in find_packages("kernels")]
+# fasttfm/kernels is a link to kernels/, so that a checkout can be imported as it is and tools follow the imports; where
+# links are not checked out as links, package_dir finds the kernels all the same.
+packages = {*find_packages(include=["fasttfm", "fasttfm.*"])}
+packages |= {"fasttfm.kernels", *(f"fasttfm.kernels.{name}" for name in find_packages("kernels"))}
 
 setup(
     name="fasttfm",
@@ -19,9 +21,13 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=packages,
+    packages=sorted(packages),
     package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
-    package_data={"fasttfm": ["py.typed", "presets/*.yaml"], "fasttfm.kernels": ["*.csv"]},
+    package_data={
+        "fasttfm": ["py.typed", "presets/*.yaml"],
+        "fasttfm.kernels.proof": ["*.csv"],
+        "fasttfm.kernels.tiles": ["tuned/*"],
+    },
     install_requires=[
         "torch>=2.9",
         "triton>=3.5; platform_system == 'Linux'",
@@ -42,13 +48,14 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.8",
             "mypy>=1.11",
-            "transformers>=4.48",
+            "transformers>=5.0",
             "ctranslate2>=4.5",
+            "jsonschema>=4.18",
             "types-PyYAML",
             "types-tqdm",
         ],
     },
-    entry_points={"console_scripts": ["fasttfm = fasttfm.cli.main:main"]},
+    entry_points={"console_scripts": ["fasttfm = fasttfm.__main__:command"]},
     classifiers=[
         "Programming Language :: Python :: 3",
         "Operating System :: POSIX :: Linux",

@@ -26,32 +26,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.records import RESULTS
+from benchmarks import command
+from benchmarks.measure.records import RESULTS
 from fasttfm.cli.parser import Parser
-from fasttfm.errors import UserError, interrupted
+from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.harness import Case, Setting
-    from benchmarks.records import Record
+    from benchmarks.measure.case import Case, Setting
+    from benchmarks.measure.records import Record
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
 GROUPS = {
-    "kernels": "benchmarks.kernels",
-    "blocks": "benchmarks.blocks",
-    "training_step": "benchmarks.training_step",
-    "decoding": "benchmarks.decoding",
-    "padding": "benchmarks.padding",
+    "kernels": "benchmarks.cases.kernels",
+    "blocks": "benchmarks.cases.blocks",
+    "training_step": "benchmarks.cases.training_step",
+    "decoding": "benchmarks.cases.decoding",
+    "padding": "benchmarks.cases.padding",
 }
 """Group -> the module whose cases(setting) lists its cases. A new group is a line here."""
 COMMANDS = {
-    "report": "benchmarks.report",
-    "compare": "benchmarks.compare",
-    "check": "benchmarks.check",
+    "report": "benchmarks.report.page",
+    "compare": "benchmarks.report.compare",
+    "check": "benchmarks.measure.check",
     "end_to_end": "benchmarks.end_to_end",
-    "roofline": "benchmarks.roofline",
-    "static-evidence": "benchmarks.static_evidence",
+    "roofline": "benchmarks.limits.roofline",
+    "static-evidence": "benchmarks.limits.static_evidence",
 }
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
@@ -93,7 +94,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
     """The device, dtype and level that the arguments ask for. Raises UserError for what is not here."""
     import torch
 
-    from benchmarks.harness import Setting
+    from benchmarks.measure.case import Setting
 
     name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -179,8 +180,8 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
     """Runs the cases; each one's rows go to a file in out as soon as they are known. Returns 1 if a case was broken."""
     import torch
 
-    from benchmarks import ceilings, harness, machine, records
-    from benchmarks.clocks import Clocks
+    from benchmarks.measure import ceilings, harness, machine, records
+    from benchmarks.measure.clocks import Clocks
 
     warnings.simplefilter("ignore")  # why a provider refused is in its row
     logging.getLogger("torch").setLevel(logging.CRITICAL)
@@ -237,38 +238,35 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if arguments and arguments[0] in COMMANDS:
-            return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
-        args = _parser().parse_args(arguments)
-        setting = setting_of(args)
-        cases = chosen_cases(args.groups, args.only, setting)
-        all_groups = not args.groups and not args.only
-        if args.list:
-            print("\n".join(f"{case.group} {case.title}" for case in cases))
-            if all_groups:
-                when = "last" if args.full else "with --full, or"
-                print(f"end_to_end demo: {when} python -m benchmarks end_to_end demo")
-                print(f"end_to_end {REAL_TEXT}")
-            return 0
-        out = args.out or (None if setting.level == "smoke" else RESULTS)
-        if out is not None:
-            writable(out)
-        status = run_cases(cases, setting, out)
-        if args.full and all_groups:
-            from benchmarks import end_to_end
+    return command.run(_main, argv)
 
-            end_to_end.run_built_in(out or RESULTS, args.device, args.threads)
-        if args.full:
-            print(f"not among these: {REAL_TEXT}")
-        return status
-    except UserError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("benchmarks: interrupted; the cases before this one are kept", file=sys.stderr)
-        return interrupted()
+
+def _main(argv: Sequence[str] | None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in COMMANDS:
+        return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+    args = _parser().parse_args(arguments)
+    setting = setting_of(args)
+    cases = chosen_cases(args.groups, args.only, setting)
+    all_groups = not args.groups and not args.only
+    if args.list:
+        print("\n".join(f"{case.group} {case.title}" for case in cases))
+        if all_groups:
+            when = "last" if args.full else "with --full, or"
+            print(f"end_to_end demo: {when} python -m benchmarks end_to_end demo")
+            print(f"end_to_end {REAL_TEXT}")
+        return 0
+    out = args.out or (None if setting.level == "smoke" else RESULTS)
+    if out is not None:
+        writable(out)
+    status = run_cases(cases, setting, out)
+    if args.full and all_groups:
+        from benchmarks import end_to_end
+
+        end_to_end.run_built_in(out or RESULTS, args.device, args.threads)
+    if args.full:
+        print(f"not among these: {REAL_TEXT}")
+    return status
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.records import RESULTS
+from benchmarks import command
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
@@ -273,6 +274,4 @@ def _measure(args: argparse.Namespace, work: Path, more: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    from benchmarks.__main__ import main as suite
-
-    sys.exit(suite(["end_to_end", *sys.argv[1:]]))
+    sys.exit(command.run(main))

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks import machine
 from benchmarks.__main__ import main as benchmarks_main
+from benchmarks.measure import machine
+from fasttfm.kernels.proof.assembler import description
 
 _SANITIZED = "tests/gpu/test_kernels.py"
 
@@ -56,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if torch.version.cuda:
+        major, minor = torch.cuda.get_device_capability()
+        print(description(10 * major + minor))
     if not args.timings and (status := run_tests() or run_sanitizer()):
         return status
     return benchmarks_main(["--quick", "--only", args.only])

@@ -2,8 +2,9 @@
 
     python -m benchmarks.launch_overhead
 
-No device takes part: a driver that starts nothing stands in for that of an H200 (kernels/stand_in.py), so what a real
-one takes to start a kernel comes on top, for both alike. The kernels are compiled for sm_90 first, a second or so each.
+No device takes part: a driver that starts nothing stands in for that of an H200 (kernels/proof/stand_in.py), so what
+a real one takes to start a kernel comes on top, for both alike. The kernels are compiled for sm_90 first, a second or
+so each.
 The two ways take turns; each time is the quickest of many short runs, and the median over the runs is kept beside it.
 Appends one line to benchmarks/results/launch-overhead.jsonl.
 """
@@ -24,7 +25,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
 
 import torch
 
-from benchmarks import machine
+from benchmarks.measure import machine
 
 RESULTS = Path(__file__).with_name("results")
 _CALLS = 50  # in a run: less than a millisecond
@@ -33,7 +34,9 @@ CHIP = "sm_90"
 
 def calls() -> dict[str, Callable[[], object]]:
     """Name -> what launches one kernel of that name, as a training step of paper-base does."""
-    from fasttfm.kernels import attention, attention_short, cross_entropy, layer_norm, residual_add
+    from fasttfm.kernels import cross_entropy, layer_norm, residual_add
+    from fasttfm.kernels.attention import forward as attention
+    from fasttfm.kernels.attention import short as attention_short
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.bfloat16)
@@ -43,7 +46,7 @@ def calls() -> dict[str, Callable[[], object]]:
     target = torch.zeros(64, dtype=torch.int64)
     dropout: dict[str, Any] = {"dropout_p": 0.1, "seed": seed}
     masked = {"key_lengths": torch.tensor([27, 20]), "causal": True, "scale": 0.125, **dropout}
-    smoothed = {"label_smoothing": 0.1, "ignore_index": -100}
+    smoothed: dict[str, Any] = {"label_smoothing": 0.1, "ignore_index": -100}
     return {
         "attention, short rows, forward": lambda: attention_short.forward(short, short, short, **masked),
         "attention, short rows, backward": lambda: attention_short.backward(short, short, short, short, lse, **masked),
@@ -95,7 +98,7 @@ def _launch(kernel: Any, grid: tuple, arguments: tuple, constants: dict[str, Any
 def measure(runs: int) -> dict[str, Any]:
     """Microseconds by kernel and way."""
     from fasttfm.kernels.jit import OPTIONS
-    from fasttfm.kernels.stand_in import stand_in
+    from fasttfm.kernels.proof.stand_in import stand_in
 
     calls()  # imports every kernel that is launched
     stand_in(CHIP)

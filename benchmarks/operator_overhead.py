@@ -16,21 +16,36 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks import machine
-from fasttfm.functional._operators import Operator
+from benchmarks.measure import machine
+from fasttfm.functional.operator import Operator
 
 RESULTS = Path(__file__).with_name("results")
 _CALLS = 100  # in a run: about a millisecond, less than a time slice
 
-Arguments = tuple[Tensor, Tensor, Tensor | None, float, float, int]
+
+class Arguments(NamedTuple):
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    dropout_p: float
+    site: int
 
 
-def _compute(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dropout_p: float, stream: int) -> Tensor:
+class _Saved(NamedTuple):
+    x: Tensor
+    weight: Tensor
+    eps: float
+    dropout_p: float
+    site: int
+
+
+def _compute(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dropout_p: float, site: int) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -43,10 +58,21 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     return grad, None, None, None, None, None
 
 
-_SCHEMA = "(Tensor x, Tensor weight, Tensor? bias, float eps, float dropout_p, int stream) -> Tensor"
+def _empty(call: Arguments) -> Tensor:
+    return torch.empty_like(call.x)
+
+
 _operator = Operator(
-    f"overhead{_SCHEMA}", _compute, _compute, save=_save, backward=_backward, autocast=lambda args, dtype: args
+    "overhead",
+    Arguments,
+    "Tensor",
+    _empty,
+    _empty,
+    save=lambda call, output: _Saved(call.x, call.weight, call.eps, call.dropout_p, call.site),
+    backward=lambda saved, wanted, grad: {"x": grad},
+    autocast=lambda call, dtype: call,
 )
+_SCHEMA = str(_operator.dispatched._schema).removeprefix("fasttfm::overhead")
 
 
 class _Function(torch.autograd.Function):
@@ -66,7 +92,7 @@ _custom.register_autograd(
 )
 
 WAYS: dict[str, Callable[..., Tensor]] = {
-    "fasttfm": _operator,
+    "fasttfm": lambda *args: _operator(Arguments(*args)),
     "dispatcher": _operator.dispatched,
     "autograd_function": _Function.apply,
     "custom_op": _custom,
@@ -87,8 +113,8 @@ def microseconds(call: Callable[..., Tensor], arguments: Arguments, runs: int) -
 def measure(runs: int) -> dict[str, Any]:
     """Microseconds by way and circumstance, above the computation's own."""
     x, plain, trained = torch.zeros(8, 8), torch.zeros(8), torch.nn.Parameter(torch.zeros(8))
-    without: Arguments = (x, plain, None, 1e-5, 0.1, 3)
-    with_gradient: Arguments = (x, trained, None, 1e-5, 0.1, 3)
+    without = Arguments(x, plain, None, 1e-5, 0.1, 3)
+    with_gradient = Arguments(x, trained, None, 1e-5, 0.1, 3)
     bare, _ = microseconds(_compute, without, runs)
 
     def above(call: Callable[..., Tensor], arguments: Arguments) -> dict[str, float]:
@@ -99,8 +125,8 @@ def measure(runs: int) -> dict[str, Any]:
     for name, call in WAYS.items():
         found[name] = {"without_gradient_us": above(call, without), "with_gradient_us": above(call, with_gradient)}
     with torch.autocast("cpu", torch.bfloat16):
-        found["fasttfm"]["autocast_without_gradient_us"] = above(_operator, without)
-        found["fasttfm"]["autocast_with_gradient_us"] = above(_operator, with_gradient)
+        found["fasttfm"]["autocast_without_gradient_us"] = above(WAYS["fasttfm"], without)
+        found["fasttfm"]["autocast_with_gradient_us"] = above(WAYS["fasttfm"], with_gradient)
     return found
 
 

@@ -20,10 +20,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import harness, kernels, numerics
 from benchmarks.__main__ import usual_dtype
-from benchmarks.clocks import Clocks
-from benchmarks.harness import Rotation, Setting, Work
+from benchmarks.cases import kernels
+from benchmarks.measure import harness, numerics
+from benchmarks.measure.case import Setting, Work
+from benchmarks.measure.clocks import Clocks
+from benchmarks.measure.harness import Rotation
 
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 _SETTING = Setting(

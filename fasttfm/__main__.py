@@ -1,8 +1,21 @@
 """`python -m fasttfm` is the command `fasttfm`."""
 
+import signal
 import sys
 
-from fasttfm.cli.main import main
+
+def command() -> int:
+    """Run the command line; a signal before it has begun or after it has ended leaves no traceback either."""
+    try:
+        from fasttfm.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:  # before main takes care of it
+        return 128 + signal.SIGINT
+    finally:
+        # all work is done: what comes from now on may end the process at once
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

@@ -1,7 +1,8 @@
-"""What a user of the command line is meant to see: one exception, and the status of a command that was stopped."""
+"""What a user is meant to see: the exceptions of the package, and the status of a command that was stopped."""
 
 from __future__ import annotations
 
+import errno
 import signal
 
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -16,6 +17,18 @@ class UserError(Exception):
     """
 
 
+class ArgumentError(ValueError, AssertionError, RuntimeError):
+    """A value or a shape that a module cannot take.
+
+    torch.nn raises AssertionError in one place and RuntimeError in the next; this is both, and the ValueError that it
+    should have been, so that code written for torch.nn keeps catching it.
+    """
+
+
+class ArgumentTypeError(TypeError, AssertionError, RuntimeError):
+    """A dtype that a module cannot take; also what torch.nn raises for it."""
+
+
 class Stopped(KeyboardInterrupt):
     """A signal has asked the process to end: Ctrl-C, or SIGTERM and SIGHUP, which stop a command in the same way."""
 
@@ -25,13 +38,29 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
+_OUT_OF_MEMORY = (
+    "allocate memory",
+    "not enough memory",
+    "out of memory",
+    "overflow",  # a size that not even 64 bits can count
+    "bad_alloc",
+    "start new thread",  # a thread's stack did not fit
+    "could not create a primitive",  # oneDNN's code did not fit
+    "could not create a memory",
+    "failed to map segment",  # a library did not fit
+    "mmap",
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """MemoryError, or what torch raises in its place: OutOfMemoryError for a GPU, a plain RuntimeError for the CPU."""
-    # the last: a size that not even 64 bits can count
-    told = ("can't allocate memory", "not enough memory", "out of memory", "overflow")
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in told)
-    )
+    """Whether memory did not suffice: MemoryError, and what torch, its libraries and the loader raise in its place."""
+    if isinstance(error, UserError):
+        return False
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    kinds = (RuntimeError, ImportError, SystemError, OSError)
+    raised = isinstance(error, kinds) or type(error).__name__ == "SafetensorError"
+    return raised and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def interrupted(interrupt: KeyboardInterrupt | None = None) -> int:

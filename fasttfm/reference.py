@@ -9,6 +9,7 @@ input's own precision.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,10 +57,10 @@ def _mix(product: Tensor, word: Tensor, key: int) -> Tensor:
     return high.bitwise_xor_(key).bitwise_and_(_WORD)
 
 
-def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, stream: int = 0, first_plane: int = 0) -> Tensor:
+def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int = 0, first_plane: int = 0) -> Tensor:
     """True where dropout keeps the element of a (planes, rows, columns) tensor; the convention of kernels/philox.py.
 
-    p in [0, 1]; seed (1,) int64; stream tells the calls of one model apart; first_plane is the number of the first
+    p in [0, 1]; seed (1,) int64; site tells the calls of one model apart; first_plane is the number of the first
     plane. Returns a bool tensor of that shape on seed's device.
     """
     planes, rows, columns = shape
@@ -71,7 +72,7 @@ def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, stream: int =
     blocks = (columns + 7) // 8
     column = torch.arange(blocks, device=device).view(1, 1, blocks)
     plane = torch.arange(first_plane, first_plane + planes, device=device).view(planes, 1, 1)
-    call = torch.full((1, 1, 1), stream, device=device)
+    call = torch.full((1, 1, 1), site, device=device)
     lanes = torch.empty(planes, rows, blocks, 2, dtype=torch.int64, device=device)
     step = max(1, _CHUNK_BLOCKS // max(1, blocks))  # rows at a time, over as many planes as fit
     planes_at_once = max(1, step // max(1, rows))
@@ -88,7 +89,7 @@ def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, stream: int =
     return lanes.to(torch.int8).view(torch.bool)[..., :columns]
 
 
-def dropout(x: Tensor, p: float, seed: Tensor | None, stream: int = 0) -> Tensor:
+def dropout(x: Tensor, p: float, seed: Tensor | None, site: int = 0) -> Tensor:
     """Inverted dropout on x (..., N), whose rows are numbered through all leading dimensions.
 
     seed (1,) int64; None leaves x unchanged, as at inference.
@@ -96,7 +97,7 @@ def dropout(x: Tensor, p: float, seed: Tensor | None, stream: int = 0) -> Tensor
     if seed is None or p == 0.0:
         return x
     rows = x.numel() // x.shape[-1] if x.numel() else 0
-    keep = keep_mask((1, rows, x.shape[-1]), p, seed, stream).view(x.shape)
+    keep = keep_mask((1, rows, x.shape[-1]), p, seed, site).view(x.shape)
     return x * keep * dropout_scale(p)
 
 
@@ -148,7 +149,7 @@ def attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
     seed: Tensor | None = None,
-    stream: int = 0,
+    site: int = 0,
     first_plane: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q K^T * scale) V (equation 1), with dropout on the weights.
@@ -164,7 +165,7 @@ def attention(
     kept = weights
     if seed is not None and dropout_p > 0.0:
         shape = (batch * heads, queries, key.shape[-2])
-        keep = keep_mask(shape, dropout_p, seed, stream, first_plane).view(weights.shape)
+        keep = keep_mask(shape, dropout_p, seed, site, first_plane).view(weights.shape)
         kept = weights * keep * dropout_scale(dropout_p)
     return kept @ value, weights
 
@@ -177,10 +178,11 @@ def varlen_attention(
     key_starts: Tensor,
     *,
     causal: bool = False,
+    causal_offset: int = 0,
     dropout_p: float = 0.0,
     scale: float | None = None,
     seed: Tensor | None = None,
-    stream: int = 0,
+    site: int = 0,
 ) -> Tensor:
     """attention() over packed sequences, one after the other.
 
@@ -194,9 +196,13 @@ def varlen_attention(
         q = query[q_starts[b] : q_starts[b + 1]].transpose(0, 1)[None]  # (1, H, L, D)
         k = key[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]
         v = value[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]
-        output, _ = attention(
-            q, k, v, causal=causal, dropout_p=dropout_p, scale=scale, seed=seed, stream=stream, first_plane=b * heads
-        )
+        options: dict[str, Any] = {
+            "causal": causal,
+            "causal_offset": causal_offset,
+            "dropout_p": dropout_p,
+            "scale": scale,
+        }
+        output, _ = attention(q, k, v, **options, seed=seed, site=site, first_plane=b * heads)
         outputs.append(output[0].transpose(0, 1))
     used = q_starts[-1]  # rows past the last sequence are filler of a fixed token budget
     tail = query.new_zeros(query.shape[0] - used, heads, value.shape[-1])
@@ -233,22 +239,22 @@ def residual_layer_norm(
     *,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
-    stream: int = 0,
+    site: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """s = residual + dropout(x), y = layer_norm(s); returns (y, s), y in x's dtype, s in residual's.
 
     x, residual (..., N). The paper's post-norm uses y alone; pre-norm carries s on and gives y to the next sub-layer.
     """
-    s = _wide(residual) + _wide(dropout(_wide(x), dropout_p, seed, stream))
+    s = _wide(residual) + _wide(dropout(_wide(x), dropout_p, seed, site))
     s = s.to(residual.dtype)
     return layer_norm(s, weight, bias, eps).to(x.dtype), s
 
 
 def residual_add(
-    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, stream: int = 0
+    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0
 ) -> Tensor:
     """residual + dropout(x), in residual's dtype: the end of a pre-norm stack that has no final norm."""
-    return (_wide(residual) + dropout(_wide(x), dropout_p, seed, stream)).to(residual.dtype)
+    return (_wide(residual) + dropout(_wide(x), dropout_p, seed, site)).to(residual.dtype)
 
 
 def feed_forward(
@@ -260,14 +266,14 @@ def feed_forward(
     *,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
-    stream: int = 0,
+    site: int = 0,
 ) -> Tensor:
     """max(0, x W1^T + b1) W2^T + b2 (equation 2), with dropout on the hidden activation (tensor2tensor).
 
     x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's.
     """
     hidden = torch.nn.functional.linear(x, weight1, bias1).relu()
-    return torch.nn.functional.linear(dropout(hidden, dropout_p, seed, stream), weight2, bias2)
+    return torch.nn.functional.linear(dropout(hidden, dropout_p, seed, site), weight2, bias2)
 
 
 # ------------------------------------------------------------------------------------------- embedding and loss
@@ -305,7 +311,7 @@ def embed(
     first_position: int = 0,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
-    stream: int = 0,
+    site: int = 0,
 ) -> Tensor:
     """dropout(weight[tokens] * scale + positions), zero where a token is pad_id (section 3.4, 5.4).
 
@@ -317,7 +323,7 @@ def embed(
         x = x + positions[first_position : first_position + tokens.shape[-1]]
     if pad_id is not None:
         x = x.masked_fill((tokens == pad_id)[..., None], 0.0)
-    return dropout(x, dropout_p, seed, stream).to(weight.dtype)
+    return dropout(x, dropout_p, seed, site).to(weight.dtype)
 
 
 def cross_entropy(

@@ -7,6 +7,7 @@ give, on all the work that asked for it, while the other decisions stay as they 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from fasttfm import functional as F
 from fasttfm.kernels import choices
+from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choice_cache import Answer
-from fasttfm.kernels.launch import Chip
 from fasttfm.timing import Clock, Timing, measure
 
 LEAST_GAIN = 0.03
@@ -153,6 +154,28 @@ _TOKENS = 16_384
 _LENGTHS = (32, 128, 512, 2048)
 
 
+def _attention_work(
+    heads: int, width: int, tensor: Callable[..., Tensor], device: torch.device
+) -> Iterator[tuple[Any, ...]]:
+    """Name, options, query, key and value: padded, packed, masked, and a decoder's over a longer source."""
+    for length in _LENGTHS:
+        sequences = _TOKENS // length
+        q, k, v = (tensor(sequences, heads, length, width) for _ in range(3))
+        fewer = tensor(sequences, heads, max(1, length // 2), width)
+        lengths = torch.arange(sequences, device=device) % length + 1
+        yield f"attention {length} full", {}, q, k, v
+        yield f"attention {length} causal", {"causal": True, "dropout_p": 0.1}, q, k, v
+        yield f"attention {length} lengths", {"key_lengths": lengths, "dropout_p": 0.1}, q, k, v
+        allowed = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+        yield f"attention {length} masked", {"mask": allowed}, q, k, v
+        yield f"attention {length} masked dropout", {"mask": allowed, "dropout_p": 0.1}, q, k, v
+        yield f"attention {length} cross", {"dropout_p": 0.1}, fewer, k, v
+        starts = torch.arange(0, _TOKENS + 1, length, device=device)
+        packed = {"query_starts": starts, "key_starts": starts, "max_query": length, "max_key": length}
+        rows = [tensor(sequences * length, heads, width) for _ in range(3)]
+        yield f"attention {length} packed", packed | {"causal": True, "dropout_p": 0.1}, *rows
+
+
 def _layer_work(width: int, heads: int, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Work]]:
     def tensor(*shape: int) -> Tensor:
         return (torch.randn(*shape, device=device) * 0.1).to(dtype).requires_grad_()
@@ -160,15 +183,9 @@ def _layer_work(width: int, heads: int, dtype: torch.dtype, device: torch.device
     def with_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Work:
         return lambda: torch.autograd.grad(function(*inputs).sum(), inputs)
 
-    for length in _LENGTHS:
-        for causal, dropout_p in ((False, 0.0), (True, 0.1)):
-            q, k, v = (tensor(_TOKENS // length, heads, length, width // heads) for _ in range(3))
-            yield (
-                f"attention {length} {'causal' if causal else 'full'}",
-                with_gradient(
-                    lambda q, k, v, c=causal, p=dropout_p: F.attention(q, k, v, causal=c, dropout_p=p), q, k, v
-                ),
-            )
+    for name, options, *inputs in _attention_work(heads, width // heads, tensor, device):
+        call = F.varlen_attention if "max_key" in options else F.attention
+        yield name, with_gradient(functools.partial(call, **options), *inputs)
     rows = [tensor(_TOKENS, width) for _ in range(2)]
     norm = [torch.ones(width, device=device, requires_grad=True) for _ in range(2)]
     yield "layer_norm", with_gradient(F.layer_norm, rows[0], *norm)

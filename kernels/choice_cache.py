@@ -3,8 +3,9 @@
     $FASTTFM_CACHE, else $XDG_CACHE_HOME/fasttfm, else ~/.cache/fasttfm
         tuned/NVIDIA-H200-<digest of chip, driver and versions>.json
 
-A file that cannot be used (damaged, or of another driver or version) is left alone, with one warning, and the tables
-that ship are in force.
+A file that cannot be used (damaged, or of another driver or version) is left alone, with one warning, and what ships is
+in force: the tables, and before them what others have measured on the same product and sent in, in such files too
+(kernels/tiles/tuned).
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from fasttfm.kernels import choices
-from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.chip import Chip
 
 _FORMAT = 1
+
+SHIPPED = Path(__file__).parent / "tiles" / "tuned"
+"""The files that were sent in; proof/tuned.py checks them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,8 @@ class Answer:
 
 def folder() -> Path:
     """Where measurements are kept; need not exist."""
-    if own := os.environ.get("FASTTFM_CACHE"):
-        return Path(own) / "tuned"
+    if chosen := os.environ.get("FASTTFM_CACHE"):
+        return Path(chosen) / "tuned"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttfm" / "tuned"
 
 
@@ -92,11 +97,11 @@ def driver() -> str:
         ("/sys/module/amdgpu/version", r"(\S+)"),
     ):
         try:
-            found = re.search(pattern, Path(file).read_text())
+            match = re.search(pattern, Path(file).read_text())
         except OSError:
             continue
-        if found:
-            return found[1]
+        if match:
+            return match[1]
     return torch.version.hip or torch.version.cuda or "unknown"
 
 
@@ -113,10 +118,13 @@ def write(place: Place, answers: list[Answer]) -> Path:
 
 def read(place: Place) -> list[Answer]:
     """The answers kept for a place; none where nothing is kept. Raises ValueError for a damaged file."""
+    return parse(place.file)[1] if place.file.exists() else []
+
+
+def parse(file: Path) -> tuple[Place, list[Answer]]:
+    """What a file holds. Raises ValueError where it is damaged."""
     try:
-        content = json.loads(place.file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(str(error)) from None
     try:
@@ -124,9 +132,16 @@ def read(place: Place) -> list[Answer]:
             raise ValueError(f"format {content['format']} is not {_FORMAT}")
         answers = [Answer(**{**entry, "size_class": tuple(entry["size_class"])}) for entry in content["answers"]]
         hash(tuple((answer.choice, answer.size_class) for answer in answers))  # they are looked up by these
-        return answers
+        return Place(*(content[name] for name in ("device", "chip", "driver", "versions"))), answers
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"unexpected content ({error!r})") from None
+
+
+def shipped(place: Place) -> list[Answer]:
+    """What was sent in for this product, whatever its driver and versions."""
+    measured = [parse(file) for file in sorted(SHIPPED.glob("*.json"))]
+    product = place.device, place.chip
+    return [answer for other, answers in measured if (other.device, other.chip) == product for answer in answers]
 
 
 def merged(kept: list[Answer], fresh: list[Answer]) -> list[Answer]:
@@ -138,13 +153,16 @@ def merged(kept: list[Answer], fresh: list[Answer]) -> list[Answer]:
 def load(device: torch.device, chip: Chip) -> None:
     """Puts in force what was tuned on this device; warns once, and changes nothing, when it cannot be used."""
     place = this_place(device, chip)
-    remedy = "the tables that ship are in force; run `fasttfm tune` to measure again"
+    remedy = "what ships is in force; run `fasttfm tune` to measure again"
+    known = shipped(place)
+    if known:
+        choices.keep(chip, {(a.choice, a.size_class): a.answer for a in known})
     try:
         answers = read(place)
     except ValueError as error:
         warnings.warn(f"{place.file} is damaged: {error}; {remedy}", RuntimeWarning, stacklevel=2)
         return
     if answers:
-        choices.keep(chip, {(a.choice, a.size_class): a.answer for a in answers})
+        choices.keep(chip, {(a.choice, a.size_class): a.answer for a in (*known, *answers)})
     elif old := place.others():
         warnings.warn(f"{old[-1]} was measured with another driver or version: {remedy}", RuntimeWarning, stacklevel=2)

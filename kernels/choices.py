@@ -17,9 +17,11 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.chip import Chip
+
+Answer = TypeVar("Answer")
 
 CHOICES: dict[str, Choice] = {}
 """Every choice of the kernel files that have been imported, by name."""
@@ -27,10 +29,12 @@ CHOICES: dict[str, Choice] = {}
 _kept: dict[Chip, dict[tuple[str, tuple], Any]] = {}
 
 
-class Choice:
+class Choice(Generic[Answer]):
     """One decision. Its answers are strings or frozen dataclasses."""
 
-    def __init__(self, name: str, shipped: Callable[..., Any], alternatives: Callable[..., Sequence[Any]]) -> None:
+    def __init__(
+        self, name: str, shipped: Callable[..., Answer], alternatives: Callable[..., Sequence[Answer]]
+    ) -> None:
         if name in CHOICES:
             raise ValueError(f"two choices are called {name}")
         self.name = name
@@ -38,11 +42,11 @@ class Choice:
         """(chip, *size class) -> the answer of the table that ships."""
         self.alternatives = alternatives
         """(chip, *size class) -> what may be taken instead."""
-        self._answers: dict[tuple, Any] = {}
+        self._answers: dict[tuple, Answer] = {}
         CHOICES[name] = self
         functools.update_wrapper(self, shipped)
 
-    def __call__(self, chip: Chip, *size_class: Any) -> Any:
+    def __call__(self, chip: Chip, *size_class: Any) -> Answer:
         # By name, not by chip: hashing a dataclass costs more than a launch can spare for this.
         place = (chip.name, chip.processors, *size_class)
         answer = self._answers.get(place)
@@ -50,7 +54,7 @@ class Choice:
             answer = self._answers[place] = self._kept_answer(chip, size_class) or self.shipped(chip, *size_class)
         return answer
 
-    def _kept_answer(self, chip: Chip, size_class: tuple) -> Any:
+    def _kept_answer(self, chip: Chip, size_class: tuple) -> Answer | None:
         written = _kept.get(chip, {}).get((self.name, size_class))
         if written is None:
             return None
@@ -63,7 +67,7 @@ class Choice:
             )
             return None
 
-    def parse(self, chip: Chip, size_class: tuple, written: Any) -> Any:
+    def parse(self, chip: Chip, size_class: tuple, written: Any) -> Answer:
         """The answer that as_written() wrote. Raises ValueError when it is none of shipped answer and alternatives."""
         for answer in (self.shipped(chip, *size_class), *self.alternatives(chip, *size_class)):
             if as_written(answer) == written:
@@ -71,14 +75,16 @@ class Choice:
         raise ValueError(f"{written} is no answer that {self.name} can give for {size_class} on {chip.name}")
 
 
-def choice(name: str, *, alternatives: Callable[..., Sequence[Any]]) -> Callable[[Callable[..., Any]], Choice]:
+def choice(
+    name: str, *, alternatives: Callable[..., Sequence[Answer]]
+) -> Callable[[Callable[..., Answer]], Choice[Answer]]:
     """Makes a pure function of (chip, *size class) a Choice that `fasttfm tune` can measure."""
     return lambda shipped: Choice(name, shipped, alternatives)
 
 
 def as_written(answer: Any) -> Any:
     """An answer as JSON can hold it."""
-    return dataclasses.asdict(answer) if dataclasses.is_dataclass(answer) else answer
+    return dataclasses.asdict(answer) if dataclasses.is_dataclass(answer) and not isinstance(answer, type) else answer
 
 
 def keep(chip: Chip, answers: dict[tuple[str, tuple], Any]) -> None:
@@ -96,5 +102,5 @@ def kept(chip: Chip) -> dict[tuple[str, tuple], Any]:
 
 def asked(chip: Chip) -> list[tuple[str, tuple]]:
     """The decisions that were asked for on a chip since the last keep()."""
-    here = (chip.name, chip.processors)
-    return [(name, place[2:]) for name, known in CHOICES.items() for place in known._answers if place[:2] == here]
+    device = (chip.name, chip.processors)
+    return [(name, place[2:]) for name, known in CHOICES.items() for place in known._answers if place[:2] == device]

@@ -2,10 +2,11 @@
 
 Each kernel file has, beside its launch functions,
 
-    def tile(chip, dtype, ...sizes or size classes...) -> Tile      pure; the launch function calls it too
-    def compile_cases(chip: Chip) -> Iterator[CompileCase]          everything that `tile` can return on that chip
+    def tile(chip, ...size classes...) -> Tile                pure, from kernels/tiles; the launch function calls it
+    def compile_cases(chip: Chip) -> Iterator[CompileCase]    everything that `tile` can return on that chip
 
-so that the compile matrix covers what really runs, chip by chip, without a device. philox.py is the worked example.
+so that the compile matrix covers what really runs, chip by chip, without a device. residual_add.py is the worked
+example.
 Arguments are written as Triton's own ahead-of-time compiler writes them:
 
     "*bf16", "*i64"    a pointer; 16-byte aligned, as torch allocates memory. None: the optional pointer is not given
@@ -19,9 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from fasttfm.kernels.launch import Chip
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.parameter import NOTATION, kinds_of
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """The dtypes that kernels take, as Triton spells them, and their bytes."""
@@ -51,6 +54,38 @@ class CompileCase:
             missing = [name for name in expected if name not in self.arguments]
             unknown = [name for name in self.arguments if name not in expected]
             raise ValueError(f"compile case {self.name}: missing arguments {missing}, unknown arguments {unknown}")
+
+
+def kernel_case(
+    kernel: Any,
+    name: str,
+    dtype: str,
+    tile: Any,
+    *,
+    dtypes: Mapping[str, str] = MappingProxyType({}),
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> CompileCase:
+    """A case whose arguments are what the kernel's annotations say (parameter.py), for a tile and a dtype.
+
+    name: family, kernel and variant; the tile is added. tile: a dataclass whose fields rows, columns, depth become the
+    constants of those names, with warps and, unless there is one, stages. dtypes: of what a ResidualPointer and a
+    ParameterPointer point at, by "residual" and "parameter", where these are not dtype and fp32. given: arguments of
+    which other is known, in the notation above; None: the pointer is not given.
+    """
+    element = "fp32" if dtype == "tf32" else dtype
+    every = {"dtype": element, "residual": element, "parameter": "fp32", **dtypes}
+    sizes = {field: getattr(tile, field) for field in ("rows", "columns", "depth") if hasattr(tile, field)}
+    stages = getattr(tile, "stages", 1)
+    declared = {name: NOTATION[kind].format(**every) for name, kind in kinds_of(kernel).items() if kind in NOTATION}
+    return CompileCase(
+        kernel=kernel,
+        name=f"{name}/{'x'.join(map(str, sizes.values()))}w{tile.warps}s{stages}",
+        dtype=dtype,
+        arguments={**declared, **{field.upper(): size for field, size in sizes.items()}, **given},
+        num_warps=tile.warps,
+        num_stages=stages,
+        matrix_product="PRECISION" in kernel.arg_names,
+    )
 
 
 def _chip(name: str, shared_kib: int, processors: int, *, matrix_units: bool) -> Chip:

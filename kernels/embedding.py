@@ -15,35 +15,39 @@ Source: Vaswani et al. 2017, sections 3.4, 3.5 and 5.4.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import triton.language as tl
-from fasttfm.kernels.compile_case import CompileCase
+from torch import Tensor
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
+from fasttfm.kernels.launch import ceil_div, chip, power_of_two
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
+from fasttfm.kernels.tiles.rows import EMBEDDING, RowTile
 
 _NONE = -(1 << 31)
 """Stands for no padding: no token is that, where -1 may be one by mistake."""
 
 
-@jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
+@jit
 def _forward(
-    tokens,  # (M,) int64, M = B * L
-    weight,  # (V, N)
-    positions,  # (L, N) from the first position on, or None
-    y,  # (M, N) out
-    seed,  # (1,) int64 in device memory, or None: no dropout
-    stream,
-    threshold,
-    keep_scale,
-    scale,
-    pad_id,  # _NONE: none
-    M,
-    L,
-    N,
-    V,
+    tokens: Int64Pointer,  # (M,), M = B * L
+    weight: Pointer,  # (V, N)
+    positions: Float32Pointer,  # (L, N) from the first position on, or None
+    y: Pointer,  # (M, N) out
+    seed: Int64Pointer,  # (1,) in device memory, or None: no dropout
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    scale: Real,
+    pad_id: Varying,  # _NONE: none
+    M: Varying,
+    L: Varying,
+    N: Size,
+    V: Varying,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -59,29 +63,29 @@ def _forward(
         place = (rows % L)[:, None] * N + columns[None, :]
         value += tl.load(positions + place, mask=read, other=0.0).to(tl.float32)
     if seed is not None:
-        keep = keep_mask(tl.load(seed), stream, 0, rows, first_column, threshold, COLUMNS)
+        keep = keep_mask(tl.load(seed), site, 0, rows, first_column, threshold, COLUMNS)
         value = tl.where(keep, value * keep_scale, 0.0)
     # A token that does not exist reads nothing and gives what is not a number, so that it is noticed.
     value = tl.where((exists | (token == pad_id))[:, None], value, float("nan"))
     tl.store(y + rows.to(tl.int64)[:, None] * N + columns[None, :], value.to(y.dtype.element_ty), mask=inside)
 
 
-@jit(do_not_specialize=["stream", "threshold", "pad_id", "M", "L"])
+@jit
 def _sum_rows(
-    dy,  # (M, N)
-    tokens,  # (M,) int64
-    order,  # (M,) int64: token places sorted by token; None: run r is the places r, r + L, r + 2 L, ...
-    starts,  # (V + 1,) int64: where in order the run of each token begins; None with order
-    out,  # (runs, N) out
-    seed,  # (1,) int64 or None
-    stream,
-    threshold,
-    keep_scale,
-    scale,
-    pad_id,
-    M,
-    L,
-    N,
+    dy: Pointer,  # (M, N)
+    tokens: Int64Pointer,  # (M,)
+    order: Int64Pointer,  # (M,): token places sorted by token; None: run r is the places r, r + L, r + 2 L, ...
+    starts: Int64Pointer,  # (V + 1,): where in order the run of each token begins; None with order
+    out: Pointer,  # (runs, N) out
+    seed: Int64Pointer,  # (1,) or None
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    scale: Real,
+    pad_id: Varying,
+    M: Varying,
+    L: Varying,
+    N: Size,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -106,64 +110,73 @@ def _sum_rows(
         else:
             rows = members * L + run
             row_inside &= tl.load(tokens + rows, mask=row_inside, other=0) != pad_id
-        at = rows.to(tl.int64)[:, None] * N + columns[None, :]
-        value = tl.load(dy + at, mask=row_inside[:, None] & column_inside[None, :], other=0.0).to(tl.float32)
+        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+        value = tl.load(dy + offsets, mask=row_inside[:, None] & column_inside[None, :], other=0.0).to(tl.float32)
         if seed is not None:
-            keep = keep_mask(tl.load(seed), stream, 0, rows, first_column, threshold, COLUMNS)
+            keep = keep_mask(tl.load(seed), site, 0, rows, first_column, threshold, COLUMNS)
             value = tl.where(keep, value * keep_scale, 0.0)
         total += value
     result = tl.sum(total, axis=0) * scale
     tl.store(out + run.to(tl.int64) * N + columns, result.to(out.dtype.element_ty), mask=column_inside)
 
 
-# ------------------------------------------------------------------------------------------------------------ tiles
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    rows: int
-    columns: int
-    warps: int
-
+# --------------------------------------------------------------------------------------------------------- launches
 
 _COLUMNS = (64, 128, 256)
 
 
-def tile(chip: Chip, N: int) -> Tile:
-    """Part of some rows, 2,048 elements: 16 a thread, so that loads are 16 bytes wide."""
-    columns = min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N)))
-    return Tile(2048 // columns, columns, 2 if chip.name.startswith("gfx") else 4)
+def tile(chip: Chip, N: int) -> RowTile:
+    """Part of some rows, 2,048 elements."""
+    return EMBEDDING(chip, min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N))))
 
 
-# --------------------------------------------------------------------------------------------------------- launches
-
-
-def forward(tokens, weight, positions, *, scale, pad_id, first_position, dropout_p, seed, stream):
+def forward(
+    tokens: Tensor,
+    weight: Tensor,
+    positions: Tensor | None,
+    *,
+    scale: float,
+    pad_id: int | None,
+    first_position: int,
+    dropout_p: float,
+    seed: Tensor | None,
+    site: int,
+) -> Tensor:
     """tokens (B, L) int64, weight (V, N), positions (P, N) or None, all contiguous. Returns (B, L, N)."""
     (B, L), (V, N) = tokens.shape, weight.shape
     M = B * L
     y = torch.empty(B, L, N, dtype=weight.dtype, device=weight.device)
     if y.numel():
-        to = tile(chip(weight.device), N)
+        block = tile(chip(weight.device), N)
         seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
-        _forward[(ceil_div(M, to.rows), ceil_div(N, to.columns))](
+        _forward[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
             tokens, weight, None if positions is None else positions[first_position:], y,
-            seed, stream, threshold, keep_scale, scale, _NONE if pad_id is None else pad_id, M, L, N, V,
-            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
+            seed, site, threshold, keep_scale, scale, _NONE if pad_id is None else pad_id, M, L, N, V,
+            ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip
     return y
 
 
-def weight_gradient(dy, tokens, vocabulary, *, scale, pad_id, dropout_p, seed, stream):
+def weight_gradient(
+    dy: Tensor,
+    tokens: Tensor,
+    vocabulary: int,
+    *,
+    scale: float,
+    pad_id: int | None,
+    dropout_p: float,
+    seed: Tensor | None,
+    site: int,
+) -> Tensor:
     """dy (B, L, N), tokens (B, L) contiguous. Returns (vocabulary, N) in dy's dtype."""
     flat = tokens.view(-1)
     ordered, order = torch.sort(flat, stable=True)
     starts = torch.searchsorted(ordered, _every_token(vocabulary, dy.device))
     out = torch.empty(vocabulary, dy.shape[-1], dtype=dy.dtype, device=dy.device)
-    return _sum(dy, flat, order, starts, out, tokens.shape[1], scale, pad_id, dropout_p, seed, stream)
+    return _sum(dy, flat, order, starts, out, tokens.shape[1], scale, pad_id, dropout_p, seed, site)
 
 
-def _every_token(vocabulary, device):
+def _every_token(vocabulary: int, device: torch.device) -> Tensor:
     """0 .. vocabulary, made once a device; not kept where a CUDA graph's capture would make it part of the graph."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.arange(vocabulary + 1, device=device)
@@ -173,75 +186,59 @@ def _every_token(vocabulary, device):
     return _every[key]
 
 
-_every = {}
+_every: dict[tuple[int, torch.device], Tensor] = {}
 
 
-def position_gradient(dy, tokens, *, pad_id, dropout_p, seed, stream):
+def position_gradient(
+    dy: Tensor, tokens: Tensor, *, pad_id: int | None, dropout_p: float, seed: Tensor | None, site: int
+) -> Tensor:
     """dy (B, L, N), tokens (B, L) contiguous. Returns (L, N) float32."""
     out = torch.empty(dy.shape[1:], dtype=torch.float32, device=dy.device)
-    return _sum(dy, tokens, None, None, out, tokens.shape[1], 1.0, pad_id, dropout_p, seed, stream)
+    return _sum(dy, tokens, None, None, out, tokens.shape[1], 1.0, pad_id, dropout_p, seed, site)
 
 
-def _sum(dy, tokens, order, starts, out, length, scale, pad_id, dropout_p, seed, stream):
+def _sum(
+    dy: Tensor,
+    tokens: Tensor,
+    order: Tensor | None,
+    starts: Tensor | None,
+    out: Tensor,
+    length: int,
+    scale: float,
+    pad_id: int | None,
+    dropout_p: float,
+    seed: Tensor | None,
+    site: int,
+) -> Tensor:
     runs, N = out.shape
     if out.numel():
-        to = tile(chip(dy.device), N)
+        block = tile(chip(dy.device), N)
         seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
-        _sum_rows[(runs, ceil_div(N, to.columns))](
-            dy, tokens, order, starts, out, seed, stream, threshold, keep_scale, scale,
+        _sum_rows[(runs, ceil_div(N, block.columns))](
+            dy, tokens, order, starts, out, seed, site, threshold, keep_scale, scale,
             _NONE if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
-            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
+            ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip
     return out
 
 
 # ---------------------------------------------------------------------------------------------------- compile cases
 
-_DROPOUT = {"stream": "i32", "threshold": "i32", "keep_scale": "fp32", "scale": "fp32", "pad_id": "i32"}
-
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in float32, with positions and dropout; half precision, which needs less, and without, at one."""
     for columns in _COLUMNS:
-        to = tile(chip, columns)
-        yield _forward_case(to, "fp32", "positions+dropout")
-        yield _sum_case(to, "fp32", "weight+dropout")
-        yield _sum_case(to, "fp32", "positions+dropout")
-    yield _forward_case(to, "bf16", "positions+dropout")
-    yield _sum_case(to, "bf16", "weight+dropout")
-    yield _sum_case(to, "bf16", "positions+dropout")
-    yield _forward_case(to, "bf16", "plain")
-    yield _sum_case(to, "bf16", "weight")
+        block = tile(chip, columns)
+        yield kernel_case(_forward, "embedding.forward/positions+dropout", "fp32", block)
+        yield from _sum_cases("fp32", block)
+    for dtype in ("fp16", "bf16"):
+        yield kernel_case(_forward, "embedding.forward/positions+dropout", dtype, block)
+        yield from _sum_cases(dtype, block)
+        yield kernel_case(_forward, "embedding.forward/plain", dtype, block, given={"positions": None, "seed": None})
+        yield kernel_case(_sum_rows, "embedding.sum_rows/weight", dtype, block, given={"seed": None})
 
 
-def _forward_case(to: Tile, dtype: str, variant: str) -> CompileCase:
-    arguments = {
-        "tokens": "*i64",
-        "weight": f"*{dtype}",
-        "y": f"*{dtype}",
-        "M": "i32",
-        "L": "i32",
-        "N": "i32:16",
-        "V": "i32",
-    }
-    arguments["positions"] = "*fp32" if "positions" in variant else None
-    return _case(_forward, f"forward/{variant}", dtype, to, arguments)
-
-
-def _sum_case(to: Tile, dtype: str, variant: str) -> CompileCase:
-    arguments = {"dy": f"*{dtype}", "tokens": "*i64", "M": "i32", "L": "i32", "N": "i32:16"}
-    by_token = "*i64" if "weight" in variant else None
-    arguments |= {"order": by_token, "starts": by_token, "out": f"*{dtype}" if by_token else "*fp32"}
-    return _case(_sum_rows, f"sum_rows/{variant}", dtype, to, arguments)
-
-
-def _case(kernel, name: str, dtype: str, to: Tile, arguments: dict) -> CompileCase:
-    seed = "*i64" if "dropout" in name else None
-    return CompileCase(
-        kernel=kernel,
-        name=f"embedding.{name}/{to.rows}x{to.columns}w{to.warps}s1",
-        dtype=dtype,
-        arguments={**arguments, **_DROPOUT, "seed": seed, "ROWS": to.rows, "COLUMNS": to.columns},
-        num_warps=to.warps,
-        num_stages=1,
-    )
+def _sum_cases(dtype: str, block: RowTile) -> Iterator[CompileCase]:
+    yield kernel_case(_sum_rows, "embedding.sum_rows/weight+dropout", dtype, block)
+    by_position = {"order": None, "starts": None, "out": "*fp32"}
+    yield kernel_case(_sum_rows, "embedding.sum_rows/positions+dropout", dtype, block, given=by_position)

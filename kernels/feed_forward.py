@@ -13,30 +13,35 @@ and the bits are kept, 2.125 bytes.
 Cost: forward 2 * M * N * F FLOPs a product, backward twice that. The epilogues hide under the products and save the
 separate passes over hidden, each of which reads and writes 2 * M * F elements: on an H200 (4.3 TB/s) 48 us at
 M = 25,000, F = 2048 in half precision, for bias and ReLU, for dropout, and for the two of them in backward. Where a
-chip's matrix units are out of Triton's reach (feed_forward_tile.py), cuBLAS computes the products, and _gate, one pass,
-does the rest.
+chip's matrix units are out of Triton's reach (tiles/feed_forward.py), cuBLAS computes the products, and _gate, one
+pass, does the rest.
 Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tensor2tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.feed_forward_tile import ProductTile, epilogue_route, gate_tile, product_tile, size_class
+from torch import Tensor
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import Chip, ceil_div, chip, interpreted, product_kind
+from fasttfm.kernels.launch import ceil_div, chip, interpreted, product_kind
+from fasttfm.kernels.parameter import Float32Pointer, Int32Pointer, Int64Pointer, Pointer, Real, Size, Varying
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.residual_add import drop_
-from fasttfm.kernels.row_tile import RowTile, row_case
+from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
+from fasttfm.kernels.tiles.feed_forward import GATE, epilogue_route, product_tile, size_class
 
 
 @triton.jit
-def _place(M, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+def _tile_of_program(M, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
     """Row tile and column tile of this program: GROUP row tiles at a time, so that the second-level cache serves b."""
     program = tl.program_id(0)
     tiles_m = tl.cdiv(M, ROWS)
@@ -69,42 +74,42 @@ def _product(
     depth = tl.arange(0, DEPTH)
     row_inside = (rows < M)[:, None]
     column_inside = (columns < N)[None, :]
-    a_at = a + rows.to(tl.int64)[:, None] * K + depth[None, :]
+    a = a + rows.to(tl.int64)[:, None] * K + depth[None, :]
     if B_TRANSPOSED:
-        b_at = b + columns[None, :] * K + depth[:, None]
+        b = b + columns[None, :] * K + depth[:, None]
     else:
-        b_at = b + depth[:, None] * N + columns[None, :]
+        b = b + depth[:, None] * N + columns[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, K, DEPTH):
         if EVEN_K:
-            left = tl.load(a_at, mask=row_inside, other=0.0)
-            right = tl.load(b_at, mask=column_inside, other=0.0)
+            left = tl.load(a, mask=row_inside, other=0.0)
+            right = tl.load(b, mask=column_inside, other=0.0)
         else:
             depth_inside = start + depth < K
-            left = tl.load(a_at, mask=row_inside & depth_inside[None, :], other=0.0)
-            right = tl.load(b_at, mask=column_inside & depth_inside[:, None], other=0.0)
+            left = tl.load(a, mask=row_inside & depth_inside[None, :], other=0.0)
+            right = tl.load(b, mask=column_inside & depth_inside[:, None], other=0.0)
         if UPCAST:  # the interpreter's tl.dot is wrong for bfloat16
             left = left.to(tl.float32)
             right = right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision=PRECISION)
-        a_at += DEPTH
-        b_at += DEPTH if B_TRANSPOSED else DEPTH * N
+        a += DEPTH
+        b += DEPTH if B_TRANSPOSED else DEPTH * N
     return total
 
 
-@jit(do_not_specialize=["stream", "threshold", "M"])
+@jit
 def _forward(
-    x,  # (M, K)
-    weight,  # (N, K)
-    bias,  # (N,) or None
-    hidden,  # (M, N) out
-    bits,  # (M, ceil(N / 32)) int32 out: bit j of word w tells whether hidden[:, 32 w + j] is open
-    seed,  # (1,) int64 in device memory, so that a captured graph draws anew at each replay; None: no dropout
-    stream,
-    threshold,
-    M,
-    N,
-    K,
+    x: Pointer,  # (M, K)
+    weight: Pointer,  # (N, K)
+    bias: Pointer,  # (N,) or None
+    hidden: Pointer,  # (M, N) out
+    bits: Int32Pointer,  # (M, ceil(N / 32)) out: bit j of word w tells whether hidden[:, 32 w + j] is open
+    seed: Int64Pointer,  # (1,) in device memory, so that a captured graph draws anew at each replay; None: no dropout
+    site: Varying,
+    threshold: Varying,
+    M: Varying,
+    N: Size,
+    K: Size,
     EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -113,7 +118,7 @@ def _forward(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    tile_m, tile_n = _place(M, N, ROWS, COLUMNS, GROUP)
+    tile_m, tile_n = _tile_of_program(M, N, ROWS, COLUMNS, GROUP)
     rows = tile_m * ROWS + tl.arange(0, ROWS)
     columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
     value = _product(
@@ -124,7 +129,7 @@ def _forward(
     rounded = value.to(hidden.dtype.element_ty)
     shut = rounded.to(tl.float32) <= 0.0  # a NaN is open: it must show
     if seed is not None:
-        shut = shut | (keep_mask(tl.load(seed), stream, 0, rows, tile_n * COLUMNS, threshold, COLUMNS) == 0)
+        shut = shut | (keep_mask(tl.load(seed), site, 0, rows, tile_n * COLUMNS, threshold, COLUMNS) == 0)
     inside = (rows < M)[:, None] & (columns < N)[None, :]
     rounded = tl.where(shut, tl.zeros_like(rounded), rounded)
     tl.store(hidden + rows.to(tl.int64)[:, None] * N + columns[None, :], rounded, mask=inside)
@@ -140,19 +145,19 @@ def _forward(
     )
 
 
-@jit(do_not_specialize=["M"])
+@jit
 def _backward(
-    dout,  # (M, K)
-    weight,  # (K, N)
-    hidden,  # (M, N), whose sign tells what is open; None: bits do
-    bits,  # (M, ceil(N / 32)) int32, or None
-    dhidden,  # (M, N) out
-    parts,  # (tiles of rows, N) float32 out, what each adds to the first bias's gradient; None: nobody wants it
-    parts2,  # (tiles of rows, K) float32 out, likewise the second bias's, the sum of dout; None likewise
-    scale,
-    M,
-    N,
-    K,
+    dout: Pointer,  # (M, K)
+    weight: Pointer,  # (K, N)
+    hidden: Pointer,  # (M, N), whose sign tells what is open; None: bits do
+    bits: Int32Pointer,  # (M, ceil(N / 32)), or None
+    dhidden: Pointer,  # (M, N) out
+    parts: Float32Pointer,  # (tiles of rows, N) out, what each adds to the first bias's gradient; None: nobody wants it
+    parts2: Float32Pointer,  # (tiles of rows, K) out, likewise the second bias's, the sum of dout; None likewise
+    scale: Real,
+    M: Varying,
+    N: Size,
+    K: Size,
     EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -161,7 +166,7 @@ def _backward(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    tile_m, tile_n = _place(M, N, ROWS, COLUMNS, GROUP)
+    tile_m, tile_n = _tile_of_program(M, N, ROWS, COLUMNS, GROUP)
     rows = tile_m * ROWS + tl.arange(0, ROWS)
     columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
     value = _product(
@@ -172,8 +177,11 @@ def _backward(
     if bits is not None:
         words = tile_n * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
         W = tl.cdiv(N, 32)
-        at = bits + rows.to(tl.int64)[:, None] * W + words[None, :]
-        word = tl.load(at, mask=(rows < M)[:, None] & (words < W)[None, :], other=0)
+        word = tl.load(
+            bits + rows.to(tl.int64)[:, None] * W + words[None, :],
+            mask=(rows < M)[:, None] & (words < W)[None, :],
+            other=0,
+        )
         lanes = tl.arange(0, 32)[None, None, :]
         opened = tl.reshape((word[:, :, None] >> lanes) & 1, (ROWS, COLUMNS)) != 0
     else:
@@ -181,10 +189,10 @@ def _backward(
     value = tl.where(opened & inside, value * scale, 0.0)
     tl.store(dhidden + offsets, value.to(dhidden.dtype.element_ty), mask=inside)
     if parts is not None:
-        tl.store(parts + tile_m * N + columns, tl.sum(value, axis=0), mask=columns < N)
+        tl.store(parts + tile_m.to(tl.int64) * N + columns, tl.sum(value, axis=0), mask=columns < N)
     if parts2 is not None:  # noqa: SIM102 (the outer one is decided when compiling, the inner one when running)
         if tile_n == 0:  # dout's rows are in the cache now
-            _row_sums(dout, parts2 + tile_m * K, rows, M, K, DEPTH)
+            _row_sums(dout, parts2 + tile_m.to(tl.int64) * K, rows, M, K, DEPTH)
 
 
 @triton.jit
@@ -204,13 +212,13 @@ def _row_sums(
         tl.store(out + depth, tl.sum(part.to(tl.float32), axis=0), mask=depth < K)
 
 
-@jit(do_not_specialize=["M"])
+@jit
 def _gate(
-    dhidden,  # (M, N) in and out: the product, then the gradient before the ReLU
-    hidden,  # (M, N)
-    parts,  # (programs along rows, N) float32 out, or None
-    M,
-    N,
+    dhidden: Pointer,  # (M, N) in and out: the product, then the gradient before the ReLU
+    hidden: Pointer,  # (M, N)
+    parts: Float32Pointer,  # (programs along rows, N) out, or None
+    M: Varying,
+    N: Size,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -234,7 +242,18 @@ def _gate(
 # --------------------------------------------------------------------------------------------------------- launches
 
 
-def feed_forward(x, weight1, bias1, weight2, bias2, *, dropout_p=0.0, seed=None, stream=0, route=None):
+def feed_forward(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    *,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    site: int = 0,
+    route: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """x (M, N) contiguous; weights and biases of any strides, of one dtype with x.
 
     route fused or cublas; None takes what the table says. Returns out (M, N'), hidden (M, F) and, from the fused route,
@@ -242,72 +261,92 @@ def feed_forward(x, weight1, bias1, weight2, bias2, *, dropout_p=0.0, seed=None,
     """
     seed, threshold, scale = dropout_arguments(dropout_p, seed)
     if (route or forward_route(x, seed is not None)) == "fused":
-        hidden, bits = _fused_forward(x, weight1, bias1, seed, stream, threshold)
+        hidden, bits = _fused_forward(x, weight1, bias1, seed, site, threshold)
     else:
         hidden, bits = _cublas_forward(x, weight1, bias1), x.new_empty(0, dtype=torch.int32)
         if seed is not None:
-            drop_(hidden, seed, stream, threshold)
+            drop_(hidden, seed, site, threshold)
     return scaled_linear(hidden, weight2, bias2, scale), hidden, bits
 
 
-def forward_route(x, dropped):
+def forward_route(x: Tensor, dropped: bool) -> str:
     """fused or cublas, as the table has it for this tensor's chip and dtype."""
-    here = chip(x.device)
-    return epilogue_route(here, product_kind(x.dtype, here), "forward+dropout" if dropped else "forward")
+    device = chip(x.device)
+    return epilogue_route(device, product_kind(x.dtype, device), "forward+dropout" if dropped else "forward")
 
 
-def _fused_forward(x, weight, bias, seed, stream, threshold):
+def _fused_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, seed: Tensor | None, site: int, threshold: int
+) -> tuple[Tensor, Tensor]:
     (M, K), N = x.shape, weight.shape[0]
     hidden = torch.empty(M, N, dtype=x.dtype, device=x.device)
     bits = torch.empty(M, ceil_div(N, 32), dtype=torch.int32, device=x.device)
     if M:
         grid, options = _launch(x.dtype, x.device, M, N, K)
         weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-        _forward[grid](x, weight, bias, hidden, bits, seed, stream, threshold, M, N, K, **options)
+        _forward[grid](x, weight, bias, hidden, bits, seed, site, threshold, M, N, K, **options)
     return hidden, bits
 
 
-def _launch(dtype, device, M, N, K):
-    here = chip(device)
-    kind = product_kind(dtype, here)
-    to = product_tile(here, kind, size_class(here, M, N, K))
-    return (ceil_div(M, to.rows) * ceil_div(N, to.columns),), {
-        "EVEN_K": K % to.depth == 0,
-        "ROWS": to.rows,
-        "COLUMNS": to.columns,
-        "DEPTH": to.depth,
+def _launch(dtype: torch.dtype, device: torch.device, M: int, N: int, K: int) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and options of a product (M, K) by (K, N) with its epilogue."""
+    described = chip(device)
+    kind = product_kind(dtype, described)
+    tile = product_tile(described, kind, size_class(described, M, N, K))
+    return (ceil_div(M, tile.rows) * ceil_div(N, tile.columns),), {
+        "EVEN_K": K % tile.depth == 0,
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
         "GROUP": 8,
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
         "UPCAST": interpreted() and kind == "bf16",
-        "num_warps": to.warps,
-        "num_stages": to.stages,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
     }
 
 
-def _cublas_forward(x, weight, bias):
+def _cublas_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """max(0, x weight^T + bias), bias and ReLU in cuBLASLt's epilogue."""
     if bias is None:
         return torch.mm(x, weight.t()).relu_()
     return torch._addmm_activation(bias, x, weight.t(), use_gelu=False)
 
 
-def _backward_route(dtype, device):
+def _backward_route(dtype: torch.dtype, device: torch.device) -> str:
     """fused or cublas, as the table has it."""
-    here = chip(device)
-    return epilogue_route(here, product_kind(dtype, here), "backward")
+    described = chip(device)
+    return epilogue_route(described, product_kind(dtype, described), "backward")
 
 
-def sum_programs(M, hidden, out, dtype, device, route=None):
+def sum_programs(
+    M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str | None = None
+) -> int:
     """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'."""
     if (route or _backward_route(dtype, device)) == "fused":
         return ceil_div(M, _launch(dtype, device, M, hidden, out)[1]["ROWS"])
-    to = gate_tile(chip(device))
-    return min(ceil_div(M, to.rows), to.shares)
+    return _gate_programs(chip(device), M)
+
+
+def _gate_programs(chip: Chip, M: int) -> int:
+    """Programs among which the rows of a block of columns are divided: they fill the chip at a hidden width of 512."""
+    return min(ceil_div(M, GATE(chip).rows), chip.processors)
 
 
 def feed_forward_backward(
-    dout, x, hidden, bits, weight1, weight2, *, bias1, bias2, scale=1.0, route=None, in_parts=False
-):
+    dout: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    bits: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    *,
+    bias1: bool,
+    bias2: bool,
+    scale: float = 1.0,
+    route: str | None = None,
+    in_parts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dout (M, N') contiguous; hidden and bits as feed_forward returned them; bias1, bias2: whether to return theirs.
 
     Returns dx, dweight1, dbias1, dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: that
@@ -328,60 +367,54 @@ def feed_forward_backward(
     )
 
 
-def _fused_backward(dout, hidden, bits, weight, bias1, bias2, scale, in_parts):
+def _fused_backward(
+    dout: Tensor,
+    hidden: Tensor,
+    bits: Tensor,
+    weight: Tensor,
+    bias1: bool,
+    bias2: bool,
+    scale: float,
+    in_parts: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     (M, K), N = dout.shape, weight.shape[1]
     dhidden = torch.empty_like(hidden)
     grid, options = _launch(dout.dtype, dout.device, M, N, K)
     tiles = ceil_div(M, options["ROWS"])
-    parts1, dbias1 = _partial_sums(dout, tiles, N, bias1)
-    parts2, dbias2 = _partial_sums(dout, tiles, K, bias2)
+    parts1, parts2 = _parts(dout, tiles, N, bias1), _parts(dout, tiles, K, bias2)
     if M:
         has_bits = bits.numel() > 0
         _backward[grid](
             dout, weight.contiguous(), None if has_bits else hidden, bits if has_bits else None, dhidden,
             parts1, parts2, scale, M, N, K, **options,
         )  # fmt: skip
-    if in_parts:
-        dbias1, parts1 = parts1, None
-    add_parts([pair for pair in ((parts1, dbias1), (parts2, dbias2)) if pair[0] is not None])
-    return dhidden, dbias1, dbias2
+    dbias1, dbias2 = (dout.new_empty(0 if p is None else p.shape[1]) for p in (parts1, parts2))
+    pairs = [(parts1, dbias1)] * (not in_parts) + [(parts2, dbias2)]
+    add_parts([(parts, out) for parts, out in pairs if parts is not None])
+    return dhidden, dbias1 if parts1 is None or not in_parts else parts1, dbias2
 
 
-def _partial_sums(like, programs, N, wanted):
-    """Room for a bias gradient's parts (programs, N) float32, and for their sum; None and nothing unless wanted."""
-    if not wanted:
-        return None, like.new_empty(0)
-    return torch.empty(programs, N, dtype=torch.float32, device=like.device), like.new_empty(N)
+def _parts(like: Tensor, programs: int, N: int, wanted: bool) -> Tensor | None:
+    """Memory for what each program adds to a bias gradient."""
+    return torch.empty(programs, N, dtype=torch.float32, device=like.device) if wanted else None
 
 
-def _run_gate(dhidden, hidden, bias, in_parts):
+def _run_gate(dhidden: Tensor, hidden: Tensor, bias: bool, in_parts: bool) -> Tensor:
     M, N = dhidden.shape
-    to = gate_tile(chip(dhidden.device))
-    shares = min(ceil_div(M, to.rows), to.shares)
-    parts, dbias = _partial_sums(dhidden, shares, N, bias)
+    device = chip(dhidden.device)
+    tile, programs = GATE(device), _gate_programs(device, M)
+    parts = _parts(dhidden, programs, N, bias)
     if M:
-        _gate[(ceil_div(N, to.columns), shares)](
-            dhidden, hidden, parts, M, N, ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1
+        _gate[(ceil_div(N, tile.columns), programs)](
+            dhidden, hidden, parts, M, N, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1
         )
+    if parts is None:
+        return dhidden.new_empty(0)
     if in_parts:
         return parts
-    if parts is not None:
-        add_parts([(parts, dbias)])
+    dbias = dhidden.new_empty(N)
+    add_parts([(parts, dbias)])
     return dbias
-
-
-def scaled_mm(a, b, scale):
-    """scale * a b, the scale inside the product."""
-    return torch.mm(a, b) if scale == 1.0 else torch.addmm(a.new_empty(1, 1), a, b, beta=0, alpha=scale)
-
-
-def scaled_linear(x, weight, bias, scale):
-    """scale * x weight^T + bias."""
-    if scale == 1.0:
-        return torch.nn.functional.linear(x, weight, bias)
-    if bias is None:
-        return scaled_mm(x, weight.t(), scale)
-    return torch.addmm(bias, x, weight.t(), alpha=scale)
 
 
 # ---------------------------------------------------------------------------------------------------- compile cases
@@ -389,54 +422,23 @@ def scaled_linear(x, weight, bias, scale):
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile that ships, for every kind of product; the lighter variants in bfloat16."""
-    kinds = ("fp32", "tf32", "fp16", "bf16") if chip.capability >= 80 else ("fp32", "fp16", "bf16")
-    for kind in kinds:
-        for to in {product_tile.shipped(chip, kind, size): None for size in ("small", "large")}:
-            yield from _product_cases(chip, kind, to, ("forward/dropout", "backward/bits"))
+    for kind in ("fp32", "tf32", "fp16", "bf16"):
+        if kind == "tf32" and chip.capability < 80:
+            continue
+        small, large = (product_tile.shipped(chip, kind, size) for size in ("small", "large"))
+        even: dict[str, Any] = {
+            "EVEN_K": True,
+            "GROUP": 8,
+            "PRECISION": "tf32" if kind == "tf32" else "ieee",
+            "UPCAST": False,
+        }
+        for tile in dict.fromkeys((small, large)):
+            yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=even)
+            yield kernel_case(_backward, "feed_forward.backward/bits", kind, tile, given=even | {"hidden": None})
             if kind == "bf16":
-                yield from _product_cases(chip, kind, to, ("forward/plain", "backward/sign"))
-        small = product_tile.shipped(chip, kind, "small")
-        yield from _product_cases(chip, kind, small, ("forward/dropout+odd-depth",))
-    for dtype in ("fp32", "bf16"):
-        to = gate_tile(chip)
-        arguments = {"dhidden": f"*{dtype}", "hidden": f"*{dtype}", "parts": "*fp32", "M": "i32"}
-        yield row_case(_gate, "feed_forward.gate", dtype, RowTile(to.rows, to.columns, to.warps), arguments)
-
-
-def _product_cases(chip: Chip, kind: str, to: ProductTile, variants: Sequence[str]) -> Iterator[CompileCase]:
-    dtype = "fp32" if kind == "tf32" else kind
-    shared = {
-        "bits": "*i32",
-        "M": "i32",
-        "N": "i32:16",
-        "K": "i32:16",
-        "EVEN_K": True,
-        "ROWS": to.rows,
-        "COLUMNS": to.columns,
-        "DEPTH": to.depth,
-        "GROUP": 8,
-        "PRECISION": "tf32" if kind == "tf32" else "ieee",
-        "UPCAST": False,
-    }
-    forward = {"x": f"*{dtype}", "weight": f"*{dtype}", "bias": f"*{dtype}", "hidden": f"*{dtype}"}
-    forward |= {"seed": "*i64", "stream": "i32", "threshold": "i32"}
-    backward = {"dout": f"*{dtype}", "weight": f"*{dtype}", "hidden": None, "dhidden": f"*{dtype}"}
-    backward |= {"parts": "*fp32", "parts2": "*fp32", "scale": "fp32"}
-    every = {
-        "forward/dropout": (_forward, {**forward, **shared}),
-        "forward/plain": (_forward, {**forward, **shared, "seed": None}),
-        "forward/dropout+odd-depth": (_forward, {**forward, **shared, "K": "i32", "EVEN_K": False}),
-        "backward/bits": (_backward, {**backward, **shared}),
-        "backward/sign": (_backward, {**backward, **shared, "bits": None, "hidden": f"*{dtype}"}),
-    }
-    for variant in variants:
-        kernel, arguments = every[variant]
-        yield CompileCase(
-            kernel=kernel,
-            name=f"feed_forward.{variant}/{to.rows}x{to.columns}x{to.depth}w{to.warps}s{to.stages}",
-            dtype=kind,
-            arguments=arguments,
-            num_warps=to.warps,
-            num_stages=to.stages,
-            matrix_product=True,
-        )
+                yield kernel_case(_forward, "feed_forward.forward/plain", kind, tile, given=even | {"seed": None})
+                yield kernel_case(_backward, "feed_forward.backward/sign", kind, tile, given=even | {"bits": None})
+        odd = even | {"EVEN_K": False, "K": "i32"}
+        yield kernel_case(_forward, "feed_forward.forward/dropout+odd-depth", kind, small, given=odd)
+    for dtype in ("fp32", "fp16", "bf16"):
+        yield kernel_case(_gate, "feed_forward.gate", dtype, GATE(chip))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 
 import torch
+
+from fasttfm.kernels import choice_cache
+from fasttfm.kernels.chip import INTERPRETER, Chip
 
 
 @functools.cache
@@ -26,32 +28,11 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chip:
-    """A device as far as tiles depend on it."""
-
-    name: str
-    """sm_90, gfx942, ...; interpreter for CPU tensors."""
-    capability: int
-    """Compute capability as one number, 90 for sm_90; 0 for AMD and the interpreter."""
-    shared_memory: int
-    """Bytes of shared memory that one program can have."""
-    processors: int
-    """Streaming multiprocessors or compute units."""
-    matrix_units: bool
-    """Whether tl.dot of half-precision tiles is issued to matrix units (Triton does so from sm_80 and on CDNA)."""
-
-
-INTERPRETER = Chip(name="interpreter", capability=0, shared_memory=1 << 30, processors=4, matrix_units=False)
-
-
 @functools.cache
 def _chip_of_device(index: int) -> Chip:
-    from fasttfm.kernels import choice_cache  # it stands on this file
-
-    found = _described(index)
-    choice_cache.load(torch.device("cuda", index), found)
-    return found
+    described = _described(index)
+    choice_cache.load(torch.device("cuda", index), described)
+    return described
 
 
 def _described(index: int) -> Chip:

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 import triton.language as tl
-from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import Chip, ceil_div, chip
-from fasttfm.kernels.row_tile import RowTile, warps
+from torch import Tensor
 
-_MOST = 120
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase, kernel_case
+from fasttfm.kernels.jit import jit
+from fasttfm.kernels.launch import ceil_div, chip
+from fasttfm.kernels.parameter import Pointers, Varyings
+from fasttfm.kernels.tiles.rows import PARTIAL_SUMS
+
+_LARGEST = 120
 """Sums of one launch: their pointers and sizes, 24 bytes each, are kernel arguments, of which there may be 4 KB."""
 
 
 @jit
 def _add_parts(
-    parts,  # tuple of (P, N) float32, P and N each their own
-    outs,  # tuple of (N,) out, of one dtype
-    programs,  # tuple of 2 * P + 1: Triton compiles anew for integers that are 1 or divide by 16, and these never do
-    columns,  # tuple of 2 * N + 1
+    parts: Pointers,  # (P, N) float32, P and N each their own
+    outs: Pointers,  # (N,) out, of one dtype
+    programs: Varyings,  # 2 * P + 1: Triton compiles anew for integers that are 1 or divide by 16, and these never do
+    columns: Varyings,  # 2 * N + 1
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -38,55 +41,39 @@ def _add_parts(
     source = source.to(parts[0].dtype)
     target = target.to(outs[0].dtype)
     P, N = P // 2, N // 2
-    here = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, P, ROWS):
         rows = start + tl.arange(0, ROWS)
-        inside = (rows < P)[:, None] & (here < N)[None, :]
-        total += tl.load(source + rows[:, None] * N + here[None, :], mask=inside, other=0.0)
-    tl.store(target + here, tl.sum(total, axis=0).to(target.dtype.element_ty), mask=here < N)
+        inside = (rows < P)[:, None] & (column < N)[None, :]
+        total += tl.load(source + rows.to(tl.int64)[:, None] * N + column[None, :], mask=inside, other=0.0)
+    tl.store(target + column, tl.sum(total, axis=0).to(target.dtype.element_ty), mask=column < N)
 
 
-def _tile(chip: Chip) -> RowTile:
-    return RowTile(32, 32, warps(chip, 1024))
-
-
-def add_parts(sums: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def add_parts(sums: Sequence[tuple[Tensor, Tensor]]) -> None:
     """For each (parts, out): out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype.
 
     In a fixed order; one launch for every dtype of outs, unless there are more sums than a launch can take.
     """
     for dtype in dict.fromkeys(out.dtype for _, out in sums):
         alike = [pair for pair in sums if pair[1].dtype == dtype]
-        for first in range(0, len(alike), _MOST):
-            _launch(alike[first : first + _MOST])
+        for first in range(0, len(alike), _LARGEST):
+            _launch(alike[first : first + _LARGEST])
 
 
-def _launch(sums):
+def _launch(sums: Sequence[tuple[Tensor, Tensor]]) -> None:
     parts, outs = zip(*sums)
-    to = _tile(chip(parts[0].device))
-    _add_parts[(ceil_div(max(out.shape[0] for out in outs), to.columns), len(sums))](
+    tile = PARTIAL_SUMS(chip(parts[0].device))
+    _add_parts[(ceil_div(max(out.shape[0] for out in outs), tile.columns), len(sums))](
         parts, outs, tuple(2 * p.shape[0] + 1 for p in parts), tuple(2 * p.shape[1] + 1 for p in parts),
-        ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
+        ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1,
     )  # fmt: skip
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    to = _tile(chip)
-    for dtype in ("fp32", "bf16"):
-        for count in (1, 3, _MOST):
-            yield CompileCase(
-                kernel=_add_parts,
-                name=f"partial_sums/{count}/{to.rows}x{to.columns}w{to.warps}s1",
-                dtype=dtype,
-                arguments={
-                    "parts": ("*fp32",) * count,
-                    "outs": (f"*{dtype}",) * count,
-                    "programs": ("i32",) * count,
-                    "columns": ("i32",) * count,
-                    "ROWS": to.rows,
-                    "COLUMNS": to.columns,
-                },
-                num_warps=to.warps,
-                num_stages=1,
-            )
+    """One sum, some, and as many as fit."""
+    for dtype in ("fp32", "fp16", "bf16"):
+        for count in (1, 3, _LARGEST):
+            pointers: dict[str, tuple] = {"parts": ("*fp32",) * count, "outs": (f"*{dtype}",) * count}
+            integers = dict.fromkeys(("programs", "columns"), ("i32",) * count)
+            yield kernel_case(_add_parts, f"partial_sums/{count}", dtype, PARTIAL_SUMS(chip), given=pointers | integers)

@@ -3,39 +3,37 @@
 Every random number is a 16-bit lane of a Philox4x32-7 block (Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC 2011; seven rounds are the fewest that pass BigCrush at this width):
 
-    block  = philox(key=seed (64 bits), counter=(column // 8, row, plane, stream))      four 32-bit words
+    block  = philox(key=seed (64 bits), counter=(column // 8, row, plane, site))      four 32-bit words
     lane   = column % 8: word lane // 2, its low half for an even lane, its high half for an odd one
     keep   = int16(lane's bits) >= threshold - 32768,      threshold = round(p * 65536)
     kept values are multiplied by 65536 / (65536 - threshold), so that the expectation is exact
 
 (row, column) is the element's place in its logical matrix, plane the matrix's place in its batch (batch * H + head for
-attention weights (B, H, L, S); 0 for activations (M, N)), stream the call's place in the model. Nothing depends on
+attention weights (B, H, L, S); 0 for activations (M, N)), site the call's place in the model. Nothing depends on
 tiles, strides, padding or packing, so any kernel, any backward pass and the plain PyTorch reference draw the same mask.
 One block serves eight elements, where tl.rand would throw three of its four words away; and because the rows, columns
 and planes stay unbroadcast until Philox mixes them, its first two rounds cost next to nothing.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import Chip, ceil_div
+from torch import Tensor
 
 ROUNDS = tl.constexpr(7)  # after four, every word has the full shape
 
 
 @triton.jit
-def random_lanes(seed, stream, plane, rows, first_column, COLUMNS: tl.constexpr):
+def random_lanes(seed, site, plane, rows, first_column, COLUMNS: tl.constexpr):
     """The signed 16-bit lanes of a tile, as (R, COLUMNS) int32 in [-32768, 32767].
 
-    seed int64 scalar, stream and plane int32 scalars; rows (R,) int32; the tile's columns are first_column (a multiple
+    seed int64 scalar, site and plane int32 scalars; rows (R,) int32; the tile's columns are first_column (a multiple
     of 8) and the COLUMNS - 1 after it; COLUMNS is a power of two of at least 8.
     """
     blocks = first_column // 8 + tl.arange(0, COLUMNS // 8)
     # (1, C/8), (R, 1) and scalars: broadcast by the rounds themselves, as late as possible.
-    w0, w1, w2, w3 = tl.philox(seed, blocks[None, :], rows[:, None], plane, stream, ROUNDS)
+    w0, w1, w2, w3 = tl.philox(seed, blocks[None, :], rows[:, None], plane, site, ROUNDS)
     w0 = w0.to(tl.int32, bitcast=True)
     w1 = w1.to(tl.int32, bitcast=True)
     w2 = w2.to(tl.int32, bitcast=True)
@@ -48,79 +46,14 @@ def random_lanes(seed, stream, plane, rows, first_column, COLUMNS: tl.constexpr)
 
 
 @triton.jit
-def keep_mask(seed, stream, plane, rows, first_column, threshold, COLUMNS: tl.constexpr):
+def keep_mask(seed, site, plane, rows, first_column, threshold, COLUMNS: tl.constexpr):
     """True where dropout keeps the element: (R, COLUMNS) int1. threshold int32 in [0, 65536] = round(p * 65536)."""
-    return random_lanes(seed, stream, plane, rows, first_column, COLUMNS) >= threshold - 32768
+    return random_lanes(seed, site, plane, rows, first_column, COLUMNS) >= threshold - 32768
 
 
-@jit(do_not_specialize=["stream", "threshold", "R"])
-def _write_keep_mask(
-    out,  # (P, R, C) int8 out
-    seed,  # (1,) int64
-    stream,
-    threshold,
-    R,
-    C,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    first_column = tl.program_id(1) * BLOCK_C
-    plane = tl.program_id(2)
-    columns = first_column + tl.arange(0, BLOCK_C)
-    keep = keep_mask(tl.load(seed), stream, plane, rows, first_column, threshold, BLOCK_C)
-    inside = (rows[:, None] < R) & (columns[None, :] < C)
-    offsets = (plane.to(tl.int64) * R + rows[:, None]) * C + columns[None, :]
-    tl.store(out + offsets, keep.to(tl.int8), mask=inside)
-
-
-_TILE, _WARPS = (16, 64), 4
-
-
-def dropout_arguments(p, seed):
+def dropout_arguments(p: float, seed: Tensor | None) -> tuple[Tensor | None, int, float]:
     """What a kernel takes for dropout at p: seed, threshold and the factor of kept values; seed None drops nothing."""
     threshold = round(p * 65536)
     if seed is None or threshold == 0:
         return None, 0, 1.0
     return seed, threshold, 65536 / (65536 - threshold) if threshold < 65536 else 0.0
-
-
-def write_keep_mask(out, seed, stream, threshold, block_r=_TILE[0], block_c=_TILE[1]):
-    """Fills out (P, R, C) int8 with the keep-mask, for tests and for looking at a mask."""
-    planes, rows, columns = out.shape
-    grid = (ceil_div(rows, block_r), ceil_div(columns, block_c), planes)
-    _write_keep_mask[grid](
-        out,
-        seed,
-        stream,
-        threshold,
-        rows,
-        columns,
-        BLOCK_R=block_r,
-        BLOCK_C=block_c,
-        num_warps=_WARPS,
-        num_stages=1,
-    )
-    return out
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Everything that this file launches on a chip; compile_case.py tells the notation."""
-    block_r, block_c = _TILE
-    yield CompileCase(
-        kernel=_write_keep_mask,
-        name=f"philox.write_keep_mask/{block_r}x{block_c}w{_WARPS}s1",
-        dtype="fp32",
-        arguments={
-            "out": "*i8",
-            "seed": "*i64",
-            "stream": "i32",
-            "threshold": "i32",
-            "R": "i32",
-            "C": "i32:16",
-            "BLOCK_R": block_r,
-            "BLOCK_C": block_c,
-        },
-        num_warps=_WARPS,
-        num_stages=1,
-    )

@@ -11,24 +11,28 @@ from collections.abc import Iterator
 
 import torch
 import triton.language as tl
-from fasttfm.kernels.compile_case import CompileCase
+from torch import Tensor
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import Chip, ceil_div, chip, power_of_two
+from fasttfm.kernels.launch import ceil_div, chip, power_of_two
+from fasttfm.kernels.parameter import Int64Pointer, Pointer, Real, Size, Varying
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
-from fasttfm.kernels.row_tile import NARROWEST, RowTile, row_case, warps
+from fasttfm.kernels.tiles.rows import NARROWEST, RESIDUAL_ADD, RowTile
 
 
-@jit(do_not_specialize=["stream", "threshold", "M"])
+@jit
 def _add_dropped(
-    x,  # (M, N)
-    residual,  # (M, N) or None
-    out,  # (M, N) out
-    seed,  # (1,) int64 or None
-    stream,
-    threshold,
-    keep_scale,
-    M,
-    N,
+    x: Pointer,  # (M, N)
+    residual: Pointer,  # (M, N) or None
+    out: Pointer,  # (M, N) out
+    seed: Int64Pointer,  # (1,) or None
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    M: Varying,
+    N: Size,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -40,7 +44,7 @@ def _add_dropped(
     offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
     value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
     if seed is not None:
-        keep = keep_mask(tl.load(seed), stream, 0, rows, first_column, threshold, COLUMNS)
+        keep = keep_mask(tl.load(seed), site, 0, rows, first_column, threshold, COLUMNS)
         value = tl.where(keep, value * keep_scale, 0.0)
     if residual is not None:
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -49,47 +53,41 @@ def _add_dropped(
 
 def tile(chip: Chip, N: int) -> RowTile:
     """Part of a few rows, 2,048 elements."""
-    columns = min(512, max(NARROWEST, power_of_two(N)))
-    return RowTile(2048 // columns, columns, warps(chip, 2048))
+    return RESIDUAL_ADD(chip, min(512, max(NARROWEST, power_of_two(N))))
 
 
-def residual_add(x, residual, *, dropout_p=0.0, seed=None, stream=0):
+def residual_add(
+    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0
+) -> Tensor:
     """residual + dropout(x), (M, N) contiguous, in residual's dtype."""
-    return _run_add(x, residual, torch.empty_like(residual), *dropout_arguments(dropout_p, seed), stream)
+    return _run_add(x, residual, torch.empty_like(residual), *dropout_arguments(dropout_p, seed), site)
 
 
-def dropout(x, *, dropout_p, seed, stream, dtype):
+def dropout(x: Tensor, *, dropout_p: float, seed: Tensor | None, site: int, dtype: torch.dtype) -> Tensor:
     """dropout(x), (M, N) contiguous, in dtype: also its own derivative."""
-    return _run_add(x, None, torch.empty_like(x, dtype=dtype), *dropout_arguments(dropout_p, seed), stream)
+    return _run_add(x, None, torch.empty_like(x, dtype=dtype), *dropout_arguments(dropout_p, seed), site)
 
 
-def drop_(x, seed, stream, threshold):
+def drop_(x: Tensor, seed: Tensor | None, site: int, threshold: int) -> Tensor:
     """Zeroes what dropout drops of x (M, N) contiguous, in place; what is kept is not scaled."""
-    return _run_add(x, None, x, seed, threshold, 1.0, stream)
+    return _run_add(x, None, x, seed, threshold, 1.0, site)
 
 
-def _run_add(x, residual, out, seed, threshold, scale, stream):
+def _run_add(
+    x: Tensor, residual: Tensor | None, out: Tensor, seed: Tensor | None, threshold: int, scale: float, site: int
+) -> Tensor:
     M, N = x.shape
     if M:
-        to = tile(chip(x.device), N)
-        _add_dropped[(ceil_div(M, to.rows), ceil_div(N, to.columns))](
-            x, residual, out, seed, stream, threshold, scale, M, N,
-            ROWS=to.rows, COLUMNS=to.columns, num_warps=to.warps, num_stages=1,
+        block = tile(chip(x.device), N)
+        _add_dropped[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
+            x, residual, out, seed, site, threshold, scale, M, N,
+            ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip
     return out
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile, with dropout and a residual."""
     for dtype in ("fp32", "fp16", "bf16"):
         for N in (128, 256, 512):
-            arguments = {
-                "x": f"*{dtype}",
-                "residual": f"*{dtype}",
-                "out": f"*{dtype}",
-                "seed": "*i64",
-                "stream": "i32",
-                "threshold": "i32",
-                "keep_scale": "fp32",
-                "M": "i32",
-            }
-            yield row_case(_add_dropped, "residual_add", dtype, tile(chip, N), arguments)
+            yield kernel_case(_add_dropped, "residual_add", dtype, tile(chip, N))

@@ -15,7 +15,7 @@ hypothesis.settings.load_profile("fixed")
 
 # Before any kernel is imported: without a GPU the kernels run on CPU tensors through Triton's interpreter.
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

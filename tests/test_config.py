@@ -117,7 +117,10 @@ def test_a_missing_or_undecodable_file_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"none\.yaml: No such file"):
         read_yaml(tmp_path / "none.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"model: \xe4\n")
-    with pytest.raises(UserError, match="not valid UTF-8 at byte 7"):
+    with pytest.raises(UserError, match=r"latin\.yaml, line 1: not valid UTF-8 \(byte 0xe4 at byte 8 of the line\)"):
+        read_yaml(tmp_path / "latin.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"\xef\xbb\xbfmodel:\n  d_model: 64 # \xc3\xa4\xff\n")
+    with pytest.raises(UserError, match=r"latin\.yaml, line 2: not valid UTF-8 \(byte 0xff at byte 19 of the line\)"):
         read_yaml(tmp_path / "latin.yaml")
 
 
@@ -126,11 +129,106 @@ def test_an_empty_file_or_section_changes_nothing(tmp_path):
     assert resolve("demo", files, from_data=SIZE) == resolve("demo", from_data=SIZE)
 
 
-def test_a_value_out_of_range_names_section_and_field():
-    with pytest.raises(UserError, match=r"^training: .*label_smoothing.*1\.5"):
-        resolve(overrides={"label_smoothing": 1.5}, from_data=SIZE)
-    with pytest.raises(UserError, match=r"^model: .*heads"):
-        resolve(overrides={"heads": 3}, from_data=SIZE)
+def refusal(*arguments, **more) -> str:
+    with pytest.raises(UserError) as error:
+        resolve(*arguments, **{"from_data": SIZE, **more})
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_value_out_of_range_names_its_flag():
+    assert refusal(overrides={"label_smoothing": 1.5}).startswith("--label-smoothing: 1.5 was given, it must be ")
+    assert refusal(overrides={"heads": 3}) == "d_model 512 is not a multiple of --heads 3"
+    assert (
+        refusal(overrides={"layer_norm_eps": "1e-400"}) == "--layer-norm-eps 0.0 must be a finite number greater than 0"
+    )
+    for text in ("inf", "nan", ".inf", "1e999", "infinity"):
+        assert refusal(overrides={"layer_norm_eps": text}).startswith(f"--layer-norm-eps: '{text}' was given, it must")
+
+
+def test_a_value_out_of_range_names_its_file_and_line(tmp_path):
+    path = write(tmp_path, "# a comment\nmodel:\n  heads: 3\ntraining:\n  label_smoothing: 1.5\n")
+    assert refusal(files=[path]) == f"{path}, line 3: d_model 512 is not a multiple of model.heads 3"
+    assert refusal(files=[path], overrides={"heads": 4}) == (
+        f"{path}, line 5: training.label_smoothing: 1.5 was given, it must be at least 0 and below 1"
+    )
+    both = write(tmp_path, "model:\n  d_model: 62\n", "both.yaml")
+    assert refusal(files=[path, both]) == (
+        f"{both}, line 2 and {path}, line 3: model.d_model 62 is not a multiple of model.heads 3"
+    )
+    assert refusal(files=[both], overrides={"heads": 4}) == (
+        f"{both}, line 2: model.d_model 62 is not a multiple of --heads 4"
+    )
+
+
+@pytest.mark.parametrize("field", FROM_DATA)
+def test_what_the_data_decide_is_refused_where_a_file_says_otherwise(tmp_path, field):
+    path = write(tmp_path, f"model:\n  share_embeddings: none\n  {field}: 90\n")
+    told = refusal(files=[path])
+    assert told.startswith(f"{path}, line 3: model.{field} is 90, but ")
+    assert told.endswith(" in the data: leave it out, the data decide it")
+    assert f"--{field.replace('_', '-')}" not in parse_help()
+
+
+def parse_help() -> str:
+    parser = Parser(prog="fasttfm train")
+    add_flags(parser)
+    return parser.format_help()
+
+
+def test_a_file_may_say_what_the_data_decide_too(tmp_path):
+    joint = write(tmp_path, "model:\n  vocab_size: 100\n  source_vocab_size: null\n  pad_id: 0\n")
+    assert resolve(files=[joint], from_data=SIZE) == resolve(from_data=SIZE)
+    separate = {"vocab_size": 100, "source_vocab_size": 70}
+    text = "model:\n  share_embeddings: none\n  source_vocab_size: "
+    assert resolve(files=[write(tmp_path, f"{text}70\n")], from_data=separate).model.source_vocab_size == 70
+    assert resolve(files=[write(tmp_path, f"{text}null\n")], from_data=separate).model.source_vocab_size == 70
+    same = write(tmp_path, f"{text}100\n")  # of two vocabularies of one size; now there is one
+    assert resolve(files=[same], from_data=SIZE).model.source_vocab_size is None
+    assert resolve(files=[write(tmp_path, resolve(from_data=SIZE).to_yaml())]) == resolve(from_data=SIZE)
+
+
+@pytest.mark.parametrize("text", ["1_0", "010", "1:30", "0x10", "0o17", "0b1", "1__0", "１０", "1e", "--1"])
+def test_what_only_some_read_as_a_number_is_none(tmp_path, text):
+    for field, rule in (("max_update", "a whole number"), ("lr", "a number"), ("adam_betas", "2 values|a number")):
+        with pytest.raises(UserError, match=rf"^--{field.replace('_', '-')}: .*it must be ({rule})"):
+            gather(overrides={field: text if field != "adam_betas" else f"{text},0.9"})
+        given = text if field != "adam_betas" else f"[{text}, 0.9]"
+        for written in (given, f"!!int {given}", f"!!float {given}"):
+            with pytest.raises(UserError, match=rf"line 2: training\.{field}"):
+                read_yaml(write(tmp_path, f"training:\n  {field}: {written}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e5", 1e5), ("+3", 3), ("-0", 0), (".5", 0.5), ("5.", 5), ("5E-4", 5e-4), ("'7'", 7), ("!!float 8", 8)],
+)
+def test_numbers_are_read_alike_in_a_file_and_in_a_flag(tmp_path, text, number):
+    assert read_yaml(write(tmp_path, f"training:\n  lr: {text}\n"))["training"]["lr"] == number
+    plain = text.strip("'").removeprefix("!!float ")
+    assert gather(overrides={"lr": plain})["training"]["lr"] == number
+    assert parse("--lr", plain) == {"lr": plain}
+
+
+def test_words_that_only_yaml_1_1_takes_for_true_or_false_are_texts(tmp_path):
+    for word in ("yes", "no", "on", "off", "y"):
+        with pytest.raises(
+            UserError, match=rf"line 2: model\.norm_first: '{word}' was given, it must be true or false"
+        ):
+            read_yaml(write(tmp_path, f"model:\n  norm_first: {word}\n"))
+
+
+def test_numbers_of_a_commands_own_flags_are_read_alike():
+    parser = Parser(prog="fasttfm average")
+    parser.add_argument("--last", type=int)
+    parser.add_argument("--share", type=float)
+    assert vars(parser.parse_args(["--last", "5", "--share", "1e-1"])) == {"last": 5, "share": 0.1}
+    for text in ("1_0", "010", "five", " 5"):
+        with pytest.raises(UserError, match=f"--last: '{text}' was given, it must be a whole number"):
+            parser.parse_args(["--last", text])
+    for text in ("1_0.5", "nan", "inf", "half"):
+        with pytest.raises(UserError, match=f"--share: '{text}' was given, it must be a number"):
+            parser.parse_args(["--share", text])
 
 
 def test_an_unknown_preset_names_the_nearest():
@@ -230,7 +328,7 @@ def test_a_presets_comments_survive_no_tab_and_it_is_plain_yaml():
         assert set(yaml.safe_load(text)) <= set(SECTIONS)
 
 
-@pytest.mark.parametrize("value", ["!foo 3", "2020-13-45", "!!int many", "!!python/object:os.system x"])
+@pytest.mark.parametrize("value", ["!foo 3", "!!timestamp 2020-13-45", "!!int many", "!!python/object:os.system x"])
 def test_a_value_that_yaml_cannot_build_is_named_with_its_line(tmp_path, value):
     path = tmp_path / "my.yaml"
     path.write_text(f"training:\n  seed: {value}\n")

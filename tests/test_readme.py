@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -19,13 +20,35 @@ def test_a_python_block_runs(block):
     exec(compile(block, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("line", re.findall(r"^fasttfm .*$", README, re.MULTILINE))
-def test_a_command_line_is_understood(line, capsys):
-    words = shlex.split(line.split("<")[0])[1:]
+def commands() -> list[str]:
+    """Every command that README, CONTRIBUTING and docs/ show, in blocks and in lines of text."""
+    found: dict[str, None] = {}
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+        for line in [*lines, *re.findall(r"`([^`\n]+)`", text)]:
+            command = re.split(r"\s{2,}|\s#|\s[<>|]\s", line.strip().replace("\\|", "|"))[0]
+            command = re.sub(r"^[A-Z_]+=\S+ ", "", command).removeprefix(".venv/bin/")
+            if re.match(r"(fasttfm [a-z]|python -m (?!pip|pytest|venv))", command):
+                found[command.replace("...", "").strip()] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_line_is_understood(command, capsys):
+    words = shlex.split(command)
+    if words[0] == "fasttfm":
+        program, words = main.main, words[1:]
+    else:
+        name, words = words[2], words[3:]
+        package = importlib.util.find_spec(name)
+        assert package is not None, f"there is no module {name}"
+        name = f"{name}.__main__" if package.submodule_search_locations else name
+        program = importlib.import_module(name).main
     with pytest.raises(SystemExit) as stop:  # --help parses everything before it
-        raise SystemExit(main.main([*words, "--help"]))
-    assert stop.value.code == 0
-    assert words[0] in capsys.readouterr().out
+        raise SystemExit(program([*words, "--help"]))
+    assert stop.value.code == 0, capsys.readouterr().err
+    assert "usage" in capsys.readouterr().out
 
 
 def test_every_file_that_readme_and_contributing_name_exists():

@@ -98,7 +98,7 @@ def test_dropout_scales_what_it_keeps_and_leaves_the_returned_weights_whole():
 def test_packed_sequences_equal_the_padded_batch():
     lengths_q, lengths_k = torch.tensor([4, 0, 2]), torch.tensor([5, 3, 1])
     q, k, v = random(3, 2, 4, 8), random(3, 2, 5, 8), random(3, 2, 5, 6)
-    options = {"causal": True, "dropout_p": 0.3, "seed": torch.tensor([9]), "stream": 4}
+    options = {"causal": True, "dropout_p": 0.3, "seed": torch.tensor([9]), "site": 4}
     padded, _ = reference.attention(q, k, v, key_lengths=lengths_k, **options)
 
     def pack(x, lengths):
@@ -136,7 +136,7 @@ def test_worked_example(words):
 
 @pytest.mark.parametrize("route", ["torch", "short", "flash", "softmax"])
 def test_worked_example_through_the_operators(words, route, monkeypatch):
-    from fasttfm.kernels import attention_launch
+    from fasttfm.kernels.attention import launch as attention_launch
 
     monkeypatch.setattr(attention_launch, "route", lambda *a: route)
     with F.backend("torch" if route == "torch" else "triton"):

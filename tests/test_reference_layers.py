@@ -51,11 +51,11 @@ def test_layer_norm_of_half_precision_is_rounded_once(dtype):
 def test_residual_layer_norm_is_dropout_sum_and_layer_norm(p):
     x, residual, weight, bias = double(4, 6, 10), double(4, 6, 10), double(10), double(10)
     keep = reference.keep_mask((1, 24, 10), p, SEED, 3).view(4, 6, 10)
-    y, s = reference.residual_layer_norm(x, residual, weight, bias, 1e-6, dropout_p=p, seed=SEED, stream=3)
+    y, s = reference.residual_layer_norm(x, residual, weight, bias, 1e-6, dropout_p=p, seed=SEED, site=3)
     expected = residual + x * keep * reference.dropout_scale(p)
     assert_same(s, expected, [x, residual])
     assert_same(y, nn.functional.layer_norm(expected, (10,), weight, bias, 1e-6), [x, residual, weight, bias])
-    assert_same(reference.residual_add(x, residual, dropout_p=p, seed=SEED, stream=3), expected, [x, residual])
+    assert_same(reference.residual_add(x, residual, dropout_p=p, seed=SEED, site=3), expected, [x, residual])
 
 
 def test_without_a_seed_nothing_is_dropped():

@@ -90,7 +90,7 @@ def test_derivatives_of_embed_with_dropout():
     tokens = torch.tensor([[1, 2, 0], [8, 0, 0]])
     assert torch.autograd.gradcheck(
         lambda w, p: reference.embed(
-            tokens, w, p, scale=2.0, pad_id=0, first_position=1, dropout_p=0.3, seed=torch.tensor([7]), stream=2
+            tokens, w, p, scale=2.0, pad_id=0, first_position=1, dropout_p=0.3, seed=torch.tensor([7]), site=2
         ),
         (weight, positions),
         fast_mode=True,

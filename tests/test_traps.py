@@ -3,7 +3,7 @@
 Where a trap has no test in its own room, the test is below the table.
 """
 
-import re
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from nn.twins import compare, twins
+from planted_faults import FAULTS
 from torch import nn
 
 import fasttfm.nn
@@ -80,10 +81,38 @@ TRAPS = {
 """Trap -> (file under tests, test)."""
 
 
-@pytest.mark.parametrize("trap", TRAPS)
-def test_every_trap_has_its_test(trap):
-    for file, name in TRAPS[trap]:
-        assert re.search(rf"^def {name}\(", (TESTS / file).read_text(encoding="utf-8"), re.MULTILINE), (file, name)
+NOT_PLANTED = {
+    "partial sums sized for one number of rows a program": "the fault would lie inside a kernel",
+    "rows per program above 1": "the fault would lie inside a kernel",
+}
+"""Trap -> why no fault shows that its test can fail."""
+
+
+def run_pytest(*arguments: str) -> subprocess.CompletedProcess:
+    """pytest in a process of its own, in this folder's tests."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    return subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_every_trap_has_its_tests_and_they_are_collected():
+    files = sorted({file for tests in TRAPS.values() for file, _ in tests})
+    done = run_pytest("--collect-only", *(str(TESTS / file) for file in files))
+    collected = {line.split("[")[0].removeprefix("tests/") for line in done.stdout.splitlines() if "::" in line}
+    named = {f"{file}::{name}" for tests in TRAPS.values() for file, name in tests}
+    assert named <= collected, f"{sorted(named - collected)} is not collected\n{done.stderr}"
+
+
+@pytest.mark.slow
+def test_every_trap_is_noticed_when_it_is_planted():
+    """planted_faults runs a test of each with the fault in place, and turns its failure into a success."""
+    planted = {(file, name.split("[")[0]) for file, name in FAULTS}
+    without = {trap for trap, tests in TRAPS.items() if not planted.intersection(tests)}
+    assert without == set(NOT_PLANTED)
+    assert planted <= {test for tests in TRAPS.values() for test in tests}
+    done = run_pytest("-p", "planted_faults", *(f"{TESTS / file}::{name}" for file, name in FAULTS))
+    assert done.returncode == 0, done.stdout
+    assert f"{len(FAULTS)} passed" in done.stdout
 
 
 def test_every_norm_starts_with_ones_and_zeros():

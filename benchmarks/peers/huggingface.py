@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.data import Batch
+from fasttfm.config.training import TrainingConfig
+from fasttfm.data.batches import Batch
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.decoding.batches import padded
 from fasttfm.models import TransformerConfig
-from fasttfm.training.config import TrainingConfig
 
 
 def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout: float = 0.0) -> Any:

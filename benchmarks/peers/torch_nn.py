@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.data import Batch
+from fasttfm.data.batches import Batch
 from fasttfm.models import TransformerConfig
 
 

@@ -24,16 +24,19 @@ import torch
 
 from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.cli.parser import Parser
-from fasttfm.data import Batch, PreparedData, TokenBatches, bleu
-from fasttfm.data.config import DataConfig
+from fasttfm.config.data import DataConfig
+from fasttfm.config.training import TrainingConfig
+from fasttfm.data.batches import Batch, TokenBatches
+from fasttfm.data.prepared import PreparedData
+from fasttfm.data.scoring import bleu
+from fasttfm.data.shapes import length_batches
 from fasttfm.data.tokenizer import BOS, EOS
-from fasttfm.decoding.batches import length_batches, padded
+from fasttfm.decoding.batches import padded
 from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
 from fasttfm.models import TransformerConfig
 from fasttfm.presets import preset_section
-from fasttfm.training.config import TrainingConfig
-from fasttfm.training.trainer import AUTOCAST
+from fasttfm.training.updates import AUTOCAST
 
 _VALIDATED = 200
 """Validation pairs that are translated."""

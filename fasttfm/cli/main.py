@@ -17,14 +17,14 @@ import io
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
-from types import FrameType
 
 from fasttfm.cli.parser import Parser
-from fasttfm.errors import ENDING_SIGNALS, Stopped, UserError, interrupted, is_out_of_memory
+from fasttfm.errors import UserError, interrupted, is_out_of_memory
+from fasttfm.memory import limit_remedy, refuse_small_limit
+from fasttfm.signals import stoppable
 
 COMMANDS = {
     "prepare": ("prepare", "turn parallel text into a prepared data directory"),
@@ -47,6 +47,8 @@ _LESS_MEMORY = {
 }
 """Command -> what makes it need less memory."""
 
+_WITHOUT_TORCH = ("prepare", "score", "demo-data")
+
 EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
 
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = f"fasttfm {name}" if name else "fasttfm"
     _standard_streams()
     try:
-        with _stoppable():
+        with stoppable():
             return _run(name, arguments)
     except UserError as error:
         return _fail(where, str(error), EXIT_USER_ERROR)
@@ -71,18 +73,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
         _discard_output()
         return EXIT_BROKEN_PIPE
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+    except Exception as error:
+        message = _told(name, error)
+        if message is None:
             raise
-        remedy = _LESS_MEMORY.get(name or "", "close other programs, or use a machine with more")
-        return _fail(where, f"out of memory: {remedy} ({str(error).strip() or 'MemoryError'})", EXIT_USER_ERROR)
-    except OSError as error:
-        if error.errno is None:
-            raise  # raised by hand somewhere, not by the operating system: a bug deserves its traceback
+        _give_up_output()
+        return _fail(where, message, EXIT_USER_ERROR)
+
+
+def _told(name: str | None, error: Exception) -> str | None:
+    """One line for a limit of the machine that the command has met; None for what is a bug."""
+    if is_out_of_memory(error):
+        remedy = _LESS_MEMORY.get(name or "", "close other programs, or use a machine with more") + limit_remedy()
+        return f"out of memory: {remedy} ({str(error).strip() or 'MemoryError'})"
+    if isinstance(error, OSError) and error.errno is not None:  # None: raised by hand somewhere, which is a bug
         place = f"{error.filename}: " if error.filename else ""
         remedy = ": free some space, or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        _give_up_output()
-        return _fail(where, f"{place}{error.strerror}{remedy}", EXIT_USER_ERROR)
+        return f"{place}{error.strerror}{remedy}"
+    return None
 
 
 def _run(name: str | None, arguments: list[str]) -> int:
@@ -95,27 +103,11 @@ def _run(name: str | None, arguments: list[str]) -> int:
     if module is None:
         parser.print_help(sys.stderr)
         return EXIT_USER_ERROR
+    if name not in _WITHOUT_TORCH:
+        refuse_small_limit()
     status = module.run(args) or 0
     sys.stdout.flush()
     return status
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does, behind every `finally`; under nohup SIGHUP stays ignored."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number=number)
-
-    here = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in ENDING_SIGNALS if here and signal.getsignal(number) == signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _standard_streams() -> None:

@@ -7,6 +7,7 @@ import difflib
 import sys
 from typing import Any, NoReturn
 
+from fasttfm.config.convert import WHOLE_NUMBER, to_float
 from fasttfm.errors import UserError
 
 
@@ -16,6 +17,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # --max-tok must not silently change its meaning when a version adds --max-token-something
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.register("type", int, _whole_number)
+        self.register("type", float, _number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, except that there is no unknown argument to return."""
@@ -38,3 +41,18 @@ class Parser(argparse.ArgumentParser):
         flag = word.split("=")[0]
         near = difflib.get_close_matches(flag.replace("_", "-"), list(self._option_string_actions), n=1, cutoff=0.5)
         self.error(f"{flag} is unknown: did you mean {near[0]}?" if near else f"{flag} is unknown")
+
+
+def _whole_number(text: str) -> int:
+    """What `type=int` means: Python's own int reads 1_0 as ten."""
+    if not WHOLE_NUMBER.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a whole number such as 64")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    """What `type=float` means: Python's own float reads 1_0 and nan."""
+    try:
+        return to_float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a number such as 0.5") from None

@@ -14,13 +14,18 @@ def add_parser(subparsers) -> None:
         "prepare",
         help="turn parallel text into a prepared data directory",
         description="Trains SentencePiece on the training text and writes token ids for training and validation. "
-        "Text files are UTF-8, one sentence a line, plain or gzip. Several --src and --tgt files are one corpus, "
-        "evenly mixed in training.",
+        "Text files are UTF-8, one sentence a line, plain or gzip, bzip2, xz or zstandard. Several files of a side are "
+        "one corpus in the order in which they are given, evenly mixed in training.",
     )
-    parser.add_argument("--src", nargs="+", type=Path, required=True, metavar="FILE", help="training source text")
-    parser.add_argument("--tgt", nargs="+", type=Path, required=True, metavar="FILE", help="training target text")
-    parser.add_argument("--valid-src", type=Path, required=True, metavar="FILE", help="validation source text")
-    parser.add_argument("--valid-tgt", type=Path, required=True, metavar="FILE", help="validation target text")
+    for flag, text in (
+        ("--src", "training source text"),
+        ("--tgt", "training target text"),
+        ("--valid-src", "validation source text"),
+        ("--valid-tgt", "validation target text"),
+    ):
+        parser.add_argument(
+            flag, nargs="+", action="extend", type=Path, required=True, metavar="FILE", help=f"{text}; may be repeated"
+        )
     parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
     parser.add_argument(
         "--vocab-size", type=int, default=8000, help="subwords, special ones included (default: %(default)s)"
@@ -33,7 +38,7 @@ def add_parser(subparsers) -> None:
         "--character-coverage",
         type=float,
         metavar="SHARE",
-        help="share of the characters that get a piece of their own (default: 1.0, or 0.9995 for large scripts)",
+        help="share of the characters with a piece of their own, from 0.98 (default: 1.0, or 0.9995 for large scripts)",
     )
     parser.add_argument(
         "--byte-fallback",
@@ -55,6 +60,11 @@ def add_parser(subparsers) -> None:
         help="leave out pairs with more subwords than this on a side (default: %(default)s)",
     )
     parser.add_argument(
+        "--replace-invalid",
+        action="store_true",
+        help="read bytes that are not UTF-8 as U+FFFD and count their lines (default: such text is refused)",
+    )
+    parser.add_argument(
         "--threads", type=int, default=os.cpu_count() or 1, help="for splitting text (default: all cores)"
     )
 
@@ -70,6 +80,7 @@ def run(args) -> None:
         byte_fallback=args.byte_fallback,
         normalization=args.normalization,
         max_length=args.max_length,
+        replace_invalid=args.replace_invalid,
     )
     prepare(
         args.src,

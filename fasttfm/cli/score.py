@@ -33,6 +33,7 @@ def run(args) -> None:
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.data.scoring import TOKENIZERS, bleu, chrf, compound_split_bleu
     from fasttfm.errors import UserError
+    from fasttfm.wording import counted
 
     if args.tokenize not in TOKENIZERS:
         raise UserError(f"--tokenize {args.tokenize}: one of {', '.join(TOKENIZERS)} is allowed")
@@ -44,7 +45,7 @@ def run(args) -> None:
     hypotheses = list(decode_lines(sys.stdin.buffer, "standard input"))
     if len(hypotheses) != len(references):
         raise UserError(
-            f"standard input has {len(hypotheses):,} lines but {args.ref} has {len(references):,}: "
+            f"standard input has {counted(len(hypotheses), 'line')} but {args.ref} has {len(references):,}: "
             f"one translation for each reference is needed, in the same order"
         )
     scores = {

@@ -6,11 +6,10 @@ import argparse
 import signal
 from pathlib import Path
 
-from fasttfm.config import add_flags, build, dump_yaml, flag_values, gather, with_defaults
+from fasttfm.cli.environment import choose_settings
+from fasttfm.config import Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names
-
-_ANY_VOCABULARY = 8000  # the data decide; without them any size will do to check everything else
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -34,6 +33,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="YAML file over the preset; may be repeated",
     )
+    parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="begin a new run with the weights of a checkpoint, or of a model directory's best one, of this vocabulary",
+    )
     parser.add_argument("--dump-config", action="store_true", help="print the resolved configuration as YAML and stop")
     add_flags(parser)
 
@@ -41,32 +46,71 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Resolve the configuration, train, and say where the model is and how well it scored."""
     values = gather(args.preset, args.config, flag_values(args))
+    warning = _shorten_warmup(values)
     if args.dump_config:
-        build(values, {"vocab_size": _ANY_VOCABULARY, "source_vocab_size": None})  # says what is out of range
+        check(values)
         print(dump_yaml(with_defaults(values)), end="")
         return
     for name in ("data", "out"):
         if getattr(args, name) is None:
             raise UserError(f"--{name} is missing: fasttfm train --preset NAME --data DATA --out MODEL")
+    settings = choose_settings()
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
-    from fasttfm.training.log import read_log
-    from fasttfm.training.plots import plot_curve
+    from fasttfm.training.progress import tell
     from fasttfm.training.run import train
 
+    if warning:
+        tell(warning)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
+    device = torch.device(args.device) if args.device else None
     try:
-        outcome = train(values, args.data, args.out, torch.device(args.device) if args.device else None)
+        outcome = train(values, args.data, args.out, device, init_from=args.init_from, settings=settings)
     except KeyboardInterrupt as interrupt:
         again = f"stopped; what was saved in {args.out} is whole: run the same command again to go on"
         raise Stopped(str(interrupt) or again, getattr(interrupt, "number", signal.SIGINT)) from None
+    curve = _drawn_curve(args.out)
     print(f"finished: {outcome.reason}")
     if outcome.score is not None:
         print(f"last checkpoint: {outcome.score}")
     if outcome.average is not None:
         print(f"averaged checkpoint: {outcome.average}")
-    if read_log(args.out):  # a run of fewer updates than log_interval that never validates has no curve
-        print(f"loss curve: {plot_curve(args.out)}")
+    if curve is not None:
+        print(f"loss curve: {curve}")
     print(f"model: {args.out}")
+
+
+def _drawn_curve(model_dir: Path) -> Path | None:
+    """The picture of the run's log; None when there is nothing to draw, or, with a warning, when drawing fails."""
+    from fasttfm.training.log import read_log
+    from fasttfm.training.plots import plot_curve
+    from fasttfm.training.progress import tell
+
+    try:
+        # a run of fewer updates than log_interval that never validates has no curve
+        return plot_curve(model_dir) if read_log(model_dir) else None
+    except Exception as error:  # the model is saved: nothing that a picture may meet makes the training fail
+        reason = " ".join(str(error).split()) or type(error).__name__
+        tell(f"warning: the loss curve could not be drawn: {reason}")
+        return None
+
+
+def _shorten_warmup(values: Values) -> str | None:
+    """Let a short trial run of a recipe with a cosine end its warm-up in time; a line that says so, or None.
+
+    Only what a preset or a file says is changed, and only for a limit that was given on the command line.
+    """
+    training = values["training"]
+    last, warmup = training.get("max_update"), training.get("warmup_updates")
+    if training.get("schedule") != "cosine" or last is None or warmup is None or warmup < last:
+        return None
+    if values.places["max_update"] != "--max-update" or values.places["warmup_updates"] == "--warmup-updates":
+        return None
+    shortened = last // 10
+    values.put("warmup_updates", shortened, "--warmup-updates")
+    return (
+        f"warning: a warm-up of {warmup:,} updates does not fit into --max-update {last}: it is shortened to "
+        f"{shortened:,}; give --warmup-updates for another"
+    )

@@ -30,7 +30,8 @@ def add_parser(subparsers) -> None:
         choices=("fp32", "bf16", "fp16"),
         default="fp32",
         dest="translation_precision",
-        help="type of the weights and matrix products (default: %(default)s)",
+        help="type of the weights and matrix products (default: %(default)s); in bf16 and fp16 the words of a line may "
+        "change with --batch-tokens, --buffer-size and the other lines, in fp32 they do not",
     )
     parser.add_argument(
         "--prefixes",
@@ -62,9 +63,10 @@ def run(args: argparse.Namespace) -> None:
         sys.stdout.buffer.write(text.encode())  # UTF-8 whatever the locale says
         sys.stdout.buffer.flush()
     if translator.cut_lines:
+        one = translator.cut_lines == 1
         print(
-            f"fasttfm translate: warning: {translator.cut_lines:,} lines have more than "
-            f"{translator.config.max_source_length:,} tokens and were cut off there (the first is line "
-            f"{translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
+            f"fasttfm translate: warning: {translator.cut_lines:,} {'line has' if one else 'lines have'} more than "
+            f"{translator.config.max_source_length:,} tokens and {'was' if one else 'were'} cut off there (first: "
+            f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
             file=sys.stderr,
         )

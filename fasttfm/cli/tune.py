@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
 
     from fasttfm import tuning
     from fasttfm.errors import UserError
-    from fasttfm.functional._backend import use_triton
+    from fasttfm.functional.backends import use_triton
     from fasttfm.timing import DeviceClock
 
     if not torch.cuda.is_available():
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"--device {args.device} is none of this machine's {torch.cuda.device_count()} GPUs")
     torch.cuda.set_device(device)
-    if not use_triton(torch.empty(0, device=device)):
+    if not use_triton(device):
         raise UserError("the kernels are off (FASTTFM_BACKEND=torch, or Triton is not installed): nothing to tune")
 
     from fasttfm.kernels import choice_cache, choices, launch

@@ -1,15 +1,14 @@
 """Token-budget batches: pairs of like length together, a bounded padded size, and an order that needs no state.
 
-Pairs are grouped by source length and sorted by target length within a group, upwards and downwards in turn so that
-neighbours stay alike across the boundary. A group spans 1 to 6 source lengths, whatever leaves least padding: large
-batches of a small corpus want wider groups. Consecutive pairs fill a batch while rows * width stays within max_tokens,
-where width is the longer of the two padded sides. Only the lengths decide where a batch ends, so every epoch has
-batches of the same shapes: the largest is known before training starts. What an epoch draws anew, from (seed, epoch)
-alone, is which of the equally long pairs go together and the order of the batches.
+Pairs are padded to a few dozen sizes that are chosen for the corpus (fasttfm.data.shapes), and consecutive pairs of a
+size fill a batch while rows * width stays within max_tokens, where width is the longer of the two padded sides. Only
+the lengths decide where a batch ends, so every epoch has batches of the same shapes: the largest is known before
+training starts. What an epoch draws anew, from (seed, epoch) alone, is which of the pairs of a size go together and the
+order of the batches.
 
 With subword sampling the lengths are known only when segmentations are drawn. Batches are then planned for the mean
-length of draws; an epoch draws a window of 64 batches at a time and packs its pairs by what was drawn into as many
-batches again (of 29,000 pairs of image captions 7% padding; with batches of like lengths before drawing it was 27%).
+length of draws; an epoch draws a window of 128 batches at a time and packs its pairs by what was drawn into as many
+batches again, of the same sizes (of 29,000 image captions 36 shapes with 11% padding).
 
 Padding is what costs most when it is not looked after: with 60% padding an epoch took 250 s, with 5% 100 s
 ("Transformer Details Not Described in The Paper").
@@ -26,14 +25,19 @@ import torch
 
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampling import SubwordSampler, sentence_keys
+from fasttfm.data.shapes import SIZES, choose_sizes, plan_batches
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from fasttfm.folders import Verification
 
-_GROUP_SPANS = (1, 2, 3, 4, 6)
 _SAMPLING_PROBES = 2000
 _SAMPLING_MARGIN = 1.1
 """With sampling, batches are planned for the mean length of segmentations drawn for up to _SAMPLING_PROBES pairs, and
 this much more, because those of a window are packed less tightly than those of the whole corpus."""
-_WINDOW = 64
+_SAMPLING_SIZES = 32
+"""Most sizes with sampling: a window has only a few batches of each."""
+_SAMPLING_THINNED = (1, 2, 3, 4, 6, 8)
+"""A window may leave out sizes: it takes every one, every second one, and so on."""
+_WINDOW = 128
 """Batches that are drawn and cut together with sampling."""
 _GIVEN_UP = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Where the segmentations of a window do not fit into its batches, this share of the pairs, those that grew most, keeps
@@ -63,6 +67,11 @@ class Batch:
         return len(self.source)
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, padded source length, padded target length: what a matrix product's shape follows from."""
+        return len(self.source), self.source.shape[1], self.target_in.shape[1]
+
+    @property
     def padding_ratio(self) -> float:
         """The share of the two padded matrices that is padding."""
         return 1.0 - (self.source_tokens + self.target_tokens) / (self.source.numel() + self.target_in.numel())
@@ -90,6 +99,7 @@ class TokenBatches:
     a side (eos not counted), or that alone would exceed max_tokens, are skipped; `skipped` counts them.
     sampling: above 0, the training text is segmented anew at every visit (see DataConfig.subword_sampling), drawn from
     (seed, epoch, pair) alone; tokenizers then says with what, as (source, target).
+    verification: of the files that pairs are read from; batch() raises UserError as soon as it has found damage.
     """
 
     def __init__(
@@ -100,14 +110,16 @@ class TokenBatches:
         max_length: int | None = None,
         sampling: float = 0.0,
         tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+        verification: Verification | None = None,
     ) -> None:
         if sampling and tokenizers is None:
             raise ValueError("sampling needs the tokenizers")
         self.pairs = pairs
         self.max_tokens = max_tokens
         self.seed = seed
+        self._verification = verification
         self._samplers = _samplers(tokenizers, sampling) if sampling and tokenizers is not None else None
-        self._window: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._window: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         # Widths as batches see them: with eos, and as long as sampled segmentations are on average.
         source_widths, target_widths = pairs.source_lengths + 1, pairs.target_lengths + 1
         fits = np.maximum(source_widths, target_widths) <= max_tokens
@@ -123,14 +135,22 @@ class TokenBatches:
         self.skipped = len(pairs) - len(kept)
         """Number of pairs left out for their length."""
         if len(kept) == 0:
-            raise ValueError(f"no pair is short enough for max_tokens={max_tokens} and max_length={max_length}")
-        plans = [_plan(source_widths[kept], target_widths[kept], max_tokens, span) for span in _GROUP_SPANS]
-        order, self._bounds, self._padded = min(plans, key=lambda plan: int(plan[2].sum()))
-        self._sorted = kept[order]
-        self._planned = int((source_widths + target_widths)[kept].sum())
-        # Pairs of equal lengths are neighbours now; they get the same tie number and trade places each epoch.
-        changes = (np.diff(source_widths[self._sorted]) != 0) | (np.diff(target_widths[self._sorted]) != 0)
-        self._ties = np.concatenate([[0], np.cumsum(changes)])
+            raise ValueError(f"no pair has at most {max_length} tokens on each side and fits batches of {max_tokens}")
+        widths = source_widths[kept], target_widths[kept]
+        self._sizes = choose_sizes(*widths, max_tokens, SIZES if self._samplers is None else _SAMPLING_SIZES)
+        plan = plan_batches(*widths, self._sizes, max_tokens)
+        if self._samplers is not None:
+            self._sizes = _with_larger(self._sizes, max_tokens)
+        self.shapes = plan.shapes
+        """Number of different (rows, source length, target length) in an epoch (as planned if sampling)."""
+        self._bounds, self._batch_sizes, self._padded = plan.bounds, plan.sizes, plan.cells
+        self._sorted = kept[plan.order]
+        self._planned = int(sum(side.sum() for side in widths))
+        # Pairs of a size are neighbours now; they get the same tie number and trade places each epoch.
+        changes = np.append(False, (np.diff(self._batch_sizes, axis=0) != 0).any(axis=1))
+        self._ties = np.repeat(np.cumsum(changes), np.diff(self._bounds))
+        self._size_of = np.zeros((len(pairs), 2), dtype=np.int64)  # of each pair's batch
+        self._size_of[self._sorted] = np.repeat(self._batch_sizes, np.diff(self._bounds), axis=0)
 
     def __len__(self) -> int:
         """Batches in an epoch, the same for every epoch."""
@@ -174,12 +194,16 @@ class TokenBatches:
 
         epoch matters only with sampling: each visit draws anew.
         """
+        if self._verification is not None:
+            self._verification.check()
         if self._samplers is None:
-            return collate([self.pairs.source(i) for i in indices], [self.pairs.target(i) for i in indices])
+            source, target = map(self.pairs.source, indices), map(self.pairs.target, indices)
+            return collate([*source], [*target], self._size_of[indices[0]])
         keys = [(epoch, i) for i in indices.tolist()]
         if not all(key in self._window for key in keys):
             return collate(*self._drawn(indices, epoch))
-        return collate([self._window[key][0] for key in keys], [self._window[key][1] for key in keys])
+        size = self._window[keys[0]][2]
+        return collate([self._window[key][0] for key in keys], [self._window[key][1] for key in keys], size)
 
     def redraw(self, planned: Sequence[np.ndarray], epoch: int, window: int) -> list[np.ndarray]:
         """The pairs of planned batches in as many other batches, of like length by the segmentations drawn for them.
@@ -199,14 +223,17 @@ class TokenBatches:
             stays[most_grown[: max(math.ceil(share * len(indices)), int(np.isinf(growth).sum()))]] = True
             kept = [[old if keep else new for new, old, keep in zip(*sides, stays)] for sides in zip(drawn, own)]
             widths = [np.array([len(ids) + 1 for ids in side], dtype=np.int64) for side in kept]
-            batches = _cut(widths[0], widths[1], self.max_tokens, len(planned))
+            batches = _cut(widths[0], widths[1], self._sizes, self.max_tokens, len(planned))
             if batches is not None:
                 break
         else:  # not even SentencePiece's own segmentations can be packed anew: as they were planned
-            kept, batches = [*own], [np.searchsorted(indices, each) for each in planned]
-        self._window = {(epoch, i): pair for i, pair in zip(indices.tolist(), zip(*kept))}
+            kept = [*own]
+            batches = [(np.searchsorted(indices, each), self._size_of[each[0]]) for each in planned]
+        self._window = {
+            (epoch, int(indices[i])): (kept[0][i], kept[1][i], size) for places, size in batches for i in places
+        }
         order = np.random.default_rng([self.seed, epoch, window]).permutation(len(batches))
-        return [indices[batches[i]] for i in order]
+        return [indices[batches[i][0]] for i in order]
 
     def _drawn(self, indices: np.ndarray, epoch: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """A segmentation of each pair's source and target, from (seed, epoch, pair)."""
@@ -244,32 +271,16 @@ class _Windows(Sequence[np.ndarray]):
         return self._redrawn[i % _WINDOW]
 
 
-def sorted_batches(
-    source_lengths: Sequence[int] | np.ndarray,
-    target_lengths: Sequence[int] | np.ndarray | None,
-    max_tokens: int,
-    max_rows: int | None = None,
-) -> list[np.ndarray]:
-    """Index arrays that cover all sentences once, longest first: for validation and translation.
-
-    Longest first, so that memory runs out at the start if at all. Lengths are counted without eos; target_lengths is
-    None when there is only a source. A sentence longer than max_tokens is a batch of its own. max_rows bounds the
-    number of sentences in a batch.
-    """
-    sources = np.asarray(source_lengths, dtype=np.int64) + 1
-    targets = sources if target_lengths is None else np.asarray(target_lengths, dtype=np.int64) + 1
-    if len(sources) == 0:
-        return []
-    order = _length_order(sources, targets)[::-1]
-    bounds = _pack(np.maximum(sources, targets)[order], max_tokens, max_rows)
-    return np.split(order, bounds[1:-1])
-
-
-def collate(source: Sequence[Sequence[int] | np.ndarray], target: Sequence[Sequence[int] | np.ndarray]) -> Batch:
-    """One batch of pairs of ids, which carry neither bos nor eos."""
-    source_ids, source_lengths = pad_source(source)
+def collate(
+    source: Sequence[Sequence[int] | np.ndarray],
+    target: Sequence[Sequence[int] | np.ndarray],
+    size: Sequence[int] | np.ndarray | None = None,
+) -> Batch:
+    """One batch of pairs of ids, which carry neither bos nor eos, padded to size (S, L) or to the longest of each."""
+    source_ids, source_lengths = pad_source(source, None if size is None else int(size[0]))
     target_lengths = np.array([len(ids) + 1 for ids in target], dtype=np.int64)
-    target_in = np.full((len(target), int(target_lengths.max(initial=1))), PAD, dtype=np.int64)
+    width = int(target_lengths.max(initial=1)) if size is None else int(size[1])
+    target_in = np.full((len(target), width), PAD, dtype=np.int64)
     target_out = target_in.copy()
     target_in[:, 0] = BOS
     for row, ids in enumerate(target):
@@ -287,68 +298,56 @@ def collate(source: Sequence[Sequence[int] | np.ndarray], target: Sequence[Seque
     )
 
 
-def pad_source(source: Sequence[Sequence[int] | np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Source ids (B, S) int64, each row its tokens then eos, and lengths (B,) int64 with eos."""
+def pad_source(
+    source: Sequence[Sequence[int] | np.ndarray], width: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source ids (B, S) int64, each row its tokens then eos, and lengths (B,) int64 with eos; S: width or longest."""
     lengths = np.array([len(ids) + 1 for ids in source], dtype=np.int64)
-    padded = np.full((len(source), int(lengths.max(initial=1))), PAD, dtype=np.int64)
+    padded = np.full((len(source), int(lengths.max(initial=1)) if width is None else width), PAD, dtype=np.int64)
     for row, ids in enumerate(source):
         padded[row, : len(ids)] = ids
         padded[row, len(ids)] = EOS
     return torch.from_numpy(padded), torch.from_numpy(lengths)
 
 
-def _plan(
-    source: np.ndarray, target: np.ndarray, max_tokens: int, span: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Order of the pairs, bounds of the batches in it, and the padded size (both sides) of each batch."""
-    order = _length_order(source, target, span)
-    source, target = source[order], target[order]
-    bounds = _pack(np.maximum(source, target), max_tokens)
-    starts = bounds[:-1]
-    padded = np.diff(bounds) * (np.maximum.reduceat(source, starts) + np.maximum.reduceat(target, starts))
-    return order, bounds, padded
-
-
-def _cut(source: np.ndarray, target: np.ndarray, max_tokens: int, count: int) -> list[np.ndarray] | None:
-    """Places of all pairs in exactly `count` batches of nearly equal size; None where max_tokens is too little."""
-    order, bounds, _ = min(
-        (_plan(source, target, max_tokens, span) for span in _GROUP_SPANS), key=lambda plan: int(plan[2].sum())
-    )
-    if len(bounds) - 1 > count:
+def _cut(
+    source: np.ndarray, target: np.ndarray, sizes: np.ndarray, max_tokens: int, count: int
+) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """Places of all pairs in exactly `count` batches, each with its size; None where max_tokens is too little."""
+    # with fewer sizes fewer pairs move to a larger one than theirs to fill its batches: what pays depends on the pairs
+    plans = [plan_batches(source, target, sizes[::-keep][::-1], max_tokens) for keep in _SAMPLING_THINNED]
+    plan = min(plans, key=lambda plan: (max(len(plan.sizes), count), int(plan.cells.sum())))
+    batches = list(zip(np.split(plan.order, plan.bounds[1:-1]), plan.sizes))
+    if len(batches) > count:
+        batches = _exact(source, target, max_tokens)
+    if len(batches) > count:
         return None
-    widths = np.maximum(source, target)[order]
-    least, most = int(widths.max()), max_tokens  # a smaller budget than most that needs no more batches
-    while least < most:
-        middle = (least + most) // 2
-        tried = _pack(widths, middle)
-        if len(tried) - 1 <= count:
-            most, bounds = middle, tried
-        else:
-            least = middle + 1
-    batches = np.split(order, bounds[1:-1])
     while len(batches) < count:
-        largest = max(range(len(batches)), key=lambda i: len(batches[i]))
-        batches[largest : largest + 1] = np.array_split(batches[largest], 2)
+        cells = [len(places) * size.max() if len(places) > 1 else 0 for places, size in batches]
+        largest = int(np.argmax(cells))
+        places, size = batches[largest]
+        batches[largest : largest + 1] = [(half, size) for half in np.array_split(places, 2)]
     return batches
 
 
-def _length_order(source: np.ndarray, target: np.ndarray, span: int = 1) -> np.ndarray:
-    """Indices grouped by source length (span lengths to a group), then by target length up and down in turn."""
-    # Turns follow the rank of the group, not its parity, since some lengths may not occur.
-    rank = np.unique(source // span, return_inverse=True)[1]
-    return np.lexsort((source, np.where(rank % 2 == 0, target, -target), rank))
+def _exact(source: np.ndarray, target: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """As few batches as possible, each as long as its longest pair: for when sizes take too much."""
+    order = np.argsort(np.maximum(source, target), kind="stable")[::-1]
+    batches = []
+    while len(order):
+        places = order[: max_tokens // int(max(source[order[0]], target[order[0]]))]
+        batches.append((places, np.array([source[places].max(), target[places].max()])))
+        order = order[len(places) :]
+    return batches
 
 
-def _pack(widths: np.ndarray, max_tokens: int, max_rows: int | None = None) -> np.ndarray:
-    """Bounds (batches + 1,) of consecutive runs with rows * max(widths of the run) <= max_tokens, at least 1 row."""
-    bounds = [0]
-    limit = max_tokens if max_rows is None else min(max_tokens, max_rows)
-    while bounds[-1] < len(widths):
-        start = bounds[-1]
-        window = widths[start : start + min(limit, max(1, max_tokens // int(widths[start])))]
-        padded = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
-        bounds.append(start + max(1, int(np.searchsorted(padded, max_tokens, side="right"))))
-    return np.array(bounds, dtype=np.int64)
+def _with_larger(sizes: np.ndarray, max_tokens: int) -> np.ndarray:
+    """sizes, and larger ones up to max_tokens for draws that are longer than what was planned for."""
+    larger, longest = [], int(sizes.max())
+    while longest < max_tokens:
+        longest = min(2 * longest, max_tokens)
+        larger.append([longest, longest])
+    return np.vstack([sizes, *map(np.atleast_2d, larger)])
 
 
 def _samplers(tokenizers: tuple[Tokenizer, Tokenizer], amount: float) -> tuple[SubwordSampler, SubwordSampler]:

@@ -1,4 +1,4 @@
-"""Reads parallel text: plain or gzip files in UTF-8, line n of one beside line n of the other.
+"""Reads parallel text: plain or packed files in UTF-8, line n of one beside line n of the other.
 
 Only "\\n" (or "\\r\\n") ends a line: U+2028, U+0085 and form feeds occur inside sentences and must not shift one side
 against the other, which is what str.splitlines and text-mode reading of some tools do. A byte order mark at the start
@@ -7,16 +7,13 @@ of a file is dropped. Everything else reaches the caller as it stands in the fil
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
+from fasttfm.data.packed_files import DamagedPackingError, Hashed, kind_of, unpacked
 from fasttfm.errors import UserError
-
-_GZIP_MAGIC = b"\x1f\x8b"
+from fasttfm.wording import counted
 
 
 class Pair(NamedTuple):
@@ -30,49 +27,90 @@ class Pair(NamedTuple):
     """Its line number, from 1."""
 
 
-def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """The lines of a binary stream, without their ends. `name` stands for the stream in error messages."""
+def decode_lines(
+    stream: BinaryIO, name: str, replaced: list[int] | None = None, hint: str = "correct that line"
+) -> Iterator[str]:
+    """The lines of a binary stream, without their ends. `name` stands for the stream in error messages.
+
+    replaced: where it is given, a byte that is not UTF-8 becomes U+FFFD and its line's number is added to the list;
+    else it is an error, with `hint` as the remedy. Raises UserError for it, and for packed text and UTF-16.
+    """
+    other_than_ascii = False
     for number, raw in enumerate(stream, start=1):
-        if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
-            raw = raw[3:]
+        if number == 1:
+            if packed := kind_of(raw):
+                raise UserError(f"{name}: is {packed.name} data: unpack it first, with {packed.tool}")
+            if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # what Windows calls "Unicode"
+                raise UserError(f"{name}: is UTF-16: convert it first, with iconv -f utf-16 -t utf-8")
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        if number <= 2 and raw.count(0) * 3 >= len(raw):
+            raise UserError(
+                f"{name}: every second byte of line {number} is 0, as in UTF-16: convert it first, with iconv -f "
+                "utf-16le -t utf-8 (or utf-16be)"
+            )
         if raw.endswith(b"\n"):
             raw = raw[:-2] if raw.endswith(b"\r\n") else raw[:-1]
         try:
-            yield raw.decode("utf-8")
+            line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            if number == 1 and raw.startswith(_GZIP_MAGIC):
-                raise UserError(f"{name}: is gzip data: unpack it first, with gunzip or zcat") from None
-            # Windows calls UTF-16 "Unicode" and begins such a file with FF FE
-            likely = "utf-16" if number == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
+            if replaced is None:
+                before = raw[: error.start].decode("utf-8")
+                mostly = other_than_ascii or not before.isascii()
+                remedy = "" if mostly else ", or convert the file with iconv if all of it is in another encoding"
+                raise UserError(
+                    f"{name}: line {number:,} is not valid UTF-8 at column {len(before) + 1:,} (byte "
+                    f"0x{raw[error.start]:02x}): {hint}{remedy}"
+                ) from None
+            replaced.append(number)
+            line = raw.decode("utf-8", errors="replace")
+        other_than_ascii = other_than_ascii or not raw.isascii()
+        yield line
+
+
+class TextFile:
+    """One file that is read once, line by line; plain, or packed as its content tells, whatever its name."""
+
+    def __init__(self, path: Path | str, replace_invalid: bool = False, hint: str = "correct that line") -> None:
+        """replace_invalid: bytes that are not UTF-8 become U+FFFD. hint: the remedy for one where they do not."""
+        self.path = Path(path)
+        self.replaced: list[int] = []
+        """Numbers of the lines in which bytes were replaced."""
+        self.sha256 = ""
+        """Of the file's bytes as they were read; known when all lines were."""
+        self._replace_invalid, self._hint = replace_invalid, hint
+
+    def __iter__(self) -> Iterator[str]:
+        """Raises UserError for a file that is missing, a directory, not UTF-8, cut off, or without line ends."""
+        path, line, text = self.path, 0, ""
+        try:
+            with Hashed(path) as file:
+                lines = decode_lines(
+                    unpacked(file, path), str(path), self.replaced if self._replace_invalid else None, self._hint
+                )
+                for line, text in enumerate(lines, start=1):  # noqa: B007
+                    yield text
+                self.sha256 = file.finish()
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file") from None
+        except IsADirectoryError:
+            raise UserError(f"{path}: this is a directory, a text file was expected") from None
+        except PermissionError:
+            raise UserError(f"{path}: may not be read (permission denied)") from None
+        except DamagedPackingError as error:
             raise UserError(
-                f"{name}: line {number:,} is not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} "
-                f"of the line): convert the file first, for example with iconv -f {likely} -t utf-8"
+                f"{path}: the {error.packing} data is cut off or damaged after line {line:,} ({error.reason}): copy or "
+                "download it again"
             ) from None
+        if line == 1 and "\r" in text.rstrip("\r"):
+            raise UserError(
+                f"{path}: has {text.count(chr(13)):,} carriage returns and no line ends: convert it first, with "
+                "tr '\\r' '\\n'"
+            )
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
-    """The lines of one file, plain or gzip (told by its content, not its name).
-
-    Raises UserError for a file that is missing, a directory, not valid UTF-8 (with its line) or a cut-off gzip.
-    """
-    path = Path(path)
-    line = 0
-    try:
-        with path.open("rb") as file:
-            compressed = file.peek(2)[:2] == _GZIP_MAGIC  # not read and sought back: the file may be a pipe
-            stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
-            for line, text in enumerate(decode_lines(stream, str(path)), start=1):  # noqa: B007
-                yield text
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(
-            f"{path}: the gzip data is cut off or damaged after line {line:,} ({error}): copy or download it again"
-        ) from None
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: this is a directory, a text file was expected") from None
-    except PermissionError:
-        raise UserError(f"{path}: may not be read (permission denied)") from None
+    """The lines of one file; see TextFile."""
+    return iter(TextFile(path))
 
 
 class ParallelText:
@@ -81,67 +119,82 @@ class ParallelText:
     sources and targets are equally many paths; pair i is (sources[i], targets[i]).
     """
 
-    def __init__(self, sources: Sequence[Path | str], targets: Sequence[Path | str]):
+    def __init__(
+        self,
+        sources: Sequence[Path | str],
+        targets: Sequence[Path | str],
+        replace_invalid: bool = False,
+        hint: str = "correct that line",
+    ) -> None:
+        """replace_invalid and hint: see TextFile."""
         if len(sources) != len(targets):
             raise UserError(
-                f"{len(sources)} source files but {len(targets)} target files: give one target file for each source "
-                f"file, in the same order"
+                f"{counted(len(sources), 'source file')} but {counted(len(targets), 'target file')}: give one target "
+                "file for each source file, in the same order"
             )
-        self.sources = [Path(path) for path in sources]
-        self.targets = [Path(path) for path in targets]
+        self.files = [
+            tuple(TextFile(path, replace_invalid, hint) for path in pair) for pair in zip(sources, targets, strict=True)
+        ]
 
     def __iter__(self) -> Iterator[Pair]:
         """All pairs, one file pair after the other. Raises UserError where the two sides differ in their line count."""
-        for source, target in zip(self.sources, self.targets, strict=True):
+        for source, target in self.files:
             yield from _aligned(source, target)
 
-    def check(self) -> int:
-        """Read everything once and return the number of pairs; any error of the files is raised here.
 
-        Raises UserError for a pipe as well, since whoever checks reads again.
-        """
-        for path in (*self.sources, *self.targets):
-            if path.exists() and not path.is_file() and not path.is_dir():
-                raise UserError(f"{path}: is a pipe or device, but it is read more than once: write it to a file first")
-        total = 0
-        for source, target in zip(self.sources, self.targets, strict=True):
-            count = sum(1 for _ in _aligned(source, target))
-            if count == 0:
-                raise UserError(f"{source} and {target} are empty: at least one line of text is needed")
-            total += count
-        return total
+class StoredText:
+    """A copy of parallel text, made while it is read the only time: what is hashed is what is used."""
 
-    def sha256(self) -> list[str]:
-        """The SHA-256 of every file's bytes as they stand on disk, sources then targets."""
-        return [_sha256(path) for path in (*self.sources, *self.targets)]
+    def __init__(self, text: ParallelText, folder: Path, name: str) -> None:
+        """Reads all of text into two files of `folder`. Raises UserError as reading it does, and for empty files."""
+        self._paths = [folder / f".{name}.{side}" for side in ("source", "target")]
+        self.parts: list[tuple[Path, int]] = []
+        """Each source file and its number of pairs."""
+        with self._paths[0].open("wb") as source_copy, self._paths[1].open("wb") as target_copy:
+            for source, target in text.files:
+                count = 0
+                for count, pair in enumerate(_aligned(source, target), start=1):  # noqa: B007
+                    source_copy.write(pair.source.encode() + b"\n")
+                    target_copy.write(pair.target.encode() + b"\n")
+                if count == 0:
+                    raise UserError(f"{source.path} and {target.path} are empty: at least one line of text is needed")
+                self.parts.append((source.path, count))
+        self.sha256 = [file.sha256 for side in zip(*text.files) for file in side]
+        """The SHA-256 of every file's bytes, sources then targets."""
+
+    def __len__(self) -> int:
+        return sum(count for _, count in self.parts)
+
+    def __iter__(self) -> Iterator[Pair]:
+        with self._paths[0].open("rb") as sources, self._paths[1].open("rb") as targets:
+            for path, count in self.parts:
+                for line in range(1, count + 1):
+                    yield Pair(sources.readline()[:-1].decode(), targets.readline()[:-1].decode(), path, line)
+
+    def delete(self) -> None:
+        """Remove the copy."""
+        for path in self._paths:
+            path.unlink()
 
 
-def _aligned(source: Path, target: Path) -> Iterator[Pair]:
-    source_lines, target_lines = read_lines(source), read_lines(target)
+def _aligned(source: TextFile, target: TextFile) -> Iterator[Pair]:
+    source_lines, target_lines = iter(source), iter(target)
     line = 0
     while True:
         source_text, target_text = next(source_lines, None), next(target_lines, None)
         if source_text is None or target_text is None:
             break
         line += 1
-        yield Pair(source_text, target_text, source, line)
+        yield Pair(source_text, target_text, source.path, line)
     if source_text is None and target_text is None:
         return
     # One side has ended. The other is counted to its end, since the difference tells what went wrong.
     if source_text is None:
-        short, long, rest = source, target, target_lines
+        short, long, rest = source.path, target.path, target_lines
     else:
-        short, long, rest = target, source, source_lines
+        short, long, rest = target.path, source.path, source_lines
     longer = line + 1 + sum(1 for _ in rest)
     raise UserError(
-        f"{short} has {line:,} lines but {long} has {longer:,}: both must align line by line "
+        f"{short} has {counted(line, 'line')} but {long} has {longer:,}: both must align line by line "
         f"(first difference in count after line {line:,})"
     )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

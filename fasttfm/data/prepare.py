@@ -1,6 +1,7 @@
 """From parallel text to the prepared directory: check, train SentencePiece, split, filter, write.
 
-The corpus is streamed three times (check, vocabulary, ids), so that memory holds ids and never the whole text.
+The text is read once: what is hashed is also what is used, though a file may change meanwhile, and it may be a pipe. A
+copy beside the result is then streamed for vocabulary and ids, so that memory holds ids and never the whole text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fasttfm.data import prepared
-from fasttfm.data.corpus import Pair, ParallelText
+from fasttfm.data.corpus import Pair, ParallelText, StoredText
 from fasttfm.data.tokenizer import (
     MODEL_TYPES,
     NORMALIZATIONS,
@@ -25,6 +26,8 @@ from fasttfm.data.tokenizer import (
     train_tokenizer,
 )
 from fasttfm.errors import UserError
+from fasttfm.folders import replacing
+from fasttfm.wording import counted
 
 VOCABULARY_PAIRS = 2_000_000
 """The vocabulary is trained on at most this many pairs, taken evenly from the whole corpus."""
@@ -50,6 +53,8 @@ class PrepareOptions:
     """SentencePiece's normalisation rule."""
     max_length: int = 256
     """Pairs with more subwords on a side are left out."""
+    replace_invalid: bool = False
+    """Read bytes that are not UTF-8 as U+FFFD; False refuses them."""
 
     def __post_init__(self) -> None:
         if self.vocab_size < 5:
@@ -58,8 +63,8 @@ class PrepareOptions:
             raise UserError(f"--vocab-size {self.vocab_size}: less than {1 << 31:,} is allowed")
         if self.max_length < 1:
             raise UserError(f"--max-length {self.max_length}: at least 1 subword must be allowed")
-        if self.character_coverage is not None and not 0.9 <= self.character_coverage <= 1.0:
-            raise UserError(f"--character-coverage {self.character_coverage}: between 0.9 and 1.0 is allowed")
+        if self.character_coverage is not None and not 0.98 <= self.character_coverage <= 1.0:
+            raise UserError(f"--character-coverage {self.character_coverage}: between 0.98 and 1.0 is allowed")
         if self.model_type not in MODEL_TYPES:
             raise UserError(f"--model-type {self.model_type}: one of {', '.join(MODEL_TYPES)} is allowed")
         if self.normalization not in NORMALIZATIONS:
@@ -69,8 +74,8 @@ class PrepareOptions:
 def prepare(
     sources: Sequence[Path],
     targets: Sequence[Path],
-    valid_source: Path,
-    valid_target: Path,
+    valid_sources: Sequence[Path],
+    valid_targets: Sequence[Path],
     out: Path,
     options: PrepareOptions,
     *,
@@ -80,50 +85,33 @@ def prepare(
     """Write the prepared directory `out`; `say` gets progress and warnings, a line each.
 
     Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
-    an `out` that is something else; `out` then stays as it was.
+    an `out` that holds anything else; `out` then stays as it was.
     """
     if not 1 <= threads <= _MOST_THREADS:
         raise UserError(f"--threads {threads}: between 1 and {_MOST_THREADS:,} is allowed")
-    prepared.check_replaceable(out)
-    train_text, valid_text = ParallelText(sources, targets), ParallelText([valid_source], [valid_target])
-    pairs, valid_pairs = train_text.check(), valid_text.check()
-    say(f"{pairs:,} training pairs, {valid_pairs:,} validation pairs")
-    digests = train_text.sha256(), valid_text.sha256()
-    fingerprint = {"options": asdict(options), "train_sha256": digests[0], "valid_sha256": digests[1]}
-    for name, text, found in zip(("train", "valid"), (train_text, valid_text), digests):
-        if found[: len(text.sources)] == found[len(text.sources) :]:
-            say(f"warning: {name}: source and target are the same text ({text.sources[0]} and {text.targets[0]})")
-    if prepared.is_prepared(out, fingerprint):
-        say(f"{out} already holds this data, nothing to do")
-        return
+    files = [*sources, *targets, *valid_sources, *valid_targets]
+    for path in files:
+        if path.resolve().parent == out.resolve():
+            raise UserError(f"{path}: stands in the directory that --out replaces: choose another --out")
+    invalid = (options.replace_invalid, "correct it, or give --replace-invalid to read such bytes as U+FFFD")
+    texts = {
+        "train": ParallelText(sources, targets, *invalid),
+        "valid": ParallelText(valid_sources, valid_targets, *invalid),
+    }
     try:
-        with prepared.building(out) as directory:
-            source_tokenizer, target_tokenizer = _train_vocabulary(train_text, pairs, options)
-            if options.separate_vocab:
-                source_tokenizer.save(directory / "spm.src.model")
-                target_tokenizer.save(directory / "spm.tgt.model")
-            else:
-                source_tokenizer.save(directory / "spm.model")
-            kind = "separate vocabularies" if options.separate_vocab else "joint vocabulary"
-            say(f"{kind} of {len(source_tokenizer):,} {options.model_type} pieces")
-            tokenizers = (source_tokenizer, target_tokenizer)
-            train = _split(train_text, "train", tokenizers, options, threads, say, keep_text=False)
-            valid = _split(valid_text, "valid", tokenizers, options, threads, say, keep_text=True)
-            _warn_of_overlap(train, valid, say)
-            _write(directory, "train", train, tokenizers)
-            _write(directory, "valid", valid, tokenizers)
-            prepared.save_description(
-                directory,
-                {
-                    "vocabulary": "separate" if options.separate_vocab else "joint",
-                    "source_vocab_size": len(source_tokenizer),
-                    "target_vocab_size": len(target_tokenizer),
-                    "train": train.counts(),
-                    "valid": valid.counts(),
-                    "files": [str(path) for path in (*sources, *targets, valid_source, valid_target)],
-                    "fingerprint": fingerprint,
-                },
-            )
+        with replacing(out, "preparing data into it") as fresh:
+            stored = {name: StoredText(text, fresh.path, name) for name, text in texts.items()}
+            say(", ".join(counted(len(stored[name]), f"{noun} pair") for name, noun in _NOUNS.items()))
+            for name in texts:
+                _warn_of_text(name, texts[name], stored[name], say)
+            fingerprint = {"options": asdict(options)} | {f"{name}_sha256": stored[name].sha256 for name in texts}
+            if prepared.is_prepared(out, fingerprint):
+                fresh.wanted = False
+                say(f"{out} already holds this data, nothing to do")
+                return
+            _fill(fresh.path, stored["train"], stored["valid"], options, threads, say, files, fingerprint)
+            for text in stored.values():
+                text.delete()
     except BrokenPipeError:
         raise  # of what `say` writes to, not of a file here
     except OSError as error:
@@ -133,6 +121,61 @@ def prepare(
             f"{error.filename or out}: {error.strerror}: {out} was not written and is as it was before"
         ) from None
     say(f"{out} is ready: fasttfm train --data {out} …")
+
+
+_NOUNS = {"train": "training", "valid": "validation"}
+
+
+def _warn_of_text(name: str, text: ParallelText, stored: StoredText, say: Callable[[str], None]) -> None:
+    half = len(stored.sha256) // 2
+    if stored.sha256[:half] == stored.sha256[half:]:
+        source, target = text.files[0]
+        say(f"warning: {name}: source and target are the same text ({source.path} and {target.path})")
+    for file in itertools.chain.from_iterable(text.files):
+        if file.replaced:
+            say(
+                f"warning: {file.path}: {counted(len(file.replaced), 'line')} held bytes that are not UTF-8, read as "
+                f"U+FFFD; the first is line {file.replaced[0]:,}"
+            )
+
+
+def _fill(
+    directory: Path,
+    train_text: StoredText,
+    valid_text: StoredText,
+    options: PrepareOptions,
+    threads: int,
+    say: Callable[[str], None],
+    files: Sequence[Path],
+    fingerprint: dict[str, Any],
+) -> None:
+    """Write everything but the manifest into an empty directory."""
+    tokenizers = _train_vocabulary(train_text, options)
+    source_tokenizer, target_tokenizer = tokenizers
+    if options.separate_vocab:
+        source_tokenizer.save(directory / "spm.src.model")
+        target_tokenizer.save(directory / "spm.tgt.model")
+    else:
+        source_tokenizer.save(directory / "spm.model")
+    kind = "separate vocabularies" if options.separate_vocab else "joint vocabulary"
+    say(f"{kind} of {len(source_tokenizer):,} {options.model_type} pieces")
+    train = _split(train_text, "train", tokenizers, options, threads, say, keep_text=False)
+    valid = _split(valid_text, "valid", tokenizers, options, threads, say, keep_text=True)
+    _warn_of_overlap(train, valid, say)
+    _write(directory, "train", train, tokenizers)
+    _write(directory, "valid", valid, tokenizers)
+    prepared.save_description(
+        directory,
+        {
+            "vocabulary": "separate" if options.separate_vocab else "joint",
+            "source_vocab_size": len(source_tokenizer),
+            "target_vocab_size": len(target_tokenizer),
+            "train": train.counts(),
+            "valid": valid.counts(),
+            "files": [str(path) for path in files],
+            "fingerprint": fingerprint,
+        },
+    )
 
 
 class _Split:
@@ -155,8 +198,8 @@ class _Split:
         }
 
 
-def _train_vocabulary(text: ParallelText, pairs: int, options: PrepareOptions) -> tuple[Tokenizer, Tokenizer]:
-    step = -(-pairs // VOCABULARY_PAIRS)
+def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokenizer, Tokenizer]:
+    step = -(-len(text) // VOCABULARY_PAIRS)
 
     def lines(side: int) -> Iterator[str]:
         for pair in itertools.islice(text, 0, None, step):
@@ -169,7 +212,7 @@ def _train_vocabulary(text: ParallelText, pairs: int, options: PrepareOptions) -
         for line in itertools.chain.from_iterable(map(lines, sides)):
             characters.update(line)
         if not characters:
-            raise UserError(f"{text.sources[0]}: all lines are empty, there is nothing to train a vocabulary on")
+            raise UserError(f"{text.parts[0][0]}: all lines are empty, there is nothing to train a vocabulary on")
         coverage = options.character_coverage
         return train_tokenizer(
             itertools.chain.from_iterable(map(lines, sides)),
@@ -187,7 +230,7 @@ def _train_vocabulary(text: ParallelText, pairs: int, options: PrepareOptions) -
 
 
 def _split(
-    text: ParallelText,
+    text: StoredText,
     name: str,
     tokenizers: tuple[Tokenizer, Tokenizer],
     options: PrepareOptions,
@@ -217,7 +260,7 @@ def _split(
             noun = "pair has a side that is" if len(places) == 1 else "pairs have a side that is"
             say(f"warning: {name}: {len(places):,} {noun} {reason}{limit}, left out; the first is {places[0]}")
     if not split.source:
-        raise UserError(f"{text.sources[0]}: no usable pair is left for {name}, all are empty or too long")
+        raise UserError(f"{text.parts[0][0]}: no usable pair is left for {name}, all are empty or too long")
     return split
 
 
@@ -237,7 +280,10 @@ def _warn_of_overlap(train: _Split, valid: _Split, say: Callable[[str], None]) -
         if (key := source.tobytes() + b"|" + target.tobytes()) in held_out
     }
     if seen:
-        say(f"warning: valid: {len(seen):,} of {len(held_out):,} different pairs are in train too; its scores flatter")
+        say(
+            f"warning: valid: {len(seen):,} of {counted(len(held_out), 'different pair')} "
+            f"{'is' if len(held_out) == 1 else 'are'} in train too; its scores flatter"
+        )
 
 
 def _write(directory: Path, name: str, split: _Split, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:

@@ -1,22 +1,21 @@
-"""The prepared data directory: subwords and token ids on disk, memory-mapped when read.
+"""The prepared data directory: subwords and token ids on disk, read when they are asked for.
 
     data.yaml                     what is inside, the options, counts and the SHA-256 of every input file
     spm.model                     the joint SentencePiece model; or spm.src.model and spm.tgt.model
     {train,valid}.{src,tgt}.npy            all ids of a side, one sentence after the other, uint16 (or int32)
     {train,valid}.{src,tgt}.offsets.npy    sentence i is ids[offsets[i]:offsets[i + 1]], int64
     valid.src.txt, valid.tgt.txt           the raw text of the validation pairs, for BLEU
+    sha256sums                             of all these (see fasttfm.folders)
 
-Ids carry neither bos nor eos. A directory is written under a temporary name beside its place and renamed when complete,
-so that a kill at any moment leaves either the old directory, none, or the new one, never half of one.
+Ids carry neither bos nor eos. A kill at any moment leaves either the old data or the new, or a directory that says
+that it is neither until `prepare` is run again.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -24,18 +23,73 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fasttfm.data.tokenizer import Tokenizer
+from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
 from fasttfm.errors import UserError
+from fasttfm.files import unreadable
+from fasttfm.folders import Verification, is_unfinished, read_manifest
+from fasttfm.wording import counted
 
 FORMAT = "fasttfm prepared data, version 1"
 DESCRIPTION = "data.yaml"
+_BLOCK = 1 << 20
+
+
+class StoredIds:
+    """The ids of a .npy file, read when asked for.
+
+    Not a memory map: where a file is cut off while it is mapped, the system ends the process and nothing is said.
+    """
+
+    def __init__(self, path: Path, dtypes: Sequence[type]) -> None:
+        """Raises OSError where the file cannot be read, and nearly anything where its header is damaged."""
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        weakref.finalize(self, os.close, self._file)
+        with path.open("rb") as file:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("not version 1.0 of .npy")
+            shape, _, self.dtype = np.lib.format.read_array_header_1_0(file)
+            self._begin = file.tell()
+        if len(shape) != 1 or self.dtype not in dtypes:
+            raise ValueError(f"{len(shape)} dimensions of {self.dtype}")
+        self._count = shape[0]
+        size, expected = os.fstat(self._file).st_size, self._begin + self._count * self.dtype.itemsize
+        if size != expected:
+            raise ValueError(f"{size:,} bytes where its header says {expected:,}")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, where: slice) -> np.ndarray:
+        begin, end, _ = where.indices(self._count)
+        size, start = max(0, end - begin) * self.dtype.itemsize, self._begin + begin * self.dtype.itemsize
+        content = _read_at(self._file, size, start)
+        if len(content) != size:
+            raise UserError(f"{self.path}: was cut off while it was read: move it away and run fasttfm prepare again")
+        return np.frombuffer(content, self.dtype)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All ids, some at a time."""
+        for begin in range(0, self._count, _BLOCK):
+            yield self[begin : begin + _BLOCK]
+
+
+def _read_at(file: int, size: int, start: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(file, size, start)
+    os.lseek(file, start, os.SEEK_SET)
+    return os.read(file, size)
 
 
 class ParallelTokens:
     """Sentence pairs as ids. source_lengths and target_lengths are int64 arrays, without bos and eos."""
 
     def __init__(
-        self, source: np.ndarray, source_offsets: np.ndarray, target: np.ndarray, target_offsets: np.ndarray
+        self,
+        source: np.ndarray | StoredIds,
+        source_offsets: np.ndarray,
+        target: np.ndarray | StoredIds,
+        target_offsets: np.ndarray,
     ) -> None:
         self._source, self._source_offsets = source, source_offsets
         self._target, self._target_offsets = target, target_offsets
@@ -53,7 +107,7 @@ class ParallelTokens:
         return len(self.source_lengths)
 
     def source(self, i: int) -> np.ndarray:
-        """The source ids of pair i, (length,), uint16 or int32; a view into the memory map."""
+        """The source ids of pair i, (length,), uint16 or int32."""
         return self._source[self._source_offsets[i] : self._source_offsets[i + 1]]
 
     def target(self, i: int) -> np.ndarray:
@@ -91,11 +145,10 @@ class PreparedData:
             raise UserError(f"{path}: not a prepared data directory (no usable {DESCRIPTION}): run fasttfm prepare")
         if (path / "config.yaml").exists() and not (path / "train.src.npy").exists():
             raise UserError(f"{path}: this is a model directory: give --data the directory that fasttfm prepare made")
-        if description["vocabulary"] == "joint":
-            source_tokenizer = target_tokenizer = Tokenizer.load(path / "spm.model")
-        else:
-            source_tokenizer = Tokenizer.load(path / "spm.src.model")
-            target_tokenizer = Tokenizer.load(path / "spm.tgt.model")
+        if is_unfinished(path):
+            raise UserError(f"{path}: fasttfm prepare was stopped while it replaced these data: run it again")
+        read_manifest(path)
+        source_tokenizer, target_tokenizer = load_tokenizers(path, joint=description["vocabulary"] == "joint")
         train, valid = (
             ParallelTokens(
                 *_load_side(path, split, "src", len(source_tokenizer)),
@@ -107,6 +160,10 @@ class PreparedData:
             if len(tokens.source_lengths) != len(tokens.target_lengths):
                 raise UserError(f"{path}: {split} has unequal sides: run fasttfm prepare again")
         return cls(path, description, source_tokenizer, target_tokenizer, train, valid)
+
+    def verify(self) -> Verification:
+        """Begin to compare every file with its digest, in the background: check() and finish() raise UserError."""
+        return Verification(self.path)
 
     @property
     def joint(self) -> bool:
@@ -136,43 +193,10 @@ def is_prepared(path: Path, fingerprint: dict[str, Any]) -> bool:
     if description is None or description.get("fingerprint") != fingerprint:
         return False
     try:
-        PreparedData.open(path)
+        PreparedData.open(path).verify().finish()
     except UserError:
-        return False  # a file is missing or damaged: preparing again is the remedy, so it has to be done
-    return all((path / f"valid.{side}.txt").is_file() for side in ("src", "tgt"))
-
-
-def check_replaceable(path: Path) -> None:
-    """Raise UserError when path is something that `prepare` did not make and must not overwrite."""
-    if not path.exists() and not path.is_symlink():
-        return
-    if not path.is_dir():
-        raise UserError(f"{path}: exists and is not a directory: choose another --out")
-    if any(path.iterdir()) and _description(path) is None:
-        raise UserError(
-            f"{path}: this directory holds other files and is not prepared data: choose another --out, or empty it"
-        )
-
-
-@contextmanager
-def building(path: Path) -> Iterator[Path]:
-    """A fresh directory that takes the place of `path` when the block ends well, and vanishes when it does not."""
-    check_replaceable(path)
-    path = Path(os.path.realpath(path))  # a link to a larger disk stays one
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
-    fresh = path.parent / f".{path.name}.preparing-{os.getpid()}"
-    fresh.mkdir()
-    try:
-        yield fresh
-        check_replaceable(path)  # again: minutes may have passed
-        old = path.parent / f".{path.name}.replaced-{os.getpid()}"
-        if path.is_dir():
-            path.rename(old)
-        fresh.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        return False  # a file is missing: preparing again is the remedy, so it has to be done
+    return True
 
 
 def save_side(directory: Path, split: str, side: str, sentences: list[np.ndarray], dtype: np.dtype) -> None:
@@ -213,32 +237,33 @@ def _save(path: Path, array: np.ndarray) -> None:
         file.write(array.tobytes())
 
 
-def _load_side(path: Path, split: str, side: str, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+def _load_side(path: Path, split: str, side: str, vocab_size: int) -> tuple[StoredIds, np.ndarray]:
     file = path / f"{split}.{side}.npy"
     ids = _load(file, (np.uint16, np.int32))
-    offsets = _load(path / f"{split}.{side}.offsets.npy", (np.int64,))
+    offsets = _load(path / f"{split}.{side}.offsets.npy", (np.int64,))[:]
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(ids) or (offsets[1:] < offsets[:-1]).any():
-        raise UserError(f"{file}: does not match its offsets: run fasttfm prepare again")
-    # one pass over memory that training reads anyway; an embedding would fail on the id in the middle of an epoch
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        wrong = int(ids.max() if ids.max() >= vocab_size else ids.min())
-        raise UserError(
-            f"{file}: holds the token {wrong}, but the vocabulary has {vocab_size:,}: run fasttfm prepare again"
-        )
+        raise UserError(f"{file}: does not match its offsets: move both away and run fasttfm prepare again")
+    # one pass over what training reads anyway; an embedding would fail on the id in the middle of an epoch
+    for block in ids.blocks():
+        if not 0 <= int(block.min()) <= int(block.max()) < vocab_size:
+            wrong = int(block.max() if block.max() >= vocab_size else block.min())
+            raise UserError(
+                f"{file}: holds the token {wrong}, but the vocabulary has {vocab_size:,}: move it away and run "
+                "fasttfm prepare again"
+            )
     return ids, offsets
 
 
-def _load(path: Path, dtypes: tuple[type, ...]) -> np.ndarray:
+def _load(path: Path, dtypes: tuple[type, ...]) -> StoredIds:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if array.ndim != 1 or array.dtype not in dtypes:
-            raise ValueError(f"{array.ndim} dimensions of {array.dtype}")
+        return StoredIds(path, dtypes)
     except FileNotFoundError:
         raise UserError(f"{path}: missing from the prepared data: run fasttfm prepare again") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
     # numpy reads the header as Python text, so that a flipped bit may raise nearly anything
     except (ValueError, EOFError, SyntaxError, TokenError, TypeError, OverflowError, MemoryError) as error:
-        raise UserError(f"{path}: cut off or damaged ({error}): run fasttfm prepare again") from None
-    return array
+        raise UserError(f"{path}: cut off or damaged ({error}): move it away and run fasttfm prepare again") from None
 
 
 def _load_text(path: Path, lines: int) -> list[str]:
@@ -247,9 +272,12 @@ def _load_text(path: Path, lines: int) -> list[str]:
     except FileNotFoundError:
         raise UserError(f"{path}: missing from the prepared data: run fasttfm prepare again") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: damaged, it is not valid UTF-8: run fasttfm prepare again") from None
+        raise UserError(f"{path}: damaged, it is not valid UTF-8: move it away and run fasttfm prepare again") from None
     if len(text) != lines:
-        raise UserError(f"{path}: has {len(text):,} lines for {lines:,} pairs: run fasttfm prepare again")
+        raise UserError(
+            f"{path}: has {counted(len(text), 'line')} for {counted(lines, 'pair')}: move it away and run fasttfm "
+            "prepare again"
+        )
     return text
 
 
@@ -260,28 +288,3 @@ def _description(path: Path) -> dict[str, Any] | None:
         return None
     whole = isinstance(content, dict) and content.get("format") == FORMAT
     return content if whole and content.get("vocabulary") in ("joint", "separate") else None
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what runs that were killed have left beside path; another run that is still at work is left alone."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(preparing|replaced)-(\d+)")
-    for sibling in path.parent.iterdir():
-        match = pattern.fullmatch(sibling.name)
-        if not match or _is_running(int(match.group(2))):
-            continue
-        if match.group(1) == "replaced" and not path.exists():
-            sibling.rename(path)  # killed between the two renames: the old data is still whole
-        else:
-            shutil.rmtree(sibling, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    if os.name == "nt":
-        return True  # os.kill would end the process there; leftovers stay until the user removes them
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()

@@ -27,17 +27,14 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import struct
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, UNIGRAM, UNUSED, read_model
 from fasttfm.data.tokenizer import UNK, Tokenizer
 
-_UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
-_NORMAL, _UNUSED, _BYTE = 1, 5, 6  # ModelProto.SentencePiece.Type
 _END, _UNBUILT = -1, -2  # in place of a state: the walk is over; the state is built when a walk first comes to it
 _MOST_OUTCOMES = 1 << 22  # kept at a time, some 200 MB with all that belongs to them
 _LONGEST_KEPT = 20  # characters; the merges of more take too many ways for keeping them to be of use
@@ -60,19 +57,19 @@ class SubwordSampler:
 
         Raises ValueError for another amount, for a model of whole words or characters, and for bpe with unused pieces.
         """
-        kind, pieces = _read_model(tokenizer.model)
-        normal = {piece: score for piece, score, type in pieces if type == _NORMAL}
-        if kind not in (_UNIGRAM, _BPE) or (kind == _BPE and any(type == _UNUSED for _, _, type in pieces)):
+        kind, pieces = read_model(tokenizer.model)
+        normal = {piece: score for piece, score, type in pieces if type == NORMAL}
+        if kind not in (UNIGRAM, BPE) or (kind == BPE and any(type == UNUSED for _, _, type in pieces)):
             raise ValueError("segmentations are sampled for bpe (without unused pieces) and unigram models")
-        if not math.isfinite(amount) or amount < 0 or (kind == _BPE and amount > 1):
+        if not math.isfinite(amount) or amount < 0 or (kind == BPE and amount > 1):
             raise ValueError(f"{amount} was given: bpe takes a probability, unigram a number of at least 0")
         self._amount = float(amount)
-        self._is_bpe = kind == _BPE
+        self._is_bpe = kind == BPE
         self._scores = normal
-        self._ids = {piece: i for i, (piece, _, type) in enumerate(pieces) if type == _NORMAL}
-        self._bytes = {int(piece[3:5], 16): i for i, (piece, _, type) in enumerate(pieces) if type == _BYTE}
+        self._ids = {piece: i for i, (piece, _, type) in enumerate(pieces) if type == NORMAL}
+        self._bytes = {int(piece[3:5], 16): i for i, (piece, _, type) in enumerate(pieces) if type == BYTE}
         # what a draw may take apart; everything else stays what it is
-        self._texts = [piece if type == _NORMAL else None for piece, _, type in pieces]
+        self._texts = [piece if type == NORMAL else None for piece, _, type in pieces]
         self._longest = max(map(len, normal), default=1)
         self._unknown_score = min(normal.values(), default=0.0) - _UNKNOWN_PENALTY
         self._cut = _Cuts(self._texts)
@@ -421,44 +418,3 @@ def _one_unknown(ids: np.ndarray) -> np.ndarray:
     unknown = ids == UNK
     again = unknown[1:] & unknown[:-1]
     return np.delete(ids, np.flatnonzero(again) + 1) if again.any() else ids
-
-
-# The model's file, a protocol buffer (sentencepiece_model.proto); SentencePiece's Python has no access to its types
-
-
-def _read_model(model: bytes) -> tuple[int, list[tuple[str, float, int]]]:
-    """The kind of model (_UNIGRAM, _BPE) and (piece, score, type) of each id."""
-    kind, pieces = _UNIGRAM, []
-    for number, value in _fields(model):
-        if number == 1:
-            fields = dict(_fields(value))
-            score = struct.unpack("<f", fields.get(2, b"\0\0\0\0"))[0]
-            pieces.append((fields.get(1, b"").decode(), score, fields.get(3, _NORMAL)))
-        elif number == 2:
-            kind = dict(_fields(value)).get(3, _UNIGRAM)
-    return kind, pieces
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of every field: an int for varints, bytes for the rest."""
-    place = 0
-
-    def varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = message[place]
-            place += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while place < len(message):
-        tag = varint()
-        if tag & 7 == 0:
-            yield tag >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}[tag & 7] if tag & 7 != 2 else varint()
-        yield tag >> 3, message[place : place + size]
-        place += size

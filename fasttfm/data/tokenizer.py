@@ -3,6 +3,8 @@
 Text is not normalised by default, so that decode(encode(text)) gives the text back (repeated spaces apart) and the
 model can learn to write everything that the raw references contain; NFKC would, for example, turn the Japanese
 full-width question mark into another character. With byte fallback, which is the default, no character is unknown.
+SentencePiece writes U+2581 for a space, and would read it as one: in text it stands for itself, by way of a character
+of private use.
 Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Kudo 2018 (unigram).
 """
 
@@ -30,6 +32,10 @@ NORMALIZATIONS = ("identity", "nmt_nfkc", "nfkc")
 # on every machine.
 _TRAINER_THREADS = 4
 _FULL_COVERAGE_SHARE = 8
+_LONGEST_LINE = 4192
+"""Bytes of a line that SentencePiece trains on; it leaves out longer ones without a word."""
+_HIDE = str.maketrans({"\u2581": "\U0010fb81"})
+_SHOW = str.maketrans({"\U0010fb81": "\u2581"})
 
 
 class Tokenizer:
@@ -66,20 +72,35 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of one line."""
-        return self._processor.EncodeAsIds(text)
+        return self._processor.EncodeAsIds(text.translate(_HIDE))
 
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """The ids of every line, in order; the result does not depend on threads."""
-        return self._processor.Encode(list(lines), out_type=int, num_threads=threads) if lines else []
+        hidden = [line.translate(_HIDE) if "\u2581" in line else line for line in lines]
+        return self._processor.Encode(hidden, out_type=int, num_threads=threads) if lines else []
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids as one line: special ids vanish, and a generated line break becomes a space."""
         text = self._processor.DecodeIds([int(i) for i in ids])
-        return text.replace("\r", " ").replace("\n", " ")
+        return text.replace("\r", " ").replace("\n", " ").translate(_SHOW)
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces themselves, for showing; a leading U+2581 marks the start of a word."""
         return [self._processor.IdToPiece(int(i)) for i in ids]
+
+
+def load_tokenizers(folder: Path, joint: bool | None = None) -> tuple[Tokenizer, Tokenizer]:
+    """Source's and target's tokenizer in a data or model directory, one object for both where the vocabulary is joint.
+
+    joint: None goes by the files that are there. Raises UserError when a file is missing or damaged.
+    """
+    sides = [folder / "spm.src.model", folder / "spm.tgt.model"]
+    if joint is None:
+        joint = not any(path.exists() for path in sides)
+    if joint:
+        tokenizer = Tokenizer.load(folder / "spm.model")
+        return tokenizer, tokenizer
+    return Tokenizer.load(sides[0]), Tokenizer.load(sides[1])
 
 
 def train_tokenizer(
@@ -101,7 +122,8 @@ def train_tokenizer(
 
     def read() -> Iterator[str]:
         try:
-            yield from lines
+            for line in lines:
+                yield from _shortened(line.translate(_HIDE))
         except BaseException as error:  # SentencePiece makes a RuntimeError of it
             raised.append(error)
             raise
@@ -149,4 +171,20 @@ def _vocabulary_error(message: str, vocab_size: int) -> UserError:
             f"--vocab-size {vocab_size:,}: the characters and special pieces of this text alone need "
             f"{int(match.group(2)):,}: choose a larger size, or a smaller --character-coverage"
         )
-    return UserError(f"--vocab-size {vocab_size:,}: SentencePiece cannot train on this text: {message.strip()}")
+    if "sentences_.empty()" in message or "no sentences" in message.lower():
+        return UserError("no line of the training text has anything that SentencePiece can learn pieces from")
+    # "INTERNAL: file.cc(123) [condition] what is wrong": where in its source says nothing to a user
+    told = re.sub(r"\S+\.(cc|h)\(\d+\)|\b[A-Z_]+:(?= )", " ", message).replace("[", " ").replace("]", " ")
+    return UserError(f"--vocab-size {vocab_size:,}: SentencePiece cannot train on this text: {' '.join(told.split())}")
+
+
+def _shortened(line: str) -> Iterator[str]:
+    """The line in parts that SentencePiece trains on, cut at spaces where there are any."""
+    begin = 0
+    while begin < len(line):
+        part = line[begin : begin + _LONGEST_LINE].encode()[:_LONGEST_LINE].decode(errors="ignore")
+        space = part.rfind(" ")
+        if space > 0 and begin + len(part) < len(line):
+            part = part[:space]
+        yield part
+        begin += len(part)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,10 +18,8 @@ from torch import Tensor
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.search import translate_ids
+from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
-
-if TYPE_CHECKING:
-    from fasttfm.decoding.translator import Translator
 
 KINDS = {"encoder": "encoder self-attention", "cross": "cross-attention", "decoder": "decoder self-attention"}
 MOST_TOKENS = 80
@@ -57,7 +54,7 @@ def attention_of(translator: Translator, sentence: str) -> Attention:
     Raises UserError when sentence is empty or has more tokens than a picture can show.
     """
     source = translator.source_tokenizer.encode(sentence)
-    if not source:
+    if not sentence.strip() or not source:
         raise UserError("the sentence is empty: give some text to translate")
     if len(source) > MOST_TOKENS:
         raise UserError(
@@ -170,10 +167,10 @@ def _fonts_for(characters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
         if not missing:
             break
         try:
-            found = missing & {chr(code) for code in FT2Font(entry.fname).get_charmap()}
+            present = missing & {chr(code) for code in FT2Font(entry.fname).get_charmap()}
         except (OSError, RuntimeError):  # a damaged font file is not our business
             continue
-        if found:
+        if present:
             families.append(entry.name)
-            missing -= found
+            missing -= present
     return families, frozenset(missing)

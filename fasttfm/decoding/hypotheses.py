@@ -7,8 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
-from fasttfm.decoding.config import DecodingConfig
+
+NOT_A_NUMBER = (
+    "the model's probabilities are not numbers (NaN): its training diverged or its weights are damaged; use an earlier "
+    "checkpoint, or train with a lower learning rate or gradient clipping"
+)
+"""What a search and a scoring say of such a model."""
 
 
 @dataclass(frozen=True, slots=True)

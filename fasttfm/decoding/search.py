@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fasttfm.decoding.batches import inference, length_batches, padded
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.shapes import length_batches
+from fasttfm.decoding.batches import SHORTEST, inference, padded
 from fasttfm.decoding.beam import beam_search
-from fasttfm.decoding.config import DecodingConfig
-from fasttfm.decoding.hypotheses import Constraints, Hypothesis
+from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
+from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
 from fasttfm.decoding.stepwise import greedy_search, sample
 from fasttfm.errors import UserError
 
@@ -53,9 +55,9 @@ def search_ids(
     for what, given in (("prefixes", prefixes), ("numbers", numbers)):
         if given is not None and len(given) != len(sources):
             raise ValueError(f"{len(given)} {what} for {len(sources)} sources: give one for each")
-    found: list[list[Hypothesis]] = [[] for _ in sources]
+    outputs: list[list[Hypothesis]] = [[] for _ in sources]
     with inference(model) as device:
-        for batch in length_batches([len(source) for source in sources], max_tokens or config.batch_tokens):
+        for batch in length_batches([*map(len, sources)], max_tokens or config.batch_tokens, SHORTEST):
             results = _search_batch(
                 model,
                 [sources[place] for place in batch],
@@ -66,12 +68,9 @@ def search_ids(
             )
             for place, hypotheses in zip(batch, results):
                 if not hypotheses or math.isnan(hypotheses[0].log_probability):
-                    raise UserError(
-                        "the model's probabilities are not numbers (NaN): its training diverged or its weights are "
-                        "damaged; use an earlier checkpoint, or train with a lower learning rate or gradient clipping"
-                    )
-                found[place] = hypotheses
-    return found
+                    raise UserError(NOT_A_NUMBER)
+                outputs[place] = hypotheses
+    return outputs
 
 
 def _search_batch(
@@ -85,10 +84,13 @@ def _search_batch(
     limits = [config.longest_output(len(source) - 1) for source in sources]
     if prefixes is not None:
         limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
+    element_bytes = next(model.parameters()).element_size()
+    needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
+    refuse_more_than_available(needed, len(sources), config, device)
     constraints = Constraints(limits, prefixes, config, device)
     source, source_lengths = padded(sources, device)
     # without padding attention needs no mask, in the encoder and at every step
-    lengths = None if all(len(each) == len(sources[0]) for each in sources) else source_lengths
+    lengths = None if all(len(each) == source.shape[1] for each in sources) else source_lengths
     if config.sampling:
         return sample(model, source, lengths, limits, constraints, config, numbers)
     search = greedy_search if config.beam == 1 else beam_search

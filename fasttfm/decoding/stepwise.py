@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS
-from fasttfm.decoding.config import DecodingConfig
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.largest import largest
 

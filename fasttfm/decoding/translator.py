@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
-from fasttfm.data.tokenizer import EOS, Tokenizer
-from fasttfm.decoding.config import DecodingConfig
-from fasttfm.decoding.scoring import score_ids
+from fasttfm.checkpoints.checkpoint import read_weights
+from fasttfm.checkpoints.steps import resolve_checkpoint
+from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.weights import load_weights
+from fasttfm.config import Values, build, gather
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
+from fasttfm.decoding.scoring import score_by_itself, score_ids
 from fasttfm.decoding.search import search_ids
 from fasttfm.errors import UserError
-
-if TYPE_CHECKING:
-    from fasttfm.models import Transformer
+from fasttfm.models import Transformer
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,13 +35,18 @@ class Translation:
     text: str
     """One line of text, without any character that ends a line."""
     score: float
-    """Log-probability divided by the length penalty; 0 for an empty line."""
+    """Log-probability divided by the length penalty; 0 for an empty line. Of an n-best list it is computed for the
+    sentence by itself; of a single best translation it is the search's, whose last digits vary with the batch."""
     log_probability: float
     """Natural logarithm of the probability that the model gives the output's tokens; 0 for an empty line."""
 
 
 class Translator:
-    """Translates lines of text; every line gets its own translation, whatever stands beside it.
+    """Translates lines of text, each by itself.
+
+    In float32 a line has the same translation whatever stands beside it. In bfloat16 and float16 the last digits of a
+    product depend on the size of the batch, and where two words are nearly as likely they may decide: of some lines
+    in a hundred the words change with batch_tokens, buffer_size and the other lines.
 
     A line of white space alone has the empty translation. A line of more than config.max_source_length tokens is cut
     off there; `cut_lines` counts those and `first_cut_line` (from 1) names the first.
@@ -73,10 +82,6 @@ class Translator:
         there is one. precision: type of weights and matrix products. decoding: fields of DecodingConfig that differ
         from those in the model's config.yaml. Raises UserError naming what is missing, damaged or of another model.
         """
-        from fasttfm.config import build, gather
-        from fasttfm.models import Transformer
-        from fasttfm.training.checkpoint import check_vocabulary, load_weights, read_weights, resolve_checkpoint
-
         path = Path(path)
         if not (path / "config.yaml").is_file():
             what = (
@@ -84,27 +89,17 @@ class Translator:
             )
             raise UserError(f"{path}: {what}: give the model directory that fasttfm train --out made")
         values = gather(files=[path / "config.yaml"], overrides=decoding)
-        if "vocab_size" not in values["model"]:
-            raise UserError(f"{path / 'config.yaml'}: is cut off: it has no model.vocab_size; copy it back")
-        config = build(values)
-        joint = (path / "spm.model").exists()
-        source_tokenizer = Tokenizer.load(path / ("spm.model" if joint else "spm.src.model"))
-        target_tokenizer = source_tokenizer if joint else Tokenizer.load(path / "spm.tgt.model")
-        for tokenizer, size, side in (
-            (source_tokenizer, config.model.source_vocab_size or config.model.vocab_size, "source"),
-            (target_tokenizer, config.model.vocab_size, "target"),
-        ):
-            if len(tokenizer) != size:
-                raise UserError(
-                    f"{path}: its {side} SentencePiece model has {len(tokenizer):,} pieces but config.yaml says "
-                    f"{size:,}: copy both from the same training run"
-                )
-        where = pick_device(device)
+        source_tokenizer, target_tokenizer = _tokenizers(path, values)
+        sizes = {"vocab_size": len(target_tokenizer), "pad_id": PAD}
+        if source_tokenizer is not target_tokenizer:
+            sizes["source_vocab_size"] = len(source_tokenizer)
+        config = build(values, sizes)
+        chosen = pick_device(device)
         folder = resolve_checkpoint(path, checkpoint)
         check_vocabulary(folder, path)
         model = Transformer(config.model)
         load_weights(model, read_weights(folder), folder)
-        model.to(device=where, dtype=_DTYPES[precision]).eval()
+        model.to(device=chosen, dtype=_DTYPES[precision]).eval()
         return cls(model, source_tokenizer, target_tokenizer, config.decoding)
 
     def translate(self, lines: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
@@ -129,28 +124,27 @@ class Translator:
             numbers=[first_line - 1 + row for row in sources],
         )
         results = [[Translation("", 0.0, 0.0)] for _ in lines]
-        for row, found in zip(sources, hypotheses):
+        for row, best in zip(sources, hypotheses):
+            scored = score_by_itself(self.model, sources[row], best, self.config) if self.config.nbest > 1 else best
             results[row] = [
                 Translation(one_line(self.target_tokenizer.decode(each.tokens)), each.score, each.log_probability)
-                for each in found
+                for each in scored
             ]
         return results
 
     def translate_stream(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None
     ) -> Iterator[list[Translation]]:
-        """Translations line by line, as translate_nbest; reads config.buffer_size lines ahead and holds no more."""
-        lines = iter(lines)
-        beginnings = None if prefixes is None else iter(prefixes)
+        """Translations line by line, as translate_nbest; reads config.buffer_size lines ahead and holds no more.
+
+        Where reading the lines fails, those before are translated first.
+        """
+        begun = prefixes is not None
         first_line = 1
-        while buffer := list(itertools.islice(lines, self.config.buffer_size)):
-            begin = None if beginnings is None else list(itertools.islice(beginnings, len(buffer)))
-            if begin is not None and len(begin) < len(buffer):
-                raise UserError(f"there are only {first_line - 1 + len(begin):,} prefixes, {_PREFIX_RULE}")
-            yield from self.translate_nbest(buffer, begin, first_line)
+        for buffer in _buffers(_paired(lines, prefixes), self.config.buffer_size):
+            beginnings = [prefix for _, prefix in buffer] if begun else None
+            yield from self.translate_nbest([line for line, _ in buffer], beginnings, first_line)
             first_line += len(buffer)
-        if beginnings is not None and next(beginnings, None) is not None:
-            raise UserError(f"there are more prefixes than the {first_line - 1:,} lines of the input, {_PREFIX_RULE}")
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """The natural logarithm of the probability of each target, end-of-sentence included, given its source."""
@@ -181,19 +175,81 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
+def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Each line with its prefix, "" where there are none; UserError where one of the two ends before the other."""
+    if prefixes is None:
+        yield from ((line, "") for line in lines)
+        return
+    beginnings = iter(prefixes)
+    number = 0
+    for number, line in enumerate(lines, start=1):
+        prefix = next(beginnings, None)
+        if prefix is None:
+            raise UserError(
+                f"there are fewer prefixes than lines of the input (line {number:,} has none), {_PREFIX_RULE}"
+            )
+        yield line, prefix
+    if next(beginnings, None) is not None:
+        raise UserError(f"there are more prefixes than lines of the input ({number:,}), {_PREFIX_RULE}")
+
+
+def _buffers(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
+    """Lists of `size` pairs; an error of reading them comes after the list of what was read before it."""
+    while True:
+        buffer: list[tuple[str, str]] = []
+        failure = None
+        try:
+            for pair in itertools.islice(pairs, size):
+                buffer.append(pair)
+        except (UserError, OSError) as error:
+            failure = error
+        if buffer:
+            yield buffer
+        if failure is not None:
+            raise failure
+        if not buffer:
+            return
+
+
+def _tokenizers(path: Path, values: Values) -> tuple[Tokenizer, Tokenizer]:
+    """Source and target tokenizer of a model directory, one object where they are one; UserError if not config.yaml's.
+
+    values: of its config.yaml.
+    """
+    sizes = values["model"]
+    if "vocab_size" not in sizes:
+        raise UserError(f"{path / 'config.yaml'}: is cut off: it has no model.vocab_size; copy it back")
+    joint = (path / "spm.model").exists()
+    source = Tokenizer.load(path / ("spm.model" if joint else "spm.src.model"))
+    target = source if joint else Tokenizer.load(path / "spm.tgt.model")
+    for tokenizer, size, side in (
+        (source, sizes.get("source_vocab_size") or sizes["vocab_size"], "source"),
+        (target, sizes["vocab_size"], "target"),
+    ):
+        if len(tokenizer) != size:
+            raise UserError(
+                f"{path}: its {side} SentencePiece model has {len(tokenizer):,} pieces but config.yaml says "
+                f"{size:,}: copy both from the same training run"
+            )
+    return source, target
+
+
 def pick_device(device: str | torch.device | None) -> torch.device:
     """The device named, or a GPU where there is one and the CPU elsewhere. UserError for one that is not there."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        chosen = torch.device(device)
-    except RuntimeError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that mkldnn is deprecated
+            chosen = torch.device(device)
+    except Exception:  # RuntimeError for a name, ModuleNotFoundError for a backend that is not installed
         raise UserError(f"device {device!r} is unknown: give cpu, cuda or cuda:1") from None
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {device!s} is not there ({torch.cuda.device_count()} GPUs are visible): give cpu")
     try:
         torch.zeros((), device=chosen).item()
-    except (RuntimeError, NotImplementedError, AssertionError) as error:
+    except Exception as error:  # of many kinds: hpu is a missing module, ideep an internal assertion
         reason = str(error).split("\n", 1)[0]
-        raise UserError(f"device {device!s} cannot be used here ({reason}): give cpu or cuda") from None
+        told = f" ({reason})" if chosen.type == "cuda" else ""
+        raise UserError(f"device {device!s} cannot be used here{told}: give cpu or cuda") from None
     return chosen

@@ -1,23 +1,25 @@
 """Public functions: each chooses between a Triton kernel and plain PyTorch, and both compute what reference.py says."""
 
-from fasttfm.functional._backend import backend
-from fasttfm.functional.attention import attention
-from fasttfm.functional.attention_joint import joint_attention, joint_programs
-from fasttfm.functional.attention_joint_packed import joint_varlen_attention
-from fasttfm.functional.attention_packed import varlen_attention
-from fasttfm.functional.attention_sdpa import scaled_dot_product_attention
-from fasttfm.functional.attention_weights import attention_weights
+from fasttfm.functional.attention.dense import attention
+from fasttfm.functional.attention.joint import joint_attention
+from fasttfm.functional.attention.joint_packed import joint_varlen_attention
+from fasttfm.functional.attention.packed import varlen_attention
+from fasttfm.functional.attention.sdpa import scaled_dot_product_attention
+from fasttfm.functional.attention.weights import attention_weights
+from fasttfm.functional.backends import backend
 from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.embedding import embed
-from fasttfm.functional.feed_forward import feed_forward, feed_forward_programs
+from fasttfm.functional.feed_forward import feed_forward
 from fasttfm.functional.layer_norm import (
-    adds_bias,
     branch_layer_norm,
     layer_norm,
-    norm_programs,
     residual_layer_norm,
 )
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
+from fasttfm.functional.merging import attention_bias_parts as joint_programs
+from fasttfm.functional.merging import feed_forward_bias_parts as feed_forward_programs
+from fasttfm.functional.merging import norm_adds_bias as adds_bias
+from fasttfm.functional.merging import norm_parts as norm_programs
 from fasttfm.functional.random import draw_seed
 from fasttfm.functional.residual_add import residual_add
 

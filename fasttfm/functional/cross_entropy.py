@@ -6,143 +6,15 @@ leaves the gradient in their memory while it computes the loss, and backward onl
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional._backend import chosen
-from fasttfm.functional._dropped import wide
-from fasttfm.functional._layers import by_kernel
-from fasttfm.functional._loss_rows import check, mean_factor, plain_gradient, refuse_second_derivative, sums
-from fasttfm.functional._operators import Operator
-
-
-def _unit_stride(logits: Tensor) -> Tensor:
-    return logits if logits.stride(1) == 1 or logits.shape[1] <= 1 else logits.contiguous()
-
-
-def _forward_compute(
-    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    return sums(_unit_stride(logits), target, label_smoothing, ignore_index, mean, overwrite=False, backend=backend)
-
-
-def _backward_compute(
-    grad: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    lses: Tensor,
-    label_smoothing: float,
-    ignore_index: int,
-    mean: bool,
-    backend: str,
-) -> Tensor:
-    logits = _unit_stride(logits)
-    factor = mean_factor(logits, target, ignore_index, mean)
-    factor = grad if factor is None else grad * factor
-    if by_kernel(backend, logits):
-        from fasttfm.kernels import cross_entropy as kernel
-
-        return kernel.backward(
-            factor, logits, target.contiguous(), lses, label_smoothing=label_smoothing, ignore_index=ignore_index
-        )
-    counted = target != ignore_index
-    all_counted = logits.device.type == "cpu" and bool(counted.all())
-    return plain_gradient(logits, target, label_smoothing, counted=None if all_counted else counted, scale=factor)
-
-
-def _consume_compute(
-    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, backend: str
-) -> tuple[Tensor, Tensor]:
-    loss, nll, _ = sums(logits, target, label_smoothing, ignore_index, mean, overwrite=True, backend=backend)
-    return loss, nll
-
-
-def _scale_compute(gradient: Tensor, factor: Tensor, backend: str) -> None:
-    if by_kernel(backend, gradient):
-        from fasttfm.kernels import cross_entropy as kernel
-
-        kernel.scale(gradient, factor)
-    elif gradient.device.type != "cpu" or float(factor) != 1.0:
-        gradient.mul_(factor)
-
-
-def _sums_fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    dtype = wide(logits.dtype)
-    return logits.new_empty((), dtype=dtype), logits.new_empty((), dtype=dtype)
-
-
-def _forward_fake(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return *_sums_fake(logits), logits.new_empty(logits.shape[0], dtype=wide(logits.dtype))
-
-
-def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, nll, lses = outputs
-    ctx.mark_non_differentiable(nll, lses)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[:2], lses)
-    ctx.options = args[2:]
-
-
-def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
-    if grad is None:
-        return (None,) * 6
-    return _cross_entropy_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
-
-
-def _consume_save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor]) -> None:
-    ctx.mark_non_differentiable(outputs[1])
-    ctx.set_materialize_grads(False)
-    torch.autograd.graph.increment_version(args[0])  # whoever else saved the logits must hear that they are gone
-    ctx.save_for_backward(args[0])
-    ctx.consumed = False
-    ctx.backend = args[-1]
-
-
-def _consume_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
-    if grad is None:
-        return (None,) * 6
-    if ctx.consumed:
-        raise RuntimeError(
-            "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "
-            "first time; call it with inplace=False"
-        )
-    refuse_second_derivative("cross_entropy_consume")
-    ctx.consumed = True
-    gradient = ctx.saved_tensors[0].detach()
-    _scale_gradient_(gradient, grad, ctx.backend)
-    return gradient, *(None,) * 5
-
-
-_cross_entropy_backward = Operator(
-    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor lses, float label_smoothing, "
-    "int ignore_index, bool mean, str backend) -> Tensor",
-    _backward_compute,
-    lambda grad, logits, *_: logits.new_empty(logits.shape),
-)
-
-_scale_gradient_ = Operator(
-    "scale_gradient_(Tensor(a!) gradient, Tensor factor, str backend) -> ()", _scale_compute, lambda *_: None
-)
-
-_cross_entropy = Operator(
-    "cross_entropy(Tensor logits, Tensor target, float label_smoothing, int ignore_index, bool mean, "
-    "str backend) -> (Tensor, Tensor, Tensor)",
-    _forward_compute,
-    _forward_fake,
-    save=_save,
-    backward=_backward,
-)
-
-_cross_entropy_consume = Operator(
-    "cross_entropy_consume(Tensor(a!) logits, Tensor target, float label_smoothing, int ignore_index, bool mean, "
-    "str backend) -> (Tensor, Tensor)",
-    _consume_compute,
-    _sums_fake,
-    save=_consume_save,
-    backward=_consume_backward,
-)
+from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.dropout import wide
+from fasttfm.functional.loss import check, mean_factor, plain_gradient, scale_gradients, sums
+from fasttfm.functional.operator import Gradients, Operator, Overwritten
 
 
 def cross_entropy(
@@ -168,13 +40,175 @@ def cross_entropy(
         raise ValueError(f"logits {tuple(logits.shape)} and target {tuple(target.shape)} must be (M, V) and (M,)")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}: choose mean or sum")
-    options = (float(label_smoothing), ignore_index, reduction == "mean", chosen())
+    call = _Call(logits, target, _Loss(float(label_smoothing), ignore_index, reduction == "mean"), chosen())
     if inplace and torch.is_grad_enabled() and logits.requires_grad:
         if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
             raise ValueError(
-                f"logits have strides {logits.stride()}: inplace=True needs rows of their own with stride 1; "
+                f"logits have strides {logits.stride()}: inplace=True needs separate rows with stride 1; "
                 "call .contiguous() before or leave inplace out"
             )
-        return _cross_entropy_consume(logits, target, *options)
-    loss, nll, _ = _cross_entropy(logits, target, *options)
+        return _cross_entropy_consume(_Consumed(*call))
+    loss, nll, _ = _cross_entropy(call)
     return loss, nll
+
+
+class _Loss(NamedTuple):
+    label_smoothing: float
+    ignore_index: int
+    mean: bool
+
+
+class _Call(NamedTuple):
+    logits: Tensor
+    target: Tensor
+    loss: _Loss
+    route: str
+
+
+class _Saved(NamedTuple):
+    logits: Tensor
+    target: Tensor
+    statistics: Tensor
+    """(2, M): each row's largest logit and its probability."""
+    loss: _Loss
+    route: str
+
+
+class _Backward(NamedTuple):
+    grad: Tensor
+    saved: _Saved
+
+
+def _decide(call: _Call | _Consumed) -> str:
+    return kernel_route(call.route, call.logits)
+
+
+def _unit_stride(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 or logits.shape[1] <= 1 else logits.contiguous()
+
+
+def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+    return sums(_unit_stride(call.logits), call.target, *call.loss, overwrite=False, route=call.route)
+
+
+def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+    statistics = call.logits.new_empty(2, call.logits.shape[0], dtype=wide(call.logits.dtype))
+    return *_fake_sums(call), statistics
+
+
+def _fake_sums(call: _Call | _Consumed) -> tuple[Tensor, Tensor]:
+    logits, dtype = call.logits, wide(call.logits.dtype)
+    return logits.new_empty((), dtype=dtype), logits.new_empty((), dtype=dtype)
+
+
+def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
+    return _Saved(call.logits, call.target, outputs[2], call.loss, call.route)
+
+
+def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
+    return None if grad is None else {"logits": _cross_entropy_backward(_Backward(grad, saved))}
+
+
+def _compute_backward(call: _Backward) -> Tensor:
+    grad, (logits, target, statistics, loss, route) = call
+    logits = _unit_stride(logits)
+    factor = mean_factor(logits, target, loss.ignore_index, loss.mean)
+    factor = grad if factor is None else grad * factor
+    if route == "triton":
+        from fasttfm.kernels import cross_entropy as kernel
+
+        options: dict[str, Any] = {"label_smoothing": loss.label_smoothing, "ignore_index": loss.ignore_index}
+        return kernel.backward(factor, logits, target.contiguous(), statistics, **options)
+    counted = target != loss.ignore_index
+    all_counted = logits.device.type == "cpu" and bool(counted.all())
+    return plain_gradient(logits, target, loss.label_smoothing, counted=None if all_counted else counted, scale=factor)
+
+
+_cross_entropy_backward = Operator(
+    "cross_entropy_backward",
+    _Backward,
+    "Tensor",
+    _compute_backward,
+    lambda call: call.saved.logits.new_empty(call.saved.logits.shape),
+)
+_cross_entropy = Operator(
+    "cross_entropy",
+    _Call,
+    "(Tensor, Tensor, Tensor)",
+    _compute,
+    _fake,
+    decide=_decide,
+    save=_save,
+    backward=_differentiate,
+)
+
+# ------------------------------------------------------------------------------------------------------ inplace=True
+
+
+class _Consumed(NamedTuple):
+    logits: Overwritten
+    target: Tensor
+    loss: _Loss
+    route: str
+
+
+class _Gradient(NamedTuple):
+    logits: Tensor
+    """Whose memory holds the gradient."""
+    returned: list[bool]
+    """Not empty once it went out."""
+    route: str
+
+
+class _Scale(NamedTuple):
+    gradient: Overwritten
+    factor: Tensor
+    route: str
+
+
+def _consume(call: _Consumed) -> tuple[Tensor, Tensor]:
+    loss, nll, _ = sums(call.logits, call.target, *call.loss, overwrite=True, route=call.route)
+    return loss, nll
+
+
+def _save_gradient(call: _Consumed, outputs: tuple[Tensor, Tensor]) -> _Gradient:
+    torch.autograd.graph.increment_version(call.logits)  # whoever else saved the logits must hear that they are gone
+    return _Gradient(call.logits, [], call.route)
+
+
+def _return_gradient(saved: _Gradient, wanted: _Consumed, grad: Tensor | None, _: None) -> Gradients:
+    if grad is None:
+        return None
+    if saved.returned:
+        raise RuntimeError(
+            "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "
+            "first time; call it with inplace=False"
+        )
+    saved.returned.append(True)
+    gradient = saved.logits.data  # not detach(): scaling must not count as a change of the saved logits
+    if torch.is_grad_enabled():
+        return {"logits": scale_gradients(gradient, gradient.new_empty(0), grad, saved.logits)[0]}
+    _scale_gradient_(_Scale(gradient, grad, saved.route))
+    return {"logits": gradient}
+
+
+def _scale_in_place(call: _Scale) -> None:
+    if call.route == "triton":
+        from fasttfm.kernels import cross_entropy as kernel
+
+        kernel.scale(call.gradient, call.factor)
+    elif call.gradient.device.type != "cpu" or float(call.factor) != 1.0:
+        call.gradient.mul_(call.factor)
+
+
+_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _scale_in_place, lambda call: None)
+_cross_entropy_consume = Operator(
+    "cross_entropy_consume",
+    _Consumed,
+    "(Tensor, Tensor)",
+    _consume,
+    _fake_sums,
+    decide=_decide,
+    save=_save_gradient,
+    backward=_return_gradient,
+)

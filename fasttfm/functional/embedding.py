@@ -2,179 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.functional._backend import chosen
-from fasttfm.functional._dropped import as_factor, kept, seed_for, wide
-from fasttfm.functional._layers import by_kernel, fake_keep
-from fasttfm.functional._operators import Operator
-
-
-def _forward_compute(
-    tokens: Tensor,
-    weight: Tensor,
-    positions: Tensor | None,
-    scale: float,
-    pad_id: int | None,
-    first_position: int,
-    dropout_p: float,
-    seed: Tensor | None,
-    stream: int,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    """The output, and the keep-mask (B * L, N), which is empty where nothing is dropped or a kernel did it."""
-    if by_kernel(backend, weight):
-        from fasttfm.kernels import embedding as kernel
-
-        y = kernel.forward(
-            tokens.contiguous(),
-            weight.contiguous(),
-            None if positions is None else positions.contiguous(),
-            scale=scale,
-            pad_id=pad_id,
-            first_position=first_position,
-            dropout_p=dropout_p,
-            seed=seed,
-            stream=stream,
-        )
-        return y, y.new_empty(0, dtype=torch.bool)
-    x = _rows_of(weight, tokens).to(wide(weight.dtype))  # (B, L, N), a fresh tensor
-    if positions is None:
-        x *= scale
-    else:
-        torch.add(positions[first_position : first_position + tokens.shape[1]].to(x.dtype), x, alpha=scale, out=x)
-    keep = kept(x.view(-1, x.shape[-1]), dropout_p, seed, stream)
-    return _mask_(x, tokens, pad_id, keep, dropout_p).to(weight.dtype), keep
-
-
-def _rows_of(weight: Tensor, tokens: Tensor) -> Tensor:
-    """weight[tokens]. Raises ValueError for a token that does not exist, where PyTorch notices."""
-    try:
-        return torch.nn.functional.embedding(tokens, weight)
-    except IndexError:
-        raise ValueError(
-            f"tokens reach from {int(tokens.min())} to {int(tokens.max())}: weight {tuple(weight.shape)} has rows 0 to "
-            f"{weight.shape[0] - 1}"
-        ) from None
-
-
-def _mask_(x: Tensor, tokens: Tensor, pad_id: int | None, keep: Tensor, dropout_p: float) -> Tensor:
-    """Dropout, and zero rows at pad_id, on x (B, L, N) in place."""
-    if keep.numel():
-        x *= as_factor(keep, x.dtype).view(x.shape)
-        x *= reference.dropout_scale(dropout_p)
-    if pad_id is not None:
-        x.masked_fill_((tokens == pad_id)[..., None], 0.0)
-    return x
-
-
-def _backward_compute(
-    grad: Tensor,
-    tokens: Tensor,
-    keep: Tensor,
-    vocabulary: int,
-    table: int,
-    scale: float,
-    pad_id: int | None,
-    first_position: int,
-    dropout_p: float,
-    seed: Tensor | None,
-    stream: int,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of weight in grad's dtype and of positions in float32, each without rows where it is not asked for."""
-    length, width = tokens.shape[1], grad.shape[-1]
-    if not keep.numel() and by_kernel(backend, grad):
-        from fasttfm.kernels import embedding as kernel
-
-        grad, tokens = grad.contiguous(), tokens.contiguous()
-        mask = {"pad_id": pad_id, "dropout_p": dropout_p, "seed": seed, "stream": stream}
-        grad_positions = grad.new_empty(table, width, dtype=torch.float32)
-        if table:
-            grad_positions.zero_()[first_position : first_position + length] = kernel.position_gradient(
-                grad, tokens, **mask
-            )
-        if not vocabulary:
-            return grad.new_empty(0, width), grad_positions
-        return kernel.weight_gradient(grad, tokens, vocabulary, scale=scale, **mask), grad_positions
-    if not keep.numel():
-        keep = kept(grad.reshape(-1, width), dropout_p, seed, stream)
-    x = _mask_(grad.to(wide(grad.dtype), copy=True), tokens, pad_id, keep, dropout_p)
-    grad_positions = x.new_zeros(table, width)
-    if table:
-        torch.sum(x, dim=0, out=grad_positions[first_position : first_position + length])
-    if not vocabulary:
-        return x.new_empty(0, width, dtype=grad.dtype), grad_positions
-    x *= scale
-    # Each thread sums the rows of its own part of the vocabulary in the order of the tokens: deterministic.
-    padding = -1 if pad_id is None else pad_id
-    grad_weight = torch.ops.aten.embedding_dense_backward(x, tokens, vocabulary, padding, False)
-    return grad_weight.to(grad.dtype), grad_positions
-
-
-# -------------------------------------------------------------------------------------------------------- operators
-
-
-def _forward_fake(tokens: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    y = weight.new_empty((*tokens.shape, weight.shape[1]))
-    return y, fake_keep(y, y, rest[-3], rest[-1])
-
-
-def _backward_fake(
-    grad: Tensor, tokens: Tensor, keep: Tensor, vocabulary: int, table: int, *_: Any
-) -> tuple[Tensor, Tensor]:
-    width = grad.shape[-1]
-    return grad.new_empty(vocabulary, width), grad.new_empty(table, width, dtype=wide(grad.dtype))
-
-
-def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, Tensor]) -> None:
-    tokens, weight, positions, *options, seed, stream, backend = args
-    _, keep = outputs
-    ctx.mark_non_differentiable(keep)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(tokens, keep, seed)
-    ctx.vocabulary = weight.shape[0]
-    ctx.table = None if positions is None else (positions.shape[0], positions.dtype)
-    ctx.options = options, stream, backend
-
-
-def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
-    if grad is None:
-        return (None,) * 10
-    tokens, keep, seed = ctx.saved_tensors
-    options, stream, backend = ctx.options
-    _, need_weight, need_positions, *_ = ctx.needs_input_grad
-    vocabulary, table = ctx.vocabulary if need_weight else 0, ctx.table[0] if need_positions else 0
-    grad_weight, grad_positions = _embed_backward(
-        grad, tokens, keep, vocabulary, table, *options, seed, stream, backend
-    )
-    return (
-        None,
-        grad_weight if need_weight else None,
-        grad_positions.to(ctx.table[1]) if need_positions else None,
-        *(None,) * 7,
-    )
-
-
-_embed_backward = Operator(
-    "embed_backward(Tensor grad, Tensor tokens, Tensor keep, SymInt vocabulary, SymInt table, float scale, "
-    "int? pad_id, SymInt first_position, float dropout_p, Tensor? seed, int stream, str backend) -> (Tensor, Tensor)",
-    _backward_compute,
-    _backward_fake,
-)
-
-_embed = Operator(
-    "embed(Tensor tokens, Tensor weight, Tensor? positions, float scale, int? pad_id, SymInt first_position, "
-    "float dropout_p, Tensor? seed, int stream, str backend) -> (Tensor, Tensor)",
-    _forward_compute,
-    _forward_fake,
-    save=_save,
-    backward=_backward,
-)
+from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, fake_keep_mask, keep_mask, wide
+from fasttfm.functional.operator import Gradients, Operator, Size
 
 
 def embed(
@@ -187,13 +23,13 @@ def embed(
     first_position: int = 0,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
-    stream: int = 0,
+    site: int = 0,
 ) -> Tensor:
     """dropout(weight[tokens] * scale + positions), zero where a token is pad_id.
 
     tokens (B, L) int64 in [0, V), weight (V, N), positions (at least first_position + L, N) or None, of any floating
     dtype; row first_position belongs to the first token. Tokens equal to pad_id take no gradient either. seed (1,)
-    int64 and stream as in reference.keep_mask; a seed is drawn when dropout_p > 0 and none is given.
+    int64 and site, below 2^31, as in reference.keep_mask; a seed is drawn when dropout_p > 0 and none is given.
     Returns (B, L, N) in weight's dtype, also under autocast. The backward pass is deterministic.
     Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
@@ -212,6 +48,169 @@ def embed(
                 f"positions {tuple(positions.shape)} must be (at least {last}, {weight.shape[1]}): tokens "
                 f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
             )
-    seed = seed_for(weight, dropout_p, seed)
-    options = (float(scale), pad_id, first_position, float(dropout_p))
-    return _embed(tokens, weight, positions, *options, seed, stream, chosen())[0]
+    table = _Table(float(scale), pad_id, first_position, dropout_for(weight.device, float(dropout_p), seed, site))
+    return _embed(_Call(tokens, weight, positions, table, chosen()))[0]
+
+
+class _Table(NamedTuple):
+    """How rows are read from the tables."""
+
+    scale: float
+    pad_id: int | None
+    first_position: Size
+    dropout: Dropout
+
+
+class _Call(NamedTuple):
+    tokens: Tensor
+    weight: Tensor
+    positions: Tensor | None
+    table: _Table
+    route: str
+
+
+class _Shapes(NamedTuple):
+    """Of the gradients; 0 rows where none is wanted."""
+
+    vocabulary: Size
+    positions: Size
+
+
+class _Saved(NamedTuple):
+    tokens: Tensor
+    keep: Tensor
+    table: _Table
+    route: str
+
+
+class _Backward(NamedTuple):
+    grad: Tensor
+    saved: _Saved
+    rows: _Shapes
+
+
+class _Kept(NamedTuple):
+    saved: _Saved
+    rows: _Shapes
+    positions_dtype: torch.dtype | None
+
+
+def _compute(call: _Call) -> tuple[Tensor, Tensor]:
+    """The output, and the keep mask (B * L, N), which is empty where nothing is dropped or a kernel did it."""
+    tokens, weight, positions, table, route = call
+    if route == "triton":
+        from fasttfm.kernels import embedding as kernel
+
+        y = kernel.forward(
+            tokens.contiguous(),
+            weight.contiguous(),
+            None if positions is None else positions.contiguous(),
+            scale=table.scale,
+            pad_id=table.pad_id,
+            first_position=table.first_position,
+            **table.dropout._asdict(),
+        )
+        return y, y.new_empty(0, dtype=torch.bool)
+    x = _rows_of(weight, tokens).to(wide(weight.dtype))  # (B, L, N), a fresh tensor
+    if positions is None:
+        x *= table.scale
+    else:
+        first = table.first_position
+        torch.add(positions[first : first + tokens.shape[1]].to(x.dtype), x, alpha=table.scale, out=x)
+    keep = keep_mask(x.view(-1, x.shape[-1]), table.dropout)
+    return _mask_(x, tokens, keep, table).to(weight.dtype), keep
+
+
+def _rows_of(weight: Tensor, tokens: Tensor) -> Tensor:
+    """weight[tokens]. Raises ValueError for a token that does not exist, where PyTorch notices."""
+    try:
+        return torch.nn.functional.embedding(tokens, weight)
+    except IndexError:
+        raise ValueError(
+            f"tokens reach from {int(tokens.min())} to {int(tokens.max())}: weight {tuple(weight.shape)} has rows 0 to "
+            f"{weight.shape[0] - 1}"
+        ) from None
+
+
+def _mask_(x: Tensor, tokens: Tensor, keep: Tensor, table: _Table) -> Tensor:
+    """Dropout, and zero rows at pad_id, on x (B, L, N) in place."""
+    if keep.numel():
+        x *= as_factor(keep, x.dtype).view(x.shape)
+        x *= reference.dropout_scale(table.dropout.dropout_p)
+    if table.pad_id is not None:
+        x.masked_fill_((tokens == table.pad_id)[..., None], 0.0)
+    return x
+
+
+def _fake(call: _Call) -> tuple[Tensor, Tensor]:
+    y = call.weight.new_empty((*call.tokens.shape, call.weight.shape[1]))
+    return y, fake_keep_mask(y, call.table.dropout, call.route)
+
+
+def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Kept:
+    positions = call.positions
+    rows = _Shapes(call.weight.shape[0], 0 if positions is None else positions.shape[0])
+    saved = _Saved(call.tokens, outputs[1], call.table, call.route)
+    return _Kept(saved, rows, None if positions is None else positions.dtype)
+
+
+def _differentiate(kept: _Kept, wanted: _Call, grad: Tensor | None, _: None) -> Gradients:
+    if grad is None:
+        return None
+    rows = _Shapes(kept.rows.vocabulary if wanted.weight else 0, kept.rows.positions if wanted.positions else 0)
+    d_weight, d_positions = _embed_backward(_Backward(grad, kept.saved, rows))
+    return {
+        "weight": d_weight if wanted.weight else None,
+        "positions": d_positions.to(kept.positions_dtype) if wanted.positions else None,
+    }
+
+
+def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+    """Gradients of weight in grad's dtype and of positions in float32, each without rows where it is not asked for."""
+    if call.saved.route == "triton":
+        return _kernel_backward(call)
+    grad, (tokens, keep, table, _), rows = call
+    x = _mask_(grad.to(wide(grad.dtype), copy=True), tokens, keep, table)
+    d_positions = x.new_zeros(rows.positions, grad.shape[-1])
+    if rows.positions:
+        torch.sum(x, dim=0, out=d_positions[table.first_position : table.first_position + tokens.shape[1]])
+    if not rows.vocabulary:
+        return x.new_empty(0, grad.shape[-1], dtype=grad.dtype), d_positions
+    x *= table.scale
+    # Each thread sums the rows of its own part of the vocabulary in the order of the tokens: deterministic.
+    padding = -1 if table.pad_id is None else table.pad_id
+    d_weight = torch.ops.aten.embedding_dense_backward(x, tokens, rows.vocabulary, padding, False)
+    return d_weight.to(grad.dtype), d_positions
+
+
+def _kernel_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+    from fasttfm.kernels import embedding as kernel
+
+    table, rows = call.saved.table, call.rows
+    grad, tokens = call.grad.contiguous(), call.saved.tokens.contiguous()
+    options = {"pad_id": table.pad_id, **table.dropout._asdict()}
+    d_positions = grad.new_empty(rows.positions, grad.shape[-1], dtype=torch.float32)
+    if rows.positions:
+        first = table.first_position
+        d_positions.zero_()[first : first + tokens.shape[1]] = kernel.position_gradient(grad, tokens, **options)
+    if not rows.vocabulary:
+        return grad.new_empty(0, grad.shape[-1]), d_positions
+    return kernel.weight_gradient(grad, tokens, rows.vocabulary, scale=table.scale, **options), d_positions
+
+
+def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+    grad, rows, width = call.grad, call.rows, call.grad.shape[-1]
+    return grad.new_empty(rows.vocabulary, width), grad.new_empty(rows.positions, width, dtype=wide(grad.dtype))
+
+
+_embed_backward = Operator("embed_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward)
+_embed = Operator(
+    "embed",
+    _Call,
+    "(Tensor, Tensor)",
+    _compute,
+    _fake,
+    decide=lambda call: kernel_route(call.route, call.weight),
+    save=_save,
+    backward=_differentiate,
+)

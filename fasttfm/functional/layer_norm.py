@@ -5,15 +5,15 @@ Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional import _dropped, _layers
-from fasttfm.functional._backend import chosen
-from fasttfm.functional._layers import cast, shaped
-from fasttfm.functional._operators import Operator
+from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask, wide
+from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
 
 _MAX_COLUMNS = 16384  # the widest row that the kernels hold in registers; torch's own kernel takes wider ones
 
@@ -26,7 +26,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
     _check(x, weight, bias)
-    return _layer_norm(x, weight, bias, eps, False, chosen())[0]
+    return _layer_norm(_Norm(x, weight, bias, eps, False, chosen()))[0]
 
 
 def branch_layer_norm(
@@ -37,7 +37,7 @@ def branch_layer_norm(
     As layer_norm() in all else; gradients of both outputs flow back in one pass, where two uses of x would be added.
     """
     _check(x, weight, bias)
-    y, _, _, *again = _layer_norm(x, weight, bias, eps, True, chosen())
+    y, _, _, *again = _layer_norm(_Norm(x, weight, bias, eps, True, chosen()))
     return y, again[0] if again else x
 
 
@@ -51,7 +51,7 @@ def residual_layer_norm(
     x_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
-    stream: int = 0,
+    site: int = 0,
     post_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """s = residual + dropout(x + x_bias) and y = layer_norm(s) in one pass; returns (y, the next residual).
@@ -60,22 +60,21 @@ def residual_layer_norm(
     dtype, s in residual's. x_bias (N,): the bias of the product that made x, if that left it out; a kernel adds it, and
     sums its gradient, without reading anything more. The next residual is s for a pre-norm model, and y once more with
     post_norm (the paper's order); gradients of both outputs flow back in one pass. dropout_p in [0, 1], rounded to
-    1/65536; seed (1,) int64 on x's device, drawn from torch's generator when None; stream tells the dropouts of one
-    model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
+    1/65536; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts
+    of one model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     _check(x, weight, bias, x_bias)
     if x.shape != residual.shape:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
-    seed = _dropped.seed_for(x, dropout_p, seed)
-    y, s, _, _, _, *again = _residual_layer_norm(
-        x, x_bias, residual, weight, bias, eps, dropout_p, seed, stream, post_norm, chosen()
-    )
+    dropout = dropout_for(x.device, dropout_p, seed, site)
+    call = _ResidualNorm(x, x_bias, residual, weight, bias, eps, dropout, post_norm, chosen())
+    y, s, _, _, _, *again = _residual_layer_norm(call)
     if post_norm:
         return y, again[0] if again else y
     return y, s
 
 
-def norm_programs(rows: int, width: int, device: torch.device) -> int | None:
+def parameter_programs(rows: int, width: int, device: torch.device) -> int | None:
     """Into how many parts the kernels sum the gradients of a norm over (rows, width), which then takes parameters as
     read_parameters() repeats them; None where they come summed."""
     if width > _MAX_COLUMNS:
@@ -85,9 +84,9 @@ def norm_programs(rows: int, width: int, device: torch.device) -> int | None:
     return kernel.sum_programs(rows, width, device)
 
 
-def adds_bias(x: Tensor) -> bool:
-    """Whether residual_layer_norm() adds x_bias to x in passing, so that the product before it had better not."""
-    return _by_kernel(chosen(), x)
+def adds_x_bias(x: Tensor) -> bool:
+    """Whether residual_layer_norm() adds x_bias to x in passing, so that the product before it leaves it out."""
+    return _route(chosen(), x) == "triton"
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor | None = None) -> None:
@@ -107,13 +106,44 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor
 # ------------------------------------------------------------------------------------------------------- layer_norm
 
 
-def _by_kernel(backend: str, *tensors: Tensor) -> bool:
-    return _layers.by_kernel(backend, *tensors) and tensors[0].shape[-1] <= _MAX_COLUMNS
+class _Norm(NamedTuple):
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    branch: bool
+    route: str
+
+
+class _Saved(NamedTuple):
+    """What a norm leaves for its backward pass."""
+
+    x: Tensor
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class _NormSaved(NamedTuple):
+    norm: _Saved
+    route: str
+
+
+class _NormBackward(NamedTuple):
+    dy: Tensor
+    ds: Tensor | None
+    """The gradient of x from its other use, to be added."""
+    saved: _NormSaved
+
+
+def _route(choice: str, *tensors: Tensor) -> str:
+    return kernel_route(choice, *tensors) if tensors[0].shape[-1] <= _MAX_COLUMNS else "torch"
 
 
 def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """x (M, N) -> y, mean (M,), rstd (M,), by torch's own kernel, in float32 at least."""
-    dtype = _dropped.wide(x.dtype)
+    dtype = wide(x.dtype)
     if x.is_cpu and weight is None and x.dtype != dtype:
         weight = torch.ones(x.shape[-1], dtype=dtype)
     # Half-precision x with float32 parameters is a pair that torch takes on the CPU alone, statistics in float32.
@@ -122,28 +152,31 @@ def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return cast(y, x.dtype), mean.view(-1), rstd.view(-1)
 
 
-def _normalise_backward(
-    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dweight, dbias; the latter two empty where there is no such parameter."""
+def _normalise_backward(dy: Tensor, saved: _Saved) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight, dbias of rows (M, N); the latter two empty where there is no such parameter."""
     # All in float32: on half precision torch's CPU kernel is slower, and its dweight is off by a sixth at 4,096 rows
     # in bfloat16, because it sums in half precision.
-    dtype = _dropped.wide(x.dtype)
+    x, mean, rstd, weight, bias = saved
+    dtype = wide(x.dtype)
+    x, mean = as_rows(x), mean.view(-1, 1)
+    if x.dtype is not dtype:  # torch forms x * rstd - mean * rstd, whose difference a mean of 1e4 leaves no digit of
+        x = x.to(dtype).sub_(mean)
+        mean = torch.zeros_like(mean)
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
         cast(dy, dtype),
-        cast(x, dtype),
+        x,
         [x.shape[-1]],
-        mean.view(-1, 1),
+        mean,
         rstd.view(-1, 1),
         _cast(weight, dtype),
         _cast(bias, dtype),
         [True, weight is not None, bias is not None],
     )
-    none = x.new_empty(0)
+    absent = x.new_empty(0)
     return (
-        cast(dx, x.dtype),
-        none if weight is None else cast(dweight, weight.dtype),
-        none if bias is None else cast(dbias, bias.dtype),
+        cast(dx, saved.x.dtype),
+        absent if weight is None else cast(dweight, weight.dtype),
+        absent if bias is None else cast(dbias, bias.dtype),
     )
 
 
@@ -151,276 +184,232 @@ def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if parameter is None else cast(parameter, dtype)
 
 
-def _forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, branch: bool, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows = _layers.rows(x)
-    if _by_kernel(backend, x):
+def _optional_rows(x: Tensor | None) -> Tensor | None:
+    return None if x is None else as_rows(x)
+
+
+def _compute(call: _Norm) -> tuple[Tensor, Tensor, Tensor]:
+    rows = as_rows(call.x)
+    if call.route == "triton":
         from fasttfm.kernels import layer_norm as kernel
 
-        y, mean, rstd = kernel.layer_norm(rows, weight, bias, eps)
+        y, mean, rstd = kernel.layer_norm(rows, call.weight, call.bias, call.eps)
     else:
-        y, mean, rstd = _normalise(rows, weight, bias, eps)
-    return shaped(y, x), mean, rstd
+        y, mean, rstd = _normalise(rows, call.weight, call.bias, call.eps)
+    return shaped(y, call.x), mean, rstd
 
 
-def _forward_fake(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, branch: bool, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (x.new_empty(x.shape), *_fake_statistics(x))
+def _fake(call: _Norm) -> tuple[Tensor, Tensor, Tensor]:
+    return (call.x.new_empty(call.x.shape), *_fake_statistics(call.x))
 
 
 def _fake_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    rows, dtype = x.numel() // x.shape[-1], _dropped.wide(x.dtype)
+    rows, dtype = x.numel() // x.shape[-1], wide(x.dtype)
     return x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
 
 
-def _backward(
-    dy: Tensor,
-    ds: Tensor | None,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ds: the gradient of x from elsewhere, to be added."""
-    if _by_kernel(backend, x):
+def _save(call: _Norm, outputs: tuple[Tensor, ...]) -> _NormSaved:
+    _, mean, rstd = outputs
+    return _NormSaved(_Saved(call.x, mean, rstd, call.weight, call.bias), call.route)
+
+
+def _differentiate(
+    saved: _NormSaved, wanted: _Norm, dy: Tensor | None, _mean: None, _rstd: None, ds: Tensor | None = None
+) -> Gradients:
+    if dy is None:
+        return {"x": ds}
+    dx, dweight, dbias = _layer_norm_backward(_NormBackward(dy, ds, saved))
+    return {"x": dx, **_parameter_gradients(saved.norm, dweight, dbias)}
+
+
+def _parameter_gradients(saved: _Saved, dweight: Tensor, dbias: Tensor) -> dict[str, Tensor | None]:
+    return {"weight": None if saved.weight is None else dweight, "bias": None if saved.bias is None else dbias}
+
+
+def _compute_backward(call: _NormBackward) -> tuple[Tensor, Tensor, Tensor]:
+    saved = call.saved.norm
+    dy, ds = as_rows(call.dy), _optional_rows(call.ds)
+    if call.saved.route == "triton":
         from fasttfm.kernels import layer_norm as kernel
 
-        dx, dweight, dbias = kernel.layer_norm_backward(
-            _layers.rows(dy), None if ds is None else _layers.rows(ds), _layers.rows(x), mean, rstd, weight, bias
-        )
+        x, mean, rstd, weight, bias = saved
+        dx, dweight, dbias = kernel.layer_norm_backward(dy, ds, as_rows(x), mean, rstd, weight, bias)
     else:
-        dx, dweight, dbias = _normalise_backward(_layers.rows(dy), _layers.rows(x), mean, rstd, weight, bias)
+        dx, dweight, dbias = _normalise_backward(dy, saved)
         if ds is not None:
-            dx += _layers.rows(ds)
-    return shaped(dx, x), dweight, dbias
+            dx += ds
+    return shaped(dx, saved.x), dweight, dbias
 
 
-def _backward_fake(
-    dy: Tensor,
-    ds: Tensor | None,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), *_fake_parameters(x, weight, bias)
+def _fake_backward(call: _NormBackward) -> tuple[Tensor, Tensor, Tensor]:
+    saved = call.saved.norm
+    return saved.x.new_empty(saved.x.shape), *_fake_parameters(saved)
 
 
-def _fake_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    none = x.new_empty(0)
-    return none if weight is None else torch.empty_like(weight), none if bias is None else torch.empty_like(bias)
-
-
-def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, weight, bias, _, _, backend = args
-    _, mean, rstd = outputs
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, mean, rstd, weight, bias)
-    ctx.backend = backend
-
-
-def _autograd(
-    ctx: Any, dy: Tensor | None, _mean: None, _rstd: None, ds: Tensor | None = None
-) -> tuple[Tensor | None, ...]:
-    if dy is None:
-        return ds, None, None, None, None, None
-    x, mean, rstd, weight, bias = ctx.saved_tensors
-    dx, dweight, dbias = _layer_norm_backward(dy, ds, x, mean, rstd, weight, bias, ctx.backend)
-    return dx, None if weight is None else dweight, None if bias is None else dbias, None, None, None
+def _fake_parameters(saved: _Saved) -> tuple[Tensor, Tensor]:
+    absent = saved.x.new_empty(0)
+    return (
+        absent if saved.weight is None else torch.empty_like(saved.weight),
+        absent if saved.bias is None else torch.empty_like(saved.bias),
+    )
 
 
 _layer_norm_backward = Operator(
-    "layer_norm_backward(Tensor dy, Tensor? ds, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias,"
-    " str backend) -> (Tensor, Tensor, Tensor)",
-    _backward,
-    _backward_fake,
+    "layer_norm_backward", _NormBackward, "(Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
 )
 _layer_norm = Operator(
-    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool branch, str backend)"
-    " -> (Tensor, Tensor, Tensor)",
-    _forward,
-    _forward_fake,
+    "layer_norm",
+    _Norm,
+    "(Tensor, Tensor, Tensor)",
+    _compute,
+    _fake,
+    decide=lambda call: _route(call.route, call.x),
     save=_save,
-    backward=_autograd,
-    again=lambda args, outputs: args[0] if args[4] else None,
+    backward=_differentiate,
+    again=lambda call, outputs: call.x if call.branch else None,
 )
 
 # ---------------------------------------------------------------------------------------------- residual_layer_norm
 
 
-def _one_gradient(dtype: torch.dtype, s: Tensor, seed: Tensor | None) -> bool:
-    """Whether x and residual have the same gradient, which is then computed once."""
-    return dtype == s.dtype and seed is None
+class _ResidualNorm(NamedTuple):
+    x: Tensor
+    x_bias: Tensor | None
+    residual: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    dropout: Dropout
+    post_norm: bool
+    route: str
 
 
-def _residual_forward(
-    x: Tensor,
-    x_bias: Tensor | None,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    stream: int,
-    post_norm: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows, residual_rows = _layers.rows(x), _layers.rows(residual)
-    if _by_kernel(backend, x, residual):
+class _ResidualSaved(NamedTuple):
+    norm: _Saved
+    """Of the sum s."""
+    x_bias: Tensor | None
+    keep: Tensor
+    dropout: Dropout
+    dtype: torch.dtype
+    """Of x."""
+    route: str
+
+    @property
+    def one_gradient(self) -> bool:
+        """Whether x and residual have the same gradient, which is then computed once."""
+        return self.dtype == self.norm.x.dtype and self.dropout.seed is None
+
+
+class _ResidualBackward(NamedTuple):
+    dy: Tensor
+    dy2: Tensor | None
+    ds: Tensor | None
+    saved: _ResidualSaved
+
+
+def _residual_compute(call: _ResidualNorm) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, x_bias, residual, weight, bias, eps, dropout, _, route = call
+    rows, residual = as_rows(x), as_rows(residual)
+    if route == "triton":
         from fasttfm.kernels import layer_norm as kernel
 
-        y, s, mean, rstd = kernel.residual_layer_norm(
-            rows, x_bias, residual_rows, weight, bias, eps, dropout_p=dropout_p, seed=seed, stream=stream
-        )
+        y, s, mean, rstd = kernel.residual_layer_norm(rows, x_bias, residual, weight, bias, eps, **dropout._asdict())
         keep = x.new_empty(0, dtype=torch.bool)
     else:
         if x_bias is not None:
             rows = rows + cast(x_bias, rows.dtype)
         # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
-        keep = _dropped.kept(rows, dropout_p, seed, stream)
-        s = _layers.add_kept(rows, residual_rows, keep, dropout_p)
+        keep = keep_mask(rows, dropout)
+        s = add_kept(rows, residual, keep, dropout.dropout_p)
         y, mean, rstd = _normalise(s, weight, bias, eps)
         y = cast(y, x.dtype)
     return shaped(y, x), shaped(s, x), mean, rstd, keep
 
 
-def _fake_keep(x: Tensor, residual: Tensor, seed: Tensor | None, backend: str) -> Tensor:
-    backend = backend if x.shape[-1] <= _MAX_COLUMNS else "torch"
-    return _layers.fake_keep(x, residual, seed, backend)
-
-
-def _residual_forward_fake(
-    x: Tensor, x_bias: Tensor | None, residual: Tensor, *options: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *_, seed, _, _, backend = options
+def _residual_fake(call: _ResidualNorm) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, residual = call.x, call.residual
     y, s = x.new_empty(x.shape), residual.new_empty(x.shape)
-    return y, s, *_fake_statistics(residual), _fake_keep(x, residual, seed, backend)
+    return y, s, *_fake_statistics(residual), fake_keep_mask(x, call.dropout, call.route)
 
 
-def _residual_backward(
-    dy: Tensor,
-    dy2: Tensor | None,
-    ds: Tensor | None,
-    s: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    x_bias: Tensor | None,
-    keep: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    stream: int,
-    dtype: torch.dtype,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (in dtype), residual, weight, bias and x_bias; x's is empty where it equals residual's."""
-    same = _one_gradient(dtype, s, seed)
-    if not keep.numel() and _by_kernel(backend, s, dy):
-        from fasttfm.kernels import layer_norm as kernel
-
-        dx, dresidual, *others = kernel.residual_layer_norm_backward(
-            _layers.rows(dy),
-            None if dy2 is None else _layers.rows(dy2),
-            None if ds is None else _layers.rows(ds),
-            _layers.rows(s),
-            mean,
-            rstd,
-            weight,
-            bias,
-            x_bias,
-            dropout_p=dropout_p,
-            seed=seed,
-            stream=stream,
-            x_dtype=None if same else dtype,
-        )
-        return s.new_empty(0) if dx is None else shaped(dx, s), shaped(dresidual, s), *others
-    if dy2 is not None:
-        dy = dy + dy2
-    dresidual, dweight, dbias = _normalise_backward(_layers.rows(dy), _layers.rows(s), mean, rstd, weight, bias)
-    if ds is not None:
-        dresidual += _layers.rows(ds)
-    dx = None if same else _layers.branch_gradient(dresidual, keep, dropout_p, seed, stream, dtype)
-    dx_bias = s.new_empty(0)
-    if x_bias is not None:
-        dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=_dropped.wide(dtype)), x_bias.dtype)
-    return s.new_empty(0) if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias, dx_bias
-
-
-def _residual_backward_fake(
-    dy: Tensor,
-    dy2: Tensor | None,
-    ds: Tensor | None,
-    s: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    x_bias: Tensor | None,
-    *options: Any,
-) -> tuple[Tensor, ...]:
-    _, _, seed, _, dtype, _ = options
-    dx = s.new_empty(0) if _one_gradient(dtype, s, seed) else s.new_empty(s.shape, dtype=dtype)
-    dx_bias = s.new_empty(0) if x_bias is None else torch.empty_like(x_bias)
-    return dx, s.new_empty(s.shape), *_fake_parameters(s, weight, bias), dx_bias
-
-
-def _residual_save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, x_bias, _, weight, bias, _, dropout_p, seed, stream, _, backend = args
+def _residual_save(call: _ResidualNorm, outputs: tuple[Tensor, ...]) -> _ResidualSaved:
     _, s, mean, rstd, keep = outputs
-    ctx.mark_non_differentiable(mean, rstd, keep)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(s, mean, rstd, weight, bias, x_bias, keep, seed)
-    ctx.dropout = (dropout_p, stream, x.dtype, backend)
+    norm = _Saved(s, mean, rstd, call.weight, call.bias)
+    return _ResidualSaved(norm, call.x_bias, keep, call.dropout, call.x.dtype, call.route)
 
 
-def _residual_autograd(
-    ctx: Any,
+def _residual_differentiate(
+    saved: _ResidualSaved,
+    wanted: _ResidualNorm,
     dy: Tensor | None,
     ds: Tensor | None,
     _mean: None,
     _rstd: None,
     _keep: None,
     dy2: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
-    s, mean, rstd, weight, bias, x_bias, keep, seed = ctx.saved_tensors
-    dropout_p, stream, dtype, backend = ctx.dropout
+) -> Gradients:
     if dy is None:
         dy, dy2 = dy2, None
     if dy is None:  # y went unused
-        dy = s.new_zeros(s.shape, dtype=dtype)
-    dx, dresidual, dweight, dbias, dx_bias = _residual_layer_norm_backward(
-        dy, dy2, ds, s, mean, rstd, weight, bias, x_bias, keep, dropout_p, seed, stream, dtype, backend
-    )
-    if _one_gradient(dtype, s, seed):
-        dx = dresidual
-    dweight, dbias = None if weight is None else dweight, None if bias is None else dbias
-    dx_bias = None if x_bias is None else dx_bias
-    return dx, dx_bias, dresidual, dweight, dbias, None, None, None, None, None, None
+        dy = saved.norm.x.new_zeros(saved.norm.x.shape, dtype=saved.dtype)
+    dx, dresidual, dweight, dbias, dx_bias = _residual_layer_norm_backward(_ResidualBackward(dy, dy2, ds, saved))
+    return {
+        "x": dresidual if saved.one_gradient else dx,
+        "x_bias": None if saved.x_bias is None else dx_bias,
+        "residual": dresidual,
+        **_parameter_gradients(saved.norm, dweight, dbias),
+    }
+
+
+def _residual_compute_backward(call: _ResidualBackward) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x (in its dtype), residual, weight, bias and x_bias; x's is empty where it equals residual's."""
+    saved, s = call.saved, call.saved.norm.x
+    dy, dy2, ds = as_rows(call.dy), _optional_rows(call.dy2), _optional_rows(call.ds)
+    absent = s.new_empty(0)
+    if saved.route == "triton":
+        from fasttfm.kernels import layer_norm as kernel
+
+        _, mean, rstd, weight, bias = saved.norm
+        dx, dresidual, dweight, dbias, dx_bias = kernel.residual_layer_norm_backward(
+            dy, dy2, ds, as_rows(s), mean, rstd, weight, bias, saved.x_bias,
+            x_dtype=None if saved.one_gradient else saved.dtype, **saved.dropout._asdict(),
+        )  # fmt: skip
+        return absent if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias, dx_bias
+    if dy2 is not None:
+        dy = dy + dy2
+    dresidual, dweight, dbias = _normalise_backward(dy, saved.norm)
+    if ds is not None:
+        dresidual += ds
+    dx = None if saved.one_gradient else branch_gradient(dresidual, saved.keep, saved.dropout, saved.dtype)
+    dx_bias = absent
+    if saved.x_bias is not None:
+        dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=wide(saved.dtype)), saved.x_bias.dtype)
+    return absent if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias, dx_bias
+
+
+def _residual_fake_backward(call: _ResidualBackward) -> tuple[Tensor, ...]:
+    saved, s = call.saved, call.saved.norm.x
+    dx = s.new_empty(0) if saved.one_gradient else s.new_empty(s.shape, dtype=saved.dtype)
+    dx_bias = s.new_empty(0) if saved.x_bias is None else torch.empty_like(saved.x_bias)
+    return dx, s.new_empty(s.shape), *_fake_parameters(saved.norm), dx_bias
 
 
 _residual_layer_norm_backward = Operator(
-    "residual_layer_norm_backward(Tensor dy, Tensor? dy2, Tensor? ds, Tensor s, Tensor mean, Tensor rstd,"
-    " Tensor? weight, Tensor? bias, Tensor? x_bias, Tensor keep, float dropout_p, Tensor? seed, int stream,"
-    " ScalarType dtype, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _residual_backward,
-    _residual_backward_fake,
+    "residual_layer_norm_backward",
+    _ResidualBackward,
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _residual_compute_backward,
+    _residual_fake_backward,
 )
 _residual_layer_norm = Operator(
-    "residual_layer_norm(Tensor x, Tensor? x_bias, Tensor residual, Tensor? weight, Tensor? bias, float eps,"
-    " float dropout_p, Tensor? seed, int stream, bool post_norm, str backend)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _residual_forward,
-    _residual_forward_fake,
+    "residual_layer_norm",
+    _ResidualNorm,
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _residual_compute,
+    _residual_fake,
+    decide=lambda call: _route(call.route, call.x, call.residual),
     save=_residual_save,
-    backward=_residual_autograd,
-    again=lambda args, outputs: outputs[0] if args[9] else None,
+    backward=_residual_differentiate,
+    differentiable=2,
+    again=lambda call, outputs: outputs[0] if call.post_norm else None,
 )

@@ -2,100 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional import _dropped, _layers
-from fasttfm.functional._backend import chosen
-from fasttfm.functional._operators import Operator
+from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask
+from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, shaped
 
 
 def residual_add(
-    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, stream: int = 0
+    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0
 ) -> Tensor:
     """residual + dropout(x), in residual's dtype: a residual connection that no LayerNorm follows.
 
     x, residual (..., N), their dtypes may differ. dropout_p in [0, 1], rounded to 1/65536; seed (1,) int64 on x's
-    device, drawn from torch's generator when None; stream tells the dropouts of one model apart. Raises ValueError for
-    shapes that do not agree or a dropout_p outside [0, 1].
+    device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model apart. Raises
+    ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     if x.shape != residual.shape or x.dim() == 0:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape (..., N)")
-    seed = _dropped.seed_for(x, dropout_p, seed)
-    if seed is None and x.dtype == residual.dtype:
+    dropout = dropout_for(x.device, dropout_p, seed, site)
+    if dropout.seed is None and x.dtype == residual.dtype:
         return residual + x
-    return _residual_add(x, residual, dropout_p, seed, stream, chosen())[0]
+    return _residual_add(_Call(x, residual, dropout, chosen()))[0]
 
 
-def _forward(
-    x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None, stream: int, backend: str
-) -> tuple[Tensor, Tensor]:
-    x_rows, residual_rows = _layers.rows(x), _layers.rows(residual)
-    if _layers.by_kernel(backend, x, residual):
+class _Call(NamedTuple):
+    x: Tensor
+    residual: Tensor
+    dropout: Dropout
+    route: str
+
+
+class _Saved(NamedTuple):
+    keep: Tensor
+    dropout: Dropout
+    dtype: torch.dtype
+    route: str
+
+
+class _Backward(NamedTuple):
+    ds: Tensor
+    saved: _Saved
+
+
+def _compute(call: _Call) -> tuple[Tensor, Tensor]:
+    x, residual = as_rows(call.x), as_rows(call.residual)
+    if call.route == "triton":
         from fasttfm.kernels import residual_add as kernel
 
-        s = kernel.residual_add(x_rows, residual_rows, dropout_p=dropout_p, seed=seed, stream=stream)
+        s = kernel.residual_add(x, residual, **call.dropout._asdict())
         keep = x.new_empty(0, dtype=torch.bool)
     else:
-        keep = _dropped.kept(x_rows, dropout_p, seed, stream)
-        s = _layers.add_kept(x_rows, residual_rows, keep, dropout_p)
-    return _layers.shaped(s, x), keep
+        keep = keep_mask(x, call.dropout)
+        s = add_kept(x, residual, keep, call.dropout.dropout_p)
+    return shaped(s, call.x), keep
 
 
-def _forward_fake(
-    x: Tensor, residual: Tensor, dropout_p: float, seed: Tensor | None, stream: int, backend: str
-) -> tuple[Tensor, Tensor]:
-    return residual.new_empty(x.shape), _layers.fake_keep(x, residual, seed, backend)
+def _fake(call: _Call) -> tuple[Tensor, Tensor]:
+    return call.residual.new_empty(call.x.shape), fake_keep_mask(call.x, call.dropout, call.route)
 
 
-def _save(ctx: Any, args: tuple, outputs: tuple[Tensor, ...]) -> None:
-    x, _, dropout_p, seed, stream, backend = args
-    _, keep = outputs
-    ctx.mark_non_differentiable(keep)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(keep, seed)
-    ctx.dropout = (dropout_p, stream, x.dtype, backend)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Saved:
+    return _Saved(outputs[1], call.dropout, call.x.dtype, call.route)
 
 
-def _autograd(ctx: Any, ds: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    if ds is None:
-        return (None,) * 6
-    keep, seed = ctx.saved_tensors
-    dropout_p, stream, dtype, backend = ctx.dropout
-    return _residual_add_backward(ds, keep, dropout_p, seed, stream, dtype, backend), ds, None, None, None, None
+def _differentiate(saved: _Saved, wanted: _Call, ds: Tensor | None, _: None) -> Gradients:
+    return None if ds is None else {"x": _residual_add_backward(_Backward(ds, saved)), "residual": ds}
 
 
-def _backward(
-    ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype, backend: str
-) -> Tensor:
-    if not keep.numel() and _layers.by_kernel(backend, ds):
+def _compute_backward(call: _Backward) -> Tensor:
+    ds, saved = as_rows(call.ds), call.saved
+    if saved.route == "triton":
         from fasttfm.kernels import residual_add as kernel
 
-        dx = kernel.dropout(_layers.rows(ds), dropout_p=dropout_p, seed=seed, stream=stream, dtype=dtype)
-    else:
-        dx = _layers.branch_gradient(_layers.rows(ds), keep, dropout_p, seed, stream, dtype)
-    return _layers.shaped(dx, ds)
-
-
-def _backward_fake(
-    ds: Tensor, keep: Tensor, dropout_p: float, seed: Tensor | None, stream: int, dtype: torch.dtype, backend: str
-) -> Tensor:
-    return ds.new_empty(ds.shape, dtype=dtype)
+        return shaped(kernel.dropout(ds, dtype=saved.dtype, **saved.dropout._asdict()), call.ds)
+    return shaped(branch_gradient(ds, saved.keep, saved.dropout, saved.dtype), call.ds)
 
 
 _residual_add_backward = Operator(
-    "residual_add_backward(Tensor ds, Tensor keep, float dropout_p, Tensor? seed, int stream, ScalarType dtype,"
-    " str backend) -> Tensor",
-    _backward,
-    _backward_fake,
+    "residual_add_backward",
+    _Backward,
+    "Tensor",
+    _compute_backward,
+    lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype),
 )
 _residual_add = Operator(
-    "residual_add(Tensor x, Tensor residual, float dropout_p, Tensor? seed, int stream, str backend)"
-    " -> (Tensor, Tensor)",
-    _forward,
-    _forward_fake,
+    "residual_add",
+    _Call,
+    "(Tensor, Tensor)",
+    _compute,
+    _fake,
+    decide=lambda call: kernel_route(call.route, call.x, call.residual),
     save=_save,
-    backward=_autograd,
+    backward=_differentiate,
 )

@@ -16,20 +16,32 @@ import sys
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
+
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(
+        f"fasttfm.interop.huggingface needs transformers 5 or newer; {transformers.__version__} is installed: "
+        "pip install --upgrade transformers"
+    )
+
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
+from fasttfm.interop.huggingface_classes import NAME, REFUSAL, own_attention, refuse_in_tables
 from fasttfm.interop.huggingface_layers import FUSED, note, why_left
 from fasttfm.interop.replace import Line, Report, replace_modules
-
-NAME = "fasttfm"
 
 
 def register() -> None:
     """Makes attn_implementation="fasttfm" known to transformers, with its mask: bool, True where a query may attend."""
+    _enter()
+    refuse_in_tables()
+
+
+def _enter() -> None:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, boolean_mask)
 
@@ -41,16 +53,9 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     one operator where its activation is ReLU; of T5 the network with ReLU. Returns replace_modules' report, with a line
     for the attention and for each layer exchanged, or left and why.
     """
-    register()
+    _enter()
     report = replace_modules(model, dry_run)
-    before = model.config._attn_implementation
-    if not model._can_set_attn_implementation():
-        reason = f"{type(model).__name__} does not ask transformers for its attention by name"
-        report.lines.insert(0, Line("", f"attention {before}", "left", reason))
-    else:
-        if not dry_run:
-            model.set_attn_implementation(NAME)
-        report.lines.insert(0, Line("", f"attention {before}", f"attention {NAME}"))
+    report.lines[:0] = _set_attention(model, dry_run)
     for name, module in model.named_modules():
         kind, reason = type(module), why_left(module)
         if reason:
@@ -62,16 +67,57 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     return report
 
 
-def boolean_mask(
-    *, batch_size: int, q_length: int, kv_length: int, allow_is_causal_skip: bool = True, **options: Any
-) -> Tensor | None:
-    """sdpa_mask(): (B, 1, L, S) bool, or None where the causal flag says all; which is only where L is S, or 1.
+def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
+    """Has the parts of model that ask for their attention by name ask for ours, and returns a line of each other."""
+    before = model.config._attn_implementation
+    left: list[Line] = []
+    kept: dict[int, tuple[Any, str]] = {}
+    for name, part in model.named_modules():
+        if isinstance(part, PreTrainedModel) and id(part.config) not in kept:
+            own = own_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
+            if own:
+                kind = f"attention {part.config._attn_implementation}"
+                left.append(Line(name, kind, "left", f"{own} does not ask transformers for its attention by name"))
+                kept[id(part.config)] = part.config, part.config._attn_implementation
+    if id(model.config) in kept:
+        return left[:1]
+    if not dry_run:
+        model.set_attn_implementation(NAME)
+        for config, attention in kept.values():
+            config._attn_implementation_internal = attention
+    return [Line("", f"attention {before}", f"attention {NAME}"), *left]
 
-    A model that then keeps the last queries alone would lose its causality, so attention_forward() takes a missing mask
-    over more keys than queries for an error.
+
+def boolean_mask(
+    *, config: Any, q_length: int, kv_length: int, allow_is_causal_skip: bool = True, **options: Any
+) -> Tensor | None:
+    """sdpa_mask(): (B, 1, L, S) bool, True where a query may attend, or None where every query attends every key.
+
+    A causal mask is always made, because a missing one is none to eager attention; one that says no more than the
+    causal flag is marked, so that attention_forward() need not read it. Raises ValueError for a model whose attention
+    is its own: it would take this mask for another kind.
     """
-    skip = allow_is_causal_skip and q_length in (1, kv_length)
-    return sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=skip, **options)
+    name = own_attention(type(config))
+    if name:
+        raise ValueError(REFUSAL.format(name))
+    sizes = {"q_length": q_length, "kv_length": kv_length, "config": config}
+    mask = sdpa_mask(**sizes, allow_is_causal_skip=allow_is_causal_skip, **options)
+    if mask is None and allow_is_causal_skip and q_length > 1:
+        mask = sdpa_mask(**sizes, allow_is_causal_skip=False, **options)
+        if mask is not None and not torch.compiler.is_compiling() and not mask.is_inference():
+            setattr(mask, _MARK, mask._version)
+    return mask
+
+
+_MARK = "_fasttfm_causal"
+"""Attribute of a mask that is the causal one: its version when it was made, which a change in place raises."""
+
+
+def _says_causal(mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
+    """Whether mask is the causal mask of these queries and keys, as boolean_mask() made it."""
+    if mask is None or torch.compiler.is_compiling() or getattr(mask, _MARK, None) is None:
+        return False
+    return getattr(mask, _MARK) == mask._version and mask.shape[2] == mask.shape[3] == query.shape[2] == key.shape[2]
 
 
 def attention_forward(
@@ -88,15 +134,23 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers calls: query (B, H, L, D), key and value (B, H or fewer, S, D); returns (B, L, H, D).
 
-    attention_mask: bool, True attends, or floats that are added; without one, attention is causal where the module is.
-    position_bias (T5) is added to the scores. The weights come second where output_attentions asks for them.
-    Raises ValueError for an argument that would change the result and is not known here, such as softcap.
+    attention_mask: bool, True attends, or floats that are added; without one every query attends every key, as in eager
+    attention. position_bias (T5) is added to the scores. The weights come second where output_attentions asks for them.
+    Raises ValueError for is_causal without a mask, and for an argument that would change the result and is not known
+    here, such as softcap.
     """
     _refuse_unknown(module, options)
+    if is_causal and attention_mask is None and query.shape[2] > 1:
+        raise ValueError(
+            f"attention {NAME!r}: {type(module).__name__} asks for causal attention without a mask, which eager "
+            "attention would not give: give a mask, or use 'sdpa'"
+        )
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    causal = attention_mask is None and query.shape[2] > 1 and _is_causal(module, is_causal, query, key)
+    causal = _says_causal(attention_mask, query, key)
+    if causal:
+        attention_mask = None
     if position_bias is None:
         mask = attention_mask
     elif attention_mask is None:
@@ -111,22 +165,6 @@ def attention_forward(
         weights = F.attention_weights(query, key, **arguments)
         return (weights @ value).transpose(1, 2).contiguous(), weights
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
-
-
-def _is_causal(module: nn.Module, given: bool | None, query: Tensor, key: Tensor) -> bool:
-    """Whether attention without a mask is causal. Raises ValueError where nothing tells."""
-    causal = getattr(module, "is_causal", None) if given is None else given
-    if causal is None:
-        raise ValueError(
-            f"{type(module).__name__} was given no attention mask and does not say whether it is causal: set "
-            f"is_causal on it, or use attention 'eager' instead of {NAME!r}"
-        )
-    if causal and query.shape[2] != key.shape[2]:
-        raise ValueError(
-            f"{type(module).__name__} is causal over {query.shape[2]} queries and {key.shape[2]} keys without an "
-            f"attention mask, so attention {NAME!r} cannot know which keys a query sees: give a mask, or use 'eager'"
-        )
-    return bool(causal)
 
 
 _CARRIED = frozenset({

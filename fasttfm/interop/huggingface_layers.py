@@ -18,13 +18,12 @@ from transformers.models.marian.modeling_marian import MarianDecoderLayer, Maria
 from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5LayerNorm
 
 from fasttfm import functional as F
-from fasttfm.nn._inspect import DROPOUT, LINEAR, is_relu, ordinary, untouched
-from fasttfm.nn._layers import NORMS
+from fasttfm.blocks.inspect import DROPOUT, LINEAR, NORM, is_relu, ordinary, untouched
 
 
 def _join(output: Tensor, residual: Tensor, norm: Any, dropout_p: float) -> Tensor:
     """norm(residual + dropout(output)), in one pass where norm is a plain LayerNorm."""
-    if untouched(norm, NORMS) and ordinary(output, residual, norm.weight, norm.bias):
+    if untouched(norm, NORM) and ordinary(output, residual, norm.weight, norm.bias):
         y, _ = F.residual_layer_norm(output, residual, norm.weight, norm.bias, norm.eps, dropout_p=dropout_p)
         return y
     return norm(residual + nn.functional.dropout(output, p=dropout_p))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fasttfm.nn
-from fasttfm.nn._inspect import ordinary
+from fasttfm.blocks.inspect import ordinary
 
 PAIRS: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = tuple(
     (getattr(torch.nn, name), getattr(fasttfm.nn, name))

@@ -1,6 +1,6 @@
 """Complete models built from fasttfm's modules."""
 
-from fasttfm.models.config import TransformerConfig
+from fasttfm.config.model import TransformerConfig
 from fasttfm.models.time_series import TimeSeriesTransformer
 from fasttfm.models.transformer import Transformer
 

@@ -1,339 +1,185 @@
-"""The layers of the encoder and the decoder, on fasttfm's fused operators.
+"""The layers of the encoder and the decoder (Vaswani et al. 2017, section 3.1), and stacks of them.
 
 Parameters carry the names that torch.nn.TransformerEncoderLayer and TransformerDecoderLayer give them, so state dicts
-travel both ways. Data flows as a pair (y, stream): the next sub-layer reads y, and its output is added to stream.
-
-    pre-norm    stream' = stream + dropout(sublayer(y)),   y' = LayerNorm(stream')    the next sub-layer's norm
-    post-norm   y' = LayerNorm(stream + dropout(sublayer(y))),   stream' = y'    its own norm, as in the paper
-
-Both are one call of residual_layer_norm, which is why a pre-norm layer is told the norm that follows it.
+travel both ways. A layer takes x (B, L, d) and returns (B, L, d). Its stack hands it the residual stream itself, so
+that one layer's last addition and the next one's norm are one pass, unless the layer has hooks or is wrapped, sharded
+or derived: then it is called with the tensor.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fasttfm import functional as F
-from fasttfm.functional.attention_step import cached_attention
-from fasttfm.functional.linear import frozen, linear
-from fasttfm.models.config import TransformerConfig
-from fasttfm.models.packing import Sequences
-from fasttfm.models.parameters import Parameters, Projection
+from fasttfm.blocks.attention import Attention, Lengths, attend
+from fasttfm.blocks.cache import DecoderCache, LayerCache
+from fasttfm.blocks.dropout import NO_DROPOUTS, Dropout, Dropouts
+from fasttfm.blocks.feed_forward import feed_forward
+from fasttfm.blocks.inspect import LAYER, untouched
+from fasttfm.blocks.residual import Output, Residual
+from fasttfm.config.model import TransformerConfig
 
-Lengths = Tensor | Sequences | None
-"""Tokens before padding in each row (B,); sentences one after the other in a single row; None: no padding."""
-
-STREAMS_PER_LAYER = 8  # numbers reserved per layer for the dropout places in it
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What one pass through the model has in common."""
-
-    seed: Tensor | None
-    """Of dropout; None at inference."""
-    parameters: Parameters
-    """How it reads the parameters."""
-
-    def p(self, probability: float) -> float:
-        """The probability in force."""
-        return 0.0 if self.seed is None else probability
+SITES_PER_LAYER = 8
+"""Numbers reserved for the dropouts of a layer."""
 
 
-class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2) with one matrix for the three input projections."""
+class EncoderSite(IntEnum):
+    """The dropouts of an encoder layer."""
 
-    def __init__(self, config: TransformerConfig, *, first_stream: int) -> None:
-        super().__init__()
-        width = config.d_model
-        self.heads = config.heads
-        self.dropout_p = config.attention_dropout
-        self.stream = first_stream
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
-        self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
-        self.out_proj = nn.Linear(width, width)
+    ATTENTION_WEIGHTS = 0
+    HIDDEN = 1
+    ATTENTION = 2
+    FEED_FORWARD = 3
 
-    def _heads(self, x: Tensor, projection: Projection) -> Tensor:
-        """The projection of x (B, L, d) by a weight (parts * d, d), one product: (B, L, parts, H, D)."""
-        projected = linear(x, projection.weight, projection.bias)
-        return projected.view(*x.shape[:2], -1, self.heads, x.shape[2] // self.heads)
 
-    def project_memory(self, memory: Tensor, projection: Projection) -> Tensor:
-        """Keys and values (B, S, 2 * layers, H, D) of the encoder's output (B, S, d)."""
-        return self._heads(memory, projection)
+class DecoderSite(IntEnum):
+    """The dropouts of a decoder layer."""
 
-    def attend(
-        self,
-        y: Tensor,
-        at: Pass,
-        *,
-        lengths: Lengths = None,
-        causal: bool = False,
-        weights: list[Tensor] | None = None,
-    ) -> Tensor:
-        """The joined heads (B, L, d) of self-attention of y (B, L, d).
-
-        Appends the weights (B, H, L, S) to `weights` where a list is given.
-        """
-        projection = at.parameters.joint(self)
-        joint = self._heads(y, projection)
-        biases = None if projection.bias_parts is None else (projection.bias_parts, None)
-        return self._attend(joint, None, biases, at, lengths, lengths, causal, weights)
-
-    def attend_memory(
-        self,
-        y: Tensor,
-        memory: Tensor,
-        at: Pass,
-        *,
-        lengths: Lengths = None,
-        memory_lengths: Lengths = None,
-        weights: list[Tensor] | None = None,
-    ) -> Tensor:
-        """As attend(), of y (B, L, d) over this layer's keys and values of the encoder's output (B, S, 2, H, D)."""
-        projection = at.parameters.query(self)
-        query = self._heads(y, projection).squeeze(2)
-        memory_parts = at.parameters.memory_parts(self)
-        biases = None if memory_parts is None else (memory_parts, projection.bias_parts)
-        return self._attend(memory, query, biases, at, lengths, memory_lengths, False, weights)
-
-    def _attend(
-        self,
-        joint: Tensor,
-        query: Tensor | None,
-        biases: tuple[Tensor, Tensor | None] | None,
-        at: Pass,
-        lengths: Lengths,
-        key_lengths: Lengths,
-        causal: bool,
-        weights: list[Tensor] | None,
-    ) -> Tensor:
-        dropout_p = at.p(self.dropout_p)
-        if isinstance(lengths, Sequences) and isinstance(key_lengths, Sequences):
-            heads = F.joint_varlen_attention(
-                joint.flatten(0, 1),
-                None if query is None else query.flatten(0, 1),
-                lengths.starts,
-                key_lengths.starts,
-                lengths.longest,
-                key_lengths.longest,
-                biases=biases,
-                covered=True,
-                causal=causal,
-                dropout_p=dropout_p,
-                seed=at.seed,
-                stream=self.stream,
-            )
-            return heads[None]
-        assert not isinstance(key_lengths, Sequences)
-        if weights is not None:
-            parts = joint.permute(2, 0, 3, 1, 4)
-            first = parts[0] if query is None else query.transpose(1, 2)
-            weights.append(F.attention_weights(first, parts[-2], key_lengths=key_lengths, causal=causal))
-        return F.joint_attention(
-            joint,
-            query,
-            biases=biases,
-            key_lengths=key_lengths,
-            causal=causal,
-            dropout_p=dropout_p,
-            seed=at.seed,
-            stream=self.stream,
-        )
-
-    def project_all(self, y: Tensor, at: Pass) -> tuple[Tensor, ...]:
-        """Queries, keys and values (B, H, L, D) of y (B, L, d)."""
-        return self._heads(y, at.parameters.joint(self)).transpose(1, 3).unbind(2)
-
-    def project_query(self, y: Tensor, at: Pass) -> Tensor:
-        """Queries (B, H, L, D) of y (B, L, d)."""
-        return self._heads(y, at.parameters.query(self)).squeeze(2).transpose(1, 2)
-
-    def step(self, query: Tensor, keys: Tensor, values: Tensor, key_lengths: Tensor | None = None) -> Tensor:
-        """The joined heads (B, L, d) of query (B, H, L, D) over cached keys and values (B, H, S, D), at inference."""
-        return cached_attention(query, keys, values, key_lengths).transpose(1, 2).flatten(2)
+    SELF_ATTENTION_WEIGHTS = 0
+    HIDDEN = 1
+    SELF_ATTENTION = 2
+    CROSS_ATTENTION = 3
+    FEED_FORWARD = 4
+    CROSS_ATTENTION_WEIGHTS = 5
 
 
 class _Layer(nn.Module):
-    """What encoder and decoder layers share: the feed-forward sub-layer and the way a sub-layer joins the stream."""
+    """What encoder and decoder layers share."""
 
-    def __init__(self, config: TransformerConfig, *, first_stream: int) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm_first = config.norm_first
-        self.activation = config.activation
+        self.activation = nn.functional.relu if config.activation == "relu" else nn.functional.gelu
         self.dropout_p = config.dropout
+        self.attention_dropout_p = config.attention_dropout
         self.relu_dropout_p = config.relu_dropout
-        self.first_stream = first_stream
         self.linear1 = nn.Linear(config.d_model, config.d_ff)
         self.linear2 = nn.Linear(config.d_ff, config.d_model)
 
-    def _attended(
-        self,
-        heads: Tensor,
-        projection: nn.Linear,
-        stream: Tensor,
-        norm: nn.LayerNorm | None,
-        at: Pass,
-        place: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Concat(head_1 .. head_H) W^O, heads (B, L, d), joined to the stream."""
-        bias = at.parameters(projection.bias)
-        late = _late(bias, heads, norm)
-        output = linear(heads, at.parameters(projection.weight), bias if late is None else None)
-        return self._add(output, late, stream, norm, at, place)
-
-    def _fed_forward(
-        self, y: Tensor, stream: Tensor, norm: nn.LayerNorm | None, at: Pass, place: int
-    ) -> tuple[Tensor, Tensor]:
-        """The feed-forward sub-layer, joined to the stream."""
-        p, read = at.p(self.relu_dropout_p), at.parameters
-        weight1, bias1 = read(self.linear1.weight), read(self.linear1.bias)
-        weight2 = read(self.linear2.weight)
-        late = _late(read(self.linear2.bias), y, norm)
-        bias2 = read(self.linear2.bias) if late is None else None
-        if self.activation == "relu" and frozen(y):  # the ReLU rides in the product, and nothing is kept for a gradient
-            output = linear(linear(y, weight1, bias1, relu=True), weight2, bias2)
-        elif self.activation == "relu":
-            output = F.feed_forward(
-                y,
-                weight1,
-                bias1,
-                weight2,
-                bias2,
-                bias1_parts=read.parts_of(self.linear1.bias),
-                dropout_p=p,
-                seed=at.seed,
-                stream=self.first_stream + 1,
-            )
-        else:
-            hidden = nn.functional.gelu(linear(y, weight1, bias1))
-            output = linear(nn.functional.dropout(hidden, p), weight2, bias2)
-        return self._add(output, late, stream, norm, at, place)
-
-    def _add(
-        self,
-        output: Tensor,
-        bias: Tensor | None,
-        stream: Tensor,
-        norm: nn.LayerNorm | None,
-        at: Pass,
-        place: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Joins a sub-layer's output, and the bias it left out, to the stream and normalises: the next (y, stream)."""
-        p, seed, number = at.p(self.dropout_p), at.seed, self.first_stream + 2 + place
-        if norm is None:  # the end of a pre-norm stack without a final norm
-            stream = F.residual_add(output, stream, dropout_p=p, seed=seed, stream=number)
-            return stream, stream
-        return F.residual_layer_norm(
-            output,
-            stream,
-            at.parameters(norm.weight),
-            at.parameters(norm.bias),
-            norm.eps,
-            x_bias=bias,
-            dropout_p=p,
-            seed=seed,
-            stream=number,
-            post_norm=not self.norm_first,
-        )
-
-
-def _late(bias: Tensor, x: Tensor, norm: nn.LayerNorm | None) -> Tensor | None:
-    """The bias of a sub-layer's last product over x, where the norm that follows adds it in passing."""
-    return bias if norm is not None and F.adds_bias(x) else None
+    def feed_forward(self, y: Tensor, dropout: Dropout) -> Output:
+        """max(0, y W1 + b1) W2 + b2, or with GELU in the place of max."""
+        return feed_forward(y, self.linear1, self.activation, dropout, self.linear2)
 
 
 class EncoderLayer(_Layer):
-    """Self-attention, then feed-forward (section 3.1)."""
+    """Self-attention, then feed-forward; with causal, each position sees those up to itself, as in a language model."""
 
-    def __init__(self, config: TransformerConfig, *, first_stream: int) -> None:
-        super().__init__(config, first_stream=first_stream)
-        self.self_attn = Attention(config, first_stream=first_stream)
+    stands_for = "layer"
+
+    def __init__(self, config: TransformerConfig, *, causal: bool = False) -> None:
+        super().__init__(config)
+        self.causal = causal
+        self.self_attn = Attention(config.d_model, config.heads)
         self.norm1 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.norm2 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
 
     def forward(
         self,
-        y: Tensor,
-        stream: Tensor,
-        following: nn.LayerNorm | None,
-        lengths: Lengths,
-        at: Pass,
-        weights: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """y, stream (B, S, d); following: the norm after this layer (pre-norm only). Returns the next (y, stream)."""
-        norms = (self.norm2, following) if self.norm_first else (self.norm1, self.norm2)
-        heads = self.self_attn.attend(y, at, lengths=lengths, weights=weights)
-        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], at, 0)
-        return self._fed_forward(y, stream, norms[1], at, 1)
+        x: Tensor | Residual,
+        lengths: Lengths = None,
+        *,
+        dropouts: Dropouts = NO_DROPOUTS,
+        cache: LayerCache | None = None,
+    ) -> Any:
+        """x (B, S, d) to the same; lengths: of the rows; cache: x is the new positions after those that it keeps."""
+        drop, site = dropouts, EncoderSite
+        weights_dropout = drop(site.ATTENTION_WEIGHTS, self.attention_dropout_p)
+        self_cache = None if cache is None else cache.target
+        stream = Residual.of(x, self.norm_first)
+
+        y, stream = stream.branch(self.norm1)  # (B, S, d)
+        z = attend(
+            self.self_attn, y, lengths=lengths, causal=self.causal, dropout=weights_dropout, cache=self_cache
+        )  # (B, S, d)
+        stream = stream.join(z, self.norm1, drop(site.ATTENTION, self.dropout_p))
+
+        y, stream = stream.branch(self.norm2)  # (B, S, d)
+        z = self.feed_forward(y, drop(site.HIDDEN, self.relu_dropout_p))  # (B, S, d), inside (B, S, d_ff)
+        return stream.join(z, self.norm2, drop(site.FEED_FORWARD, self.dropout_p)).like(x)
 
 
 class DecoderLayer(_Layer):
-    """Masked self-attention, attention over the encoder's output, feed-forward (section 3.1)."""
+    """Masked self-attention, attention over the encoder's output, feed-forward."""
 
-    def __init__(self, config: TransformerConfig, *, first_stream: int) -> None:
-        super().__init__(config, first_stream=first_stream)
-        self.self_attn = Attention(config, first_stream=first_stream)
-        self.multihead_attn = Attention(config, first_stream=first_stream + 5)
+    stands_for = "layer"
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.self_attn = Attention(config.d_model, config.heads)
+        self.multihead_attn = Attention(config.d_model, config.heads)
         self.norm1 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.norm2 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.norm3 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
 
-    def _norms(self, following: nn.LayerNorm | None) -> tuple[nn.LayerNorm | None, ...]:
-        return (self.norm2, self.norm3, following) if self.norm_first else (self.norm1, self.norm2, self.norm3)
-
     def forward(
         self,
-        y: Tensor,
-        stream: Tensor,
-        following: nn.LayerNorm | None,
-        lengths: Lengths,
-        memory: Tensor,
-        memory_lengths: Lengths,
-        at: Pass,
-        weights: tuple[list[Tensor], list[Tensor]] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """y, stream (B, L, d), memory (B, S, 2, H, D) for this layer. Returns the next (y, stream)."""
-        norms = self._norms(following)
-        own, cross = weights if weights is not None else (None, None)
-        heads = self.self_attn.attend(y, at, lengths=lengths, causal=True, weights=own)
-        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], at, 0)
-        heads = self.multihead_attn.attend_memory(
-            y, memory, at, lengths=lengths, memory_lengths=memory_lengths, weights=cross
-        )
-        y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], at, 1)
-        return self._fed_forward(y, stream, norms[2], at, 2)
+        x: Tensor | Residual,
+        memory: Tensor | None,
+        lengths: Lengths = None,
+        memory_lengths: Lengths = None,
+        *,
+        dropouts: Dropouts = NO_DROPOUTS,
+        cache: LayerCache | None = None,
+    ) -> Any:
+        """x (B, L, d) to the same; memory (B, S, d), not read once the cache is complete.
 
-    def step(
-        self,
-        y: Tensor,
-        stream: Tensor,
-        following: nn.LayerNorm | None,
-        self_keys: Tensor,
-        self_values: Tensor,
-        position: int,
-        cross_keys: Tensor,
-        cross_values: Tensor,
-        memory_lengths: Tensor | None,
-        at: Pass,
-    ) -> tuple[Tensor, Tensor]:
-        """One token for each of R rows, reading and extending the caches in place.
-
-        y, stream (R, 1, d); self_keys, self_values (R, H, capacity, D), filled up to position; cross_keys, cross_values
-        (B, H, S, D), shared by the R / B rows of a sentence, which attend as if they were its queries.
+        lengths, memory_lengths: of the rows of both; cache: x is the new positions after those that it keeps.
         """
-        norms = self._norms(following)
-        query, key, value = self.self_attn.project_all(y, at)
-        self_keys[:, :, position] = key[:, :, 0]
-        self_values[:, :, position] = value[:, :, 0]
-        seen = position + 1
-        heads = self.self_attn.step(query, self_keys[:, :, :seen], self_values[:, :, :seen])
-        y, stream = self._attended(heads, self.self_attn.out_proj, stream, norms[0], at, 0)
-        rows, _, width = y.shape
-        query = self.multihead_attn.project_query(y.view(cross_keys.shape[0], -1, width), at)  # (B, H, R / B, D)
-        heads = self.multihead_attn.step(query, cross_keys, cross_values, memory_lengths).view(rows, 1, width)
-        y, stream = self._attended(heads, self.multihead_attn.out_proj, stream, norms[1], at, 1)
-        return self._fed_forward(y, stream, norms[2], at, 2)
+        drop, site = dropouts, DecoderSite
+        self_dropout = drop(site.SELF_ATTENTION_WEIGHTS, self.attention_dropout_p)
+        cross_dropout = drop(site.CROSS_ATTENTION_WEIGHTS, self.attention_dropout_p)
+        self_cache, memory_cache = (None, None) if cache is None else cache
+        stream = Residual.of(x, self.norm_first)
+
+        y, stream = stream.branch(self.norm1)  # (B, L, d)
+        z = attend(self.self_attn, y, lengths=lengths, causal=True, dropout=self_dropout, cache=self_cache)  # (B, L, d)
+        stream = stream.join(z, self.norm1, drop(site.SELF_ATTENTION, self.dropout_p))
+
+        y, stream = stream.branch(self.norm2)  # (B, L, d)
+        z = attend(
+            self.multihead_attn, y, memory, lengths=lengths, memory_lengths=memory_lengths, dropout=cross_dropout,
+            cache=memory_cache,
+        )  # (B, L, d)  # fmt: skip
+        stream = stream.join(z, self.norm2, drop(site.CROSS_ATTENTION, self.dropout_p))
+
+        y, stream = stream.branch(self.norm3)  # (B, L, d)
+        z = self.feed_forward(y, drop(site.HIDDEN, self.relu_dropout_p))  # (B, L, d), inside (B, L, d_ff)
+        return stream.join(z, self.norm3, drop(site.FEED_FORWARD, self.dropout_p)).like(x)
+
+
+class Stack(nn.Module):
+    """Layers, one after the other, and for pre-norm the norm after the last of them."""
+
+    def __init__(
+        self, layers: list[Any], norm: nn.LayerNorm | None = None, *, first_site: int = SITES_PER_LAYER
+    ) -> None:
+        """layers: of this module, or with their forward's signature; one may occur several times and is then shared.
+
+        first_site: of the dropouts of the first layer; a model's own come before it.
+        """
+        super().__init__()
+        self.layers: Any = nn.ModuleList(layers)
+        self.norm = norm
+        self.first_site = first_site
+
+    @property
+    def sites(self) -> int:
+        """Where the sites of what comes after begin."""
+        return self.first_site + SITES_PER_LAYER * len(self.layers)
+
+    def forward(self, x: Tensor, *inputs: Any, seed: Tensor | None = None, cache: DecoderCache | None = None) -> Tensor:
+        """x (B, L, d) to the same; inputs: what the layers take besides. seed (1,) int64 of all dropouts, or None."""
+        stream: Any = x
+        for number, layer in enumerate(self.layers):
+            options: dict[str, Any] = {"dropouts": Dropouts(seed, self.first_site + SITES_PER_LAYER * number)}
+            if cache is not None:
+                options["cache"] = cache.layer(number)
+            if untouched(layer, LAYER):
+                stream = layer(Residual.of(stream, layer.norm_first), *inputs, **options)
+            else:
+                stream = layer(stream.value() if isinstance(stream, Residual) else stream, *inputs, **options)
+        if isinstance(stream, Residual):
+            return stream.value(self.norm)
+        return stream if self.norm is None else self.norm(stream)

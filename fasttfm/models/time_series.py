@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fasttfm.errors import ArgumentError
 from fasttfm.nn import (
+    MultiheadAttention,
     PositionalEncoding,
     TransformerDecoder,
     TransformerDecoderLayer,
@@ -15,40 +17,74 @@ from fasttfm.nn import (
 
 
 class TimeSeriesTransformer(nn.Module):
-    """Encoder and decoder on a Linear(1, d_model) of each series, a Linear(d_model, 1) behind (sources: time series).
+    """Encoder and decoder on a linear map of each series, a linear map behind (sources: time series).
 
-    d_model, heads; encoder_layers, decoder_layers; d_ff_encoder, d_ff_decoder: width inside the feed-forward networks;
-    dropout; positional_encoding: 'paper', 'tensor2tensor' or None, because some series do better without;
-    triangular_memory_mask: target position i sees source positions up to i, as the document has it, or all of them.
-    The target attends causally. Masks are kept and rebuilt when a length or the device changes.
+    d_model: feature size; nhead, num_encoder_layers, num_decoder_layers, dropout as in torch.nn.Transformer;
+    dim_feedforward_encoder, dim_feedforward_decoder: width inside the feed-forward networks;
+    src_input_size, tgt_input_size: numbers at each position; tgt_output_size: numbers that come out at each, 1 for a
+    series, the vocabulary for tokens;
+    embed: a Linear to d_model before the positions; without it, inputs are 1 wide (the number is added to every
+    channel) or d_model wide, and get their positions as they are;
+    positional_encoding: 'paper', 'tensor2tensor' or None, because some series do better without;
+    causal_target_mask: target position i sees the target up to i; triangular_memory_mask: and the source up to i.
+    max_length: positions in the table. Layers are batch-first, post-norm, with ReLU.
+    The memory mask is kept, and built again when a length or the device changes; causality needs no tensor.
+    Raises ArgumentError for an input of another width.
     """
 
     def __init__(
         self,
-        d_model: int = 64,
-        heads: int = 4,
-        encoder_layers: int = 2,
-        decoder_layers: int = 2,
-        d_ff_encoder: int = 128,
-        d_ff_decoder: int = 128,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 1,
+        num_decoder_layers: int = 1,
+        dim_feedforward_encoder: int = 2048,
+        dim_feedforward_decoder: int = 2048,
         dropout: float = 0.1,
+        *,
+        src_input_size: int = 1,
+        tgt_input_size: int = 1,
+        tgt_output_size: int = 1,
+        embed: bool = True,
         positional_encoding: str | None = "paper",
+        causal_target_mask: bool = True,
         triangular_memory_mask: bool = True,
         max_length: int = 5000,
     ) -> None:
         super().__init__()
+        self.d_model = d_model
+        self.causal_target_mask = causal_target_mask
         self.triangular_memory_mask = triangular_memory_mask
-        self.source_embedding = nn.Linear(1, d_model)
-        self.target_embedding = nn.Linear(1, d_model)
+        self.source_embedding = nn.Linear(src_input_size, d_model) if embed else None
+        self.target_embedding = nn.Linear(tgt_input_size, d_model) if embed else None
         self.positions: nn.Module = nn.Dropout(dropout)
         if positional_encoding is not None:
             self.positions = PositionalEncoding(d_model, dropout, max_length, positional_encoding, batch_first=True)
-        encoder_layer = TransformerEncoderLayer(d_model, heads, d_ff_encoder, dropout, "relu", batch_first=True)
-        decoder_layer = TransformerDecoderLayer(d_model, heads, d_ff_decoder, dropout, "relu", batch_first=True)
-        self.encoder = TransformerEncoder(encoder_layer, encoder_layers)
-        self.decoder = TransformerDecoder(decoder_layer, decoder_layers)
-        self.generator = nn.Linear(d_model, 1)
+        self.encoder = TransformerEncoder(
+            TransformerEncoderLayer(d_model, nhead, dim_feedforward_encoder, dropout, "relu", batch_first=True),
+            num_encoder_layers,
+        )
+        self.decoder = TransformerDecoder(
+            TransformerDecoderLayer(d_model, nhead, dim_feedforward_decoder, dropout, "relu", batch_first=True),
+            num_decoder_layers,
+        )
+        self.generator = nn.Linear(d_model, tgt_output_size)
         self._memory_mask: Tensor | None = None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws fresh weights: Glorot uniform for each matrix, of every layer anew; biases 0, norms 1."""
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+            elif isinstance(module, MultiheadAttention):
+                for part in module.in_proj_weight.chunk(3):  # Glorot's bound for each of the three, which are one here
+                    nn.init.xavier_uniform_(part)
+                nn.init.zeros_(module.in_proj_bias)
+            elif isinstance(module, nn.Linear):  # attention's output too
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
 
     def memory_mask(self, target_length: int, source_length: int, device: torch.device) -> Tensor | None:
         """(L, S) bool, True hides: all but the lower triangle; None without triangular_memory_mask."""
@@ -60,16 +96,24 @@ class TimeSeriesTransformer(nn.Module):
             self._memory_mask = kept
         return kept
 
+    def _embedded(self, name: str, x: Tensor, embedding: nn.Linear | None) -> Tensor:
+        """x (B, L, width) to (B, L, d_model), with positions and dropout."""
+        widths = (1, self.d_model) if embedding is None else (embedding.in_features,)
+        if x.dim() != 3 or x.shape[2] not in widths:
+            allowed = " or ".join(map(str, widths))
+            raise ArgumentError(f"{name} {tuple(x.shape)} must be (batch, length, {allowed})")
+        return self.positions(x.expand(-1, -1, self.d_model) if embedding is None else embedding(x))
+
     def encode(self, source: Tensor) -> Tensor:
-        """source (B, S, 1) to memory (B, S, d_model)."""
-        return self.encoder(self.positions(self.source_embedding(source)))
+        """source (B, S, src_input_size) to memory (B, S, d_model)."""
+        return self.encoder(self._embedded("source", source, self.source_embedding))
 
     def decode(self, target: Tensor, memory: Tensor) -> Tensor:
-        """target (B, L, 1) and memory (B, S, d_model) to (B, L, d_model)."""
+        """target (B, L, tgt_input_size) and memory (B, S, d_model) to (B, L, d_model)."""
+        embedded = self._embedded("target", target, self.target_embedding)
         mask = self.memory_mask(target.shape[1], memory.shape[1], memory.device)
-        embedded = self.positions(self.target_embedding(target))
-        return self.decoder(embedded, memory, memory_mask=mask, tgt_is_causal=True)
+        return self.decoder(embedded, memory, memory_mask=mask, tgt_is_causal=self.causal_target_mask)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """source (B, S, 1), target (B, L, 1): the series' past and the decoder's input; returns (B, L, 1)."""
+        """source (B, S, src_input_size), target (B, L, tgt_input_size); returns (B, L, tgt_output_size)."""
         return self.generator(self.decode(target, self.encode(source)))

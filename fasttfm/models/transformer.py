@@ -2,94 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.functional.linear import linear
-from fasttfm.models.cache import DecoderCache
-from fasttfm.models.config import TransformerConfig
-from fasttfm.models.layers import STREAMS_PER_LAYER, Attention, DecoderLayer, EncoderLayer, Lengths, Pass
-from fasttfm.models.packing import Packing
-from fasttfm.models.parameters import Parameters, Rows, as_they_are, together
+from fasttfm.blocks.attention import Attention
+from fasttfm.blocks.cache import DecoderCache
+from fasttfm.blocks.dropout import NO_DROPOUT, Dropout
+from fasttfm.blocks.embedding import Sinusoids, embed
+from fasttfm.blocks.loss import logits, token_loss
+from fasttfm.blocks.merging import Rows, Work, merged
+from fasttfm.blocks.packing import Packing
+from fasttfm.config.model import TransformerConfig
+from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
 from fasttfm.presets import preset_section
-from fasttfm.reference import positional_encoding
 
-_SOURCE_STREAM, _TARGET_STREAM, _FIRST_LAYER_STREAM = 0, 1, 8
-
-
-class _Stack(nn.Module):
-    """Layers and, for pre-norm, the norm after the last of them."""
-
-    def __init__(self, layers: list[Any], config: TransformerConfig) -> None:
-        super().__init__()
-        self.layers: Any = nn.ModuleList(layers)  # of EncoderLayer or DecoderLayer
-        self.norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.final_norm else None
-        self.norm_first = config.norm_first
-
-    def enter(self, x: Tensor, at: Pass) -> tuple[Tensor, Tensor]:
-        """The pair (y, stream) that the first layer takes."""
-        if not self.norm_first:
-            return x, x
-        norm = self.layers[0].norm1
-        return F.branch_layer_norm(x, at.parameters(norm.weight), at.parameters(norm.bias), norm.eps)
-
-    def following(self, index: int) -> Any:
-        """The norm that the layer's last sub-layer ends in, for pre-norm; None where there is none."""
-        if index + 1 < len(self.layers):
-            return self.layers[index + 1].norm1
-        return self.norm
+_SOURCE_SITE, _TARGET_SITE = 0, 1  # of the embeddings' dropouts, before those of the layers
 
 
-def _padded(tokens: Tensor) -> Rows:
-    """Of tokens (B, L), padding included."""
-    return Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])
+class _Targets(NamedTuple):
+    """What the loss needs besides the inputs of a pass."""
 
-
-def _packed(packing: Packing) -> Rows:
-    sequences = packing.sequences
-    return Rows(sequences.count, packing.places.shape[0], sequences.longest)
-
-
-def _apart(lengths: Tensor | Packing | None) -> tuple[Packing | None, Lengths]:
-    """The packing, if there is one, and what the layers need of it."""
-    return (lengths, lengths.sequences) if isinstance(lengths, Packing) else (None, lengths)
+    tokens: Tensor
+    label_smoothing: float
+    packed_tokens: tuple[int, int] | None
 
 
 class Transformer(nn.Module):
     """An encoder-decoder Transformer; see TransformerConfig for every choice.
 
     Tokens are int64; config.pad_id fills short sequences. Sources end in the end-of-sentence token; target inputs begin
-    with the beginning-of-sentence token.
+    with the beginning-of-sentence token. Shared tables stay shared when a state dict is loaded, with assign=True too:
+    the output's is then the target embedding's.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.d_model
-        shared = config.share_embeddings
-        streams = iter(range(_FIRST_LAYER_STREAM, 1 << 30, STREAMS_PER_LAYER))
+        width, shared = config.d_model, config.share_embeddings
         self.target_embedding = nn.Embedding(config.vocab_size, width)
         self.source_embedding = (
             self.target_embedding
             if shared == "all"
             else nn.Embedding(config.source_vocab_size or config.vocab_size, width)
         )
-        self.encoder = _Stack(
-            [EncoderLayer(config, first_stream=next(streams)) for _ in range(config.encoder_layers)], config
-        )
-        self.decoder = _Stack(
-            [DecoderLayer(config, first_stream=next(streams)) for _ in range(config.decoder_layers)], config
-        )
+        encoder_layers = [EncoderLayer(config) for _ in range(config.encoder_layers)]
+        self.encoder = Stack(encoder_layers, self._final_norm(), first_site=SITES_PER_LAYER)
+        decoder_layers = [DecoderLayer(config) for _ in range(config.decoder_layers)]
+        self.decoder = Stack(decoder_layers, self._final_norm(), first_site=self.encoder.sites)
         self.output = nn.Linear(width, config.vocab_size, bias=False)
-        if shared != "none":
-            self.output.weight = self.target_embedding.weight
-        self.positions: Tensor
-        self.register_buffer(
-            "positions", positional_encoding(config.max_length, width, config.positional_encoding), persistent=False
-        )
+        self.positions = Sinusoids(config.max_length, width, config.positional_encoding, dtype=torch.float32)
+        _share_tables(self)
+        self.register_load_state_dict_post_hook(_share_tables)
         self.reset_parameters()
 
     @classmethod
@@ -99,6 +66,9 @@ class Transformer(nn.Module):
         Raises UserError for an unknown preset, ValueError for a wrong value, TypeError for an unknown field.
         """
         return cls(TransformerConfig(**{**preset_section(name, "model"), "vocab_size": vocab_size, **changes}))
+
+    def _final_norm(self) -> nn.LayerNorm | None:
+        return nn.LayerNorm(self.config.d_model, self.config.layer_norm_eps) if self.config.final_norm else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -123,75 +93,14 @@ class Transformer(nn.Module):
         for embedding in (self.source_embedding, self.target_embedding):
             embedding.weight[self.config.pad_id] = 0.0
 
-    # ----------------------------------------------------------------------------------------------- the forward pass
-
-    def _begin(self, source: Rows, target: Rows) -> Pass:
-        """One seed for the whole pass; every place in the model has a stream of its own."""
-        return Pass(self._seed(), together(self, source, target) or as_they_are(self.decoder))
-
-    def _seed(self) -> Tensor | None:
-        return F.draw_seed(self.positions.device) if self.training else None
-
-    def _embed(
-        self,
-        embedding: nn.Embedding,
-        tokens: Tensor,
-        stream: int,
-        at: Pass,
-        first: int = 0,
-        packing: Packing | None = None,
-    ) -> Tensor:
-        last = packing.sequences.longest if packing is not None else first + tokens.shape[1]
-        if last > self.positions.shape[0]:
-            table = positional_encoding(2 * last, self.config.d_model, self.config.positional_encoding)
-            self.positions = table.to(self.positions.device)
-        return F.embed(
-            tokens,
-            embedding.weight,
-            self.positions if packing is None else self.positions[packing.positions],
-            scale=self.config.d_model**0.5,
-            pad_id=self.config.pad_id,
-            first_position=first,
-            dropout_p=at.p(self.config.embedding_dropout_p),
-            seed=at.seed,
-            stream=stream,
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks of a module first."""
+        raise RuntimeError(
+            "fasttfm.models.Transformer cannot be scripted: torch.compile and torch.export take it; TorchScript takes "
+            "torch.nn.Transformer, which load_state_dict() fills with encoder.* and decoder.* of this model"
         )
 
-    def _encode(
-        self, source: Tensor, lengths: Tensor | Packing | None, at: Pass, weights: list[Tensor] | None = None
-    ) -> Tensor:
-        packing, own = _apart(lengths)
-        x = self._embed(self.source_embedding, source, _SOURCE_STREAM, at, packing=packing)
-        y, stream = self.encoder.enter(x, at)
-        for i, layer in enumerate(self.encoder.layers):
-            y, stream = layer(y, stream, self.encoder.following(i), own, at, weights)
-        return y
-
-    def _project_memory(self, memory: Tensor, at: Pass) -> list[Tensor]:
-        """Every decoder layer's keys and values (B, S, 2, H, D) of the encoder's output (B, S, d)."""
-        attention = self.decoder.layers[0].multihead_attn
-        joints = [attention.project_memory(memory, projection) for projection in at.parameters.memory]
-        if len(joints) == len(self.decoder.layers):
-            return joints
-        return list(joints[0].unflatten(2, (-1, 2)).unbind(2))
-
-    def _decode(
-        self,
-        target: Tensor,
-        lengths: Tensor | Packing | None,
-        memory: Tensor,
-        memory_lengths: Tensor | Packing | None,
-        at: Pass,
-        weights: tuple[list[Tensor], list[Tensor]] | None = None,
-    ) -> Tensor:
-        packing, own = _apart(lengths)
-        _, others = _apart(memory_lengths)
-        x = self._embed(self.target_embedding, target, _TARGET_STREAM, at, packing=packing)
-        joint = self._project_memory(memory, at)
-        y, stream = self.decoder.enter(x, at)
-        for i, layer in enumerate(self.decoder.layers):
-            y, stream = layer(y, stream, self.decoder.following(i), own, joint[i], others, at, weights)
-        return y
+    # ----------------------------------------------------------------------------------------------- the forward pass
 
     def forward(
         self,
@@ -199,14 +108,27 @@ class Transformer(nn.Module):
         target: Tensor,
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
-    ) -> Tensor:
+        *,
+        targets: _Targets | None = None,
+    ) -> Any:
         """Logits (B, L, V) for source (B, S) and target inputs (B, L), each position seeing the targets up to itself.
 
-        source_lengths, target_lengths (B,): tokens before padding; None where nothing is padded.
+        source_lengths, target_lengths (B,): tokens before padding; None where nothing is padded. targets: what loss()
+        asks for, by calling the model, so that whoever wraps it (FSDP) takes part; then its three values come back.
         """
-        at = self._begin(_padded(source), _padded(target))
-        memory = self._encode(source, source_lengths, at)
-        return self.output(self._decode(target, target_lengths, memory, source_lengths, at))
+        seed = self._seed()
+        lengths: tuple[Any, Any] = (source_lengths, target_lengths)
+        if targets is not None and targets.packed_tokens is not None:
+            lengths = self._packings(source, target, source_lengths, target_lengths, targets.packed_tokens)
+            source, target = (x.pack_tokens(tokens) for x, tokens in zip(lengths, (source, target)))
+            targets = targets._replace(tokens=lengths[1].pack_tokens(targets.tokens))
+        with self._merged(source, target, *lengths):
+            memory = self._encode(source, lengths[0], seed)  # (B, S, d)
+            hidden = self._decode(target, lengths[1], memory, lengths[0], seed)  # (B, L, d)
+        if targets is None:
+            return logits(hidden, self.output)
+        smoothing, pad_id = targets.label_smoothing, self.config.pad_id
+        return token_loss(hidden, self.output, targets.tokens, label_smoothing=smoothing, pad_id=pad_id)
 
     def loss(
         self,
@@ -226,27 +148,52 @@ class Transformer(nn.Module):
         Returns (label-smoothed loss, loss without smoothing and without gradient, number of tokens), each 0-d. The
         logits (B, L, V) never exist all at once where the operator can avoid it.
         """
-        if packed_tokens is None:
-            at = self._begin(_padded(source), _padded(target_in))
-            memory = self._encode(source, source_lengths, at)
-            hidden = self._decode(target_in, target_lengths, memory, source_lengths, at)
-        else:
-            if source_lengths is None or target_lengths is None:
-                raise ValueError("packed_tokens needs source_lengths and target_lengths, whose sums they are")
-            from_source = Packing.of(source_lengths, source.shape[1], packed_tokens[0])
-            from_target = Packing.of(target_lengths, target_in.shape[1], packed_tokens[1])
-            at = self._begin(_packed(from_source), _packed(from_target))
-            memory = self._encode(from_source.pack(source), from_source, at)
-            hidden = self._decode(from_target.pack(target_in), from_target, memory, from_source, at)
-            target_out = from_target.pack(target_out)
-        loss, nll = F.linear_cross_entropy(
-            hidden.flatten(0, 1),
-            self.output.weight,
-            target_out.flatten(),
-            label_smoothing=label_smoothing,
-            ignore_index=self.config.pad_id,
+        targets = _Targets(target_out, label_smoothing, packed_tokens)
+        return self(source, target_in, source_lengths, target_lengths, targets=targets)
+
+    def _seed(self) -> Tensor | None:
+        """One for all dropouts of a pass, whose sites tell them apart."""
+        return F.draw_seed(self.positions.table.device) if self.training else None
+
+    @staticmethod
+    def _packings(
+        source: Tensor,
+        target: Tensor,
+        source_lengths: Tensor | None,
+        target_lengths: Tensor | None,
+        tokens: tuple[int, int],
+    ) -> tuple[Packing, Packing]:
+        if source_lengths is None or target_lengths is None:
+            raise ValueError("packed_tokens needs source_lengths and target_lengths, whose sums they are")
+        return (
+            Packing.from_lengths(source_lengths, source.shape[1], tokens[0]),
+            Packing.from_lengths(target_lengths, target.shape[1], tokens[1]),
         )
-        return loss, nll, (target_out != self.config.pad_id).sum()
+
+    def _merged(
+        self, source: Tensor, target: Tensor, source_lengths: Any, target_lengths: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """The pass with its launches merged, where that is of use."""
+        if torch.compiler.is_compiling():
+            return contextlib.nullcontext()
+        from_source, from_target = _rows(source, source_lengths), _rows(target, target_lengths)
+        return merged(Work(self.encoder, from_source), Work(self.decoder, from_target, from_source))
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor, site: int, seed: Tensor | None, **places: Any) -> Tensor:
+        dropout = NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, site)
+        return embed(tokens, embedding, self.positions, pad_id=self.config.pad_id, dropout=dropout, **places)
+
+    def _encode(self, source: Tensor, lengths: Any, seed: Tensor | None) -> Tensor:
+        """(B, S, d) of source (B, S)."""
+        packing = lengths if isinstance(lengths, Packing) else None
+        x = self._embed(self.source_embedding, source, _SOURCE_SITE, seed, packing=packing)
+        return self.encoder(x, lengths, seed=seed)
+
+    def _decode(self, target: Tensor, lengths: Any, memory: Tensor, memory_lengths: Any, seed: Tensor | None) -> Tensor:
+        """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d)."""
+        packing = lengths if isinstance(lengths, Packing) else None
+        x = self._embed(self.target_embedding, target, _TARGET_SITE, seed, packing=packing)
+        return self.decoder(x, memory, lengths, memory_lengths, seed=seed)
 
     @torch.no_grad()
     def attention_weights(
@@ -257,57 +204,75 @@ class Transformer(nn.Module):
         target_lengths: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
         """Every layer's weights, without dropout: encoder (B, H, S, S), decoder (B, H, L, L), cross (B, H, L, S)."""
-        weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
-        at = Pass(None, as_they_are(self.decoder))
-        memory = self._encode(source, source_lengths, at, weights["encoder"])
-        both = (weights["decoder"], weights["cross"])
-        self._decode(target, target_lengths, memory, source_lengths, at, both)
+        attentions = {
+            "encoder": [layer.self_attn for layer in self.encoder.layers],
+            "decoder": [layer.self_attn for layer in self.decoder.layers],
+            "cross": [layer.multihead_attn for layer in self.decoder.layers],
+        }
+        weights: dict[str, list[Tensor]] = {kind: [] for kind in attentions}
+        with contextlib.ExitStack() as hooks:
+            for kind, modules in attentions.items():
+                for module in modules:
+                    hooks.enter_context(_recorded(module, weights[kind]))
+            memory = self._encode(source, source_lengths, None)
+            self._decode(target, target_lengths, memory, source_lengths, None)
         return weights
 
     # ------------------------------------------------------------------------------------------ step-by-step decoding
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
         """The encoder's output (B, S, d) for source (B, S)."""
-        return self._encode(source, source_lengths, Pass(self._seed(), Parameters()))
+        return self._encode(source, source_lengths, self._seed())
 
+    @torch.no_grad()
     def start_cache(
         self, memory: Tensor, source_lengths: Tensor | None = None, *, rows_per_sentence: int = 1, max_length: int
     ) -> DecoderCache:
-        """An empty cache for max_length target tokens; keys and values of memory (B, S, d) are computed here."""
-        at = Pass(None, as_they_are(self.decoder))
-        cross = [joint.transpose(1, 3).unbind(2) for joint in self._project_memory(memory, at)]
-        head = (self.config.heads, max_length, self.config.d_model // self.config.heads)
-        rows = memory.shape[0] * rows_per_sentence
-        return DecoderCache(
-            self_keys=[key.new_empty(rows, *head) for key, _ in cross],
-            self_values=[value.new_empty(rows, *head) for _, value in cross],
-            cross_keys=[key.contiguous() for key, _ in cross],
-            cross_values=[value.contiguous() for _, value in cross],
-            source_lengths=source_lengths,
-            capacity=max_length,
-        )
+        """An empty cache for max_length target tokens of rows_per_sentence hypotheses of each sentence.
 
+        Keys and values of memory (B, S, d) are computed here.
+        """
+        cache = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
+        for number, layer in enumerate(self.decoder.layers):
+            keys, values = (x.contiguous() for x in layer.multihead_attn.keys_values(memory))
+            cache.layer(number).memory.update(keys, values)
+            cache.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
+        return cache
+
+    @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
         """Logits (R, V) float32 for the token after tokens (R,), one per row of the cache, which grows by one."""
-        if cache.length >= cache.capacity:
+        if cache.capacity is not None and cache.length >= cache.capacity:
             raise ValueError(
                 f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
             )
-        at = Pass(None, Parameters())
-        x = self._embed(self.target_embedding, tokens[:, None], _TARGET_STREAM, at, first=cache.length)
-        y, stream = self.decoder.enter(x, at)
-        for i, layer in enumerate(self.decoder.layers):
-            y, stream = layer.step(
-                y,
-                stream,
-                self.decoder.following(i),
-                cache.self_keys[i],
-                cache.self_values[i],
-                cache.length,
-                cache.cross_keys[i],
-                cache.cross_values[i],
-                cache.source_lengths,
-                at,
-            )
-        cache.length += 1
-        return linear(y[:, 0], self.output.weight).float()
+        x = self._embed(self.target_embedding, tokens[:, None], _TARGET_SITE, None, first_position=cache.length)
+        y = self.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
+        return logits(y[:, 0], self.output).float()
+
+
+def _share_tables(model: Transformer, _: Any = None) -> None:
+    """Makes shared tables one parameter again, which load_state_dict(assign=True) does not."""
+    if model.config.share_embeddings != "none":
+        model.output.weight = model.target_embedding.weight
+
+
+def _rows(tokens: Tensor, lengths: Any) -> Rows:
+    """What layers see of tokens (B, L), padding included, or of packed ones (1, T)."""
+    if isinstance(lengths, Packing):
+        return Rows(lengths.batch, lengths.tokens, lengths.longest)
+    return Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])
+
+
+@contextlib.contextmanager
+def _recorded(attention: Attention, weights: list[Tensor]) -> Any:
+    """Inside, every call of the attention appends its weights."""
+
+    def record(module: Any, inputs: Any, options: Any) -> None:
+        weights.append(module.weights(*inputs, **options))
+
+    handle = attention.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

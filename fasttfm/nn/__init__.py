@@ -3,14 +3,14 @@
 docs/replace-torch-nn.md tells what each argument does here, and what is different on purpose.
 """
 
+from fasttfm.blocks.cache import AttentionCache, DecoderCache
+from fasttfm.blocks.packing import Packing
+from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.nn.attention import MultiheadAttention
-from fasttfm.nn.cache import AttentionCache, DecoderCache
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
-from fasttfm.nn.errors import ArgumentError, ArgumentTypeError
 from fasttfm.nn.feed_forward import FeedForward
 from fasttfm.nn.layer_norm import LayerNorm
-from fasttfm.nn.packing import Packing
 from fasttfm.nn.positional_encoding import PositionalEncoding
 from fasttfm.nn.transformer import Transformer
 

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from fasttfm import functional as F
-from fasttfm.functional.attention import casts, torch_is_faster
+from fasttfm.blocks.attention import Projected, dense, packed, project, projections, sums_bias
+from fasttfm.blocks.cache import AttentionCache
+from fasttfm.blocks.dropout import Dropout
+from fasttfm.blocks.inspect import ordinary
+from fasttfm.blocks.packing import Packing
+from fasttfm.errors import ArgumentError
+from fasttfm.functional.attention.dense import torch_is_faster
 from fasttfm.nn import masks
-from fasttfm.nn._inspect import ordinary
-from fasttfm.nn.cache import AttentionCache
-from fasttfm.nn.errors import ArgumentError, check_dropout, check_tensor
-from fasttfm.nn.packing import Packing
+from fasttfm.nn.errors import check_dropout, check_tensor, refuse_scripting
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
@@ -48,6 +51,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
+
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks of a module first."""
+        return refuse_scripting(self)
 
     def forward(
         self,
@@ -105,13 +112,13 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         packing: Packing | None = None,
         key_packing: Packing | None = None,
         seed: Tensor | None = None,
-        stream: int = 0,
+        site: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         """Concat(head_1 .. head_H), which forward() multiplies by W^O, shaped as query, and the weights or None.
 
-        seed (1,) int64 and stream decide the dropout's mask, as in fasttfm.functional.attention; the rest as there.
+        seed (1,) int64 and site decide the dropout's mask, as in fasttfm.functional.attention; the rest as there.
         """
-        dropout = {"dropout_p": self.dropout if self.training else 0.0, "seed": seed, "stream": stream}
+        dropout = Dropout(self.dropout if self.training else 0.0, seed, site)
         if packing is not None:
             self._check_packed(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights, cache)
             return self._packed_heads(query, key, value, packing, key_packing or packing, is_causal, dropout), None
@@ -125,7 +132,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         offset = 0
         if cache is not None:
             offset = cache.length if cache.grows else 0
-            k, v = cache.extend(k, v)
+            k, v = cache.update(k, v)
         causal = is_causal and not (offset and q.shape[2] == 1)  # the newest query sees every key
         k, v, attn_mask, key_padding_mask, causal = self._with_extra_keys(
             q, k, v, None if causal else attn_mask, key_padding_mask, causal, offset
@@ -134,7 +141,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             "mask": masks.merged(attn_mask, key_padding_mask, self.num_heads),
             "causal": causal,
             "causal_offset": offset if causal else 0,
-            **dropout,
+            **dropout.options(),
         }
         weights = None
         if need_weights:
@@ -165,21 +172,20 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         attn_mask: Tensor | None,
         key_padding_mask: Tensor | None,
         causal: bool,
-        dropout: dict[str, Any],
+        dropout: Dropout,
     ) -> Tensor:
         """The joined heads of query over memory, batched or not."""
         batched = query.dim() == 3
         mask = masks.merged(None if causal else attn_mask, key_padding_mask, self.num_heads)
         keys = memory.shape[1 if batched and self.batch_first else 0]
         rows = memory.shape[0 if self.batch_first else 1] if batched else 1
-        apart = mask is None and self._bias_is_summed(rows, keys, query)
-        joint, own, biases = self._joint(query, memory, apart)
-        joint, own = self._batch_led(joint, batched), None if own is None else self._batch_led(own, batched)
-        options = {"mask": mask, "causal": causal, **dropout}
-        if joint.is_cpu and dropout["dropout_p"] == 0.0 and torch_is_faster(*(heads := _views(joint, own)), mask):
-            output = F.attention(*heads, **options).transpose(1, 2).flatten(2)
+        sums = mask is None and sums_bias(self.in_proj_bias, rows, keys, self.head_dim, query)
+        projected = self._project(query, memory, sums, batched)
+        views = _views(projected) if projected.joint.is_cpu and dropout.p == 0.0 else None
+        if views is not None and torch_is_faster(*views, mask):
+            output = F.attention(*views, mask=mask, causal=causal).transpose(1, 2).flatten(2)
         else:
-            output = F.joint_attention(joint, own, biases=biases, **options)  # (B, L, E)
+            output = dense(projected, mask=mask, causal=causal, dropout=dropout)  # (B, L, E)
         return self._batch_led(output, batched) if batched else output[0]
 
     def _batch_led(self, x: Tensor, batched: bool) -> Tensor:
@@ -196,47 +202,32 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         packing: Packing,
         key_packing: Packing,
         causal: bool,
-        dropout: dict[str, Any],
+        dropout: Dropout,
     ) -> Tensor:
         """The joined heads (T, E) of packed query (T, E), key and value (Tk, E)."""
-        sequences = (packing.starts, key_packing.starts, packing.longest, key_packing.longest)
         if self._joins(query, key, value):
-            apart = self._bias_is_summed(packing.batch, key_packing.longest, query)
-            joint, own, biases = self._joint(query, key, apart)
-            return F.joint_varlen_attention(joint, own, *sequences, biases=biases, causal=causal, **dropout)
+            sums = sums_bias(self.in_proj_bias, packing.batch, key_packing.longest, self.head_dim, query)
+            projected = self._project(query, key, sums)
+            return packed(projected, packing, key_packing, causal=causal, dropout=dropout)
         heads = self._heads(query, key, value, batched=False, cache=None)
         q, k, v = (x[0].transpose(0, 1) for x in heads)  # (T, H, D)
-        return F.varlen_attention(q, k, v, *sequences, causal=causal, **dropout).flatten(1)
+        sequences = (packing.starts, key_packing.starts, packing.longest, key_packing.longest)
+        return F.varlen_attention(q, k, v, *sequences, causal=causal, **dropout.options()).flatten(1)
 
-    def _bias_is_summed(self, batch: int, keys: int, like: Tensor) -> bool:
-        """Whether the gradient of in_proj_bias is summed by the kernels of attention over that many rows and keys."""
-        bias = self.in_proj_bias
-        if bias is None or not bias.requires_grad or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return False
-        device = like.device
-        dtype = torch.get_autocast_dtype(device.type) if casts(like) else like.dtype
-        return F.joint_programs(batch, keys, self.head_dim, dtype, device) is not None
+    def _project(self, query: Tensor, memory: Tensor, sums: bool, batched: bool | None = None) -> Projected:
+        """Projections as one product, or two, wrote them; sums: attention sums the gradient of the bias.
 
-    def _joint(
-        self, query: Tensor, memory: Tensor, apart: bool
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor | None] | None]:
-        """Projections as one product, or two, wrote them: of self-attention (..., 3, H, D) and None; else of memory
-        (..., 2, H, D) and of query (..., H, D). With apart, the biases come third and take no gradient here."""
-        sizes = (self.embed_dim, 2 * self.embed_dim)
-        weight, bias = self.in_proj_weight, self._in_proj_bias()
-        weights: tuple[Tensor, ...] = (weight,)
-        biases: tuple[Tensor | None, ...] = (bias,)
-        if query is not memory:  # one split for both parts, or autograd would add two gradients of the whole
-            weights = weight.split(sizes)[::-1]
-            biases = (None, None) if bias is None else bias.split(sizes)[::-1]
-        added = [b.detach() if apart and b is not None else b for b in biases]
-        products = [torch.nn.functional.linear(x, w, b) for x, w, b in zip((memory, query), weights, added)]
-        shape = (self.num_heads, self.head_dim)
-        joint = products[0].unflatten(-1, (3 if query is memory else 2, *shape))
-        own = None if query is memory else products[1].unflatten(-1, shape)
-        if not apart or biases[0] is None:
-            return joint, own, None
-        return joint, own, (biases[0], None if own is None else biases[1])
+        batched: whether there is a batch, whose dimension then comes first; None for packed input, which has none.
+        """
+        parts = projections(self.in_proj_weight, self._in_proj_bias(), split=query is not memory, sums=sums)
+        joint, query_heads, query_sums = project(memory, parts[-1], self.num_heads), None, None
+        if len(parts) == 2:
+            query_heads, query_sums = project(query, parts[0], self.num_heads).squeeze(-3), parts[0].bias_sums
+        if batched is not None:
+            joint = self._batch_led(joint, batched)
+            query_heads = None if query_heads is None else self._batch_led(query_heads, batched)
+        joint_sums = parts[-1].bias_sums
+        return Projected(joint, query_heads, None if joint_sums is None else (joint_sums, query_sums))
 
     def _in_proj_bias(self) -> Tensor | None:
         bias: Tensor | None = self.in_proj_bias
@@ -257,8 +248,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         Keys and values are None where the cache holds them already.
         """
         if key is value and self.in_proj_weight is not None and not (cache is not None and cache.complete):
-            joint, own, _ = self._joint(query, key, apart=False)
-            return _views(self._batch_led(joint, batched), None if own is None else self._batch_led(own, batched))
+            return _views(self._project(query, key, False, batched))
         bias = self._in_proj_bias()
         weights: tuple[Tensor, ...]
         if self.in_proj_weight is None:
@@ -364,7 +354,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self._check(query, key, value, None, None, None)
 
 
-def _views(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (B, H, ., D) of joint (B, L, 3, H, D), or of (B, S, 2, H, D) with query (B, L, H, D)."""
-    parts = joint.permute(2, 0, 3, 1, 4).unbind(0)
-    return parts if query is None else (query.transpose(1, 2), *parts)  # type: ignore[return-value]
+def _views(projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (B, H, ., D) of batched projections."""
+    parts = projected.joint.permute(2, 0, 3, 1, 4).unbind(0)
+    if projected.query is None:
+        return parts  # type: ignore[return-value]
+    return projected.query.transpose(1, 2), *parts  # type: ignore[return-value]

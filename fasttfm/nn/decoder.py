@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
 
+from fasttfm.blocks.cache import DecoderCache, LayerCache
+from fasttfm.blocks.feed_forward import feed_forward
+from fasttfm.blocks.packing import Packing
+from fasttfm.blocks.residual import Residual
+from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.nn import masks
-from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, branch, check_input, late_bias, seed_for
-from fasttfm.nn.cache import AttentionCache, DecoderCache
-from fasttfm.nn.errors import ArgumentError, ArgumentTypeError, check_layer
-from fasttfm.nn.feed_forward import activation_function, feed_forward
-from fasttfm.nn.packing import Packing
+from fasttfm.nn._layers import adopt, attend, check_input, dropout_of, seed_for
+from fasttfm.nn.errors import check_layer, refuse_scripting
+from fasttfm.nn.feed_forward import activation_function
 
-OWN_NAMES = {
+SELF_NAMES = {
     "query": "tgt",
     "key": "tgt",
     "value": "tgt",
@@ -30,7 +34,18 @@ CROSS_NAMES = {
     "attn_mask": "memory_mask",
     "key_padding_mask": "memory_key_padding_mask",
 }
-"""What the arguments of an attention are called in a decoder layer: of its own attention, and over memory."""
+"""What the arguments of an attention are called in a decoder layer: of self-attention, and over memory."""
+
+
+class DecoderSite(IntEnum):
+    """The dropouts of a layer, each with a mask of its own."""
+
+    SELF_ATTENTION = 0
+    CROSS_ATTENTION = 1
+    HIDDEN = 2
+    FEED_FORWARD = 3
+    SELF_ATTENTION_WEIGHTS = 4
+    CROSS_ATTENTION_WEIGHTS = 5
 
 
 class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
@@ -80,7 +95,7 @@ class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
         *,
-        cache: tuple[AttentionCache, AttentionCache] | None = None,
+        cache: LayerCache | None = None,
         packing: Packing | None = None,
         memory_packing: Packing | None = None,
     ) -> Tensor:
@@ -95,51 +110,49 @@ class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
                 tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal,
                 memory_is_causal,
             )  # fmt: skip
-        own, cross = cache if cache is not None else (None, None)
+        own_cache, memory_cache = cache if cache is not None else (None, None)
         _check_packings(packing, memory_packing)
-        if own is not None and tgt_mask is None:
+        if own_cache is not None and tgt_mask is None:
             tgt_is_causal = True
-        if own is not None and own.length and memory_is_causal:  # the new queries are not the first ones
+        if own_cache is not None and own_cache.length and memory_is_causal:  # the new queries are not the first ones
             queries, keys = masks.length_of(tgt, [self]), masks.length_of(memory, [self])
-            memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, own.length), False
+            memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, own_cache.length), False
         check_input(self.self_attn, "tgt", tgt)
         check_input(self.multihead_attn, "memory", memory)
         dropouts = (self.dropout, self.dropout1, self.dropout2, self.dropout3)
         seed = seed_for(tgt.device, dropouts, (self.self_attn, self.multihead_attn))
-        post_norm = not self.norm_first
-        following = (self.norm1, self.norm2) if post_norm else (self.norm2, self.norm3)
-        y, stream = (tgt, tgt) if post_norm else branch(self.norm1, tgt)
+        site = DecoderSite
+        stream = Residual.of(tgt, self.norm_first)
 
-        join = (following[0], self.dropout1)
-        output, bias = attend(
-            self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, OWN_NAMES, (*join, stream),
-            seed=seed, stream=4, cache=own, packing=packing,
+        y, stream = stream.branch(self.norm1)
+        z = attend(
+            self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES,
+            seed=seed, site=site.SELF_ATTENTION_WEIGHTS, cache=own_cache, packing=packing,
         )  # fmt: skip
-        y, stream = add_and_normalise(output, bias, stream, *join, seed=seed, stream=0, post_norm=post_norm)
+        stream = stream.join(z, self.norm1, dropout_of(self.dropout1, seed, site.SELF_ATTENTION))
 
-        join = (following[1], self.dropout2)
-        output, bias = attend(
+        y, stream = stream.branch(self.norm2)
+        z = attend(
             self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
-            (*join, stream), seed=seed, stream=5, cache=cross, packing=packing, key_packing=memory_packing,
+            seed=seed, site=site.CROSS_ATTENTION_WEIGHTS, cache=memory_cache, packing=packing,
+            key_packing=memory_packing,
         )  # fmt: skip
-        y, stream = add_and_normalise(output, bias, stream, *join, seed=seed, stream=1, post_norm=post_norm)
+        stream = stream.join(z, self.norm2, dropout_of(self.dropout2, seed, site.CROSS_ATTENTION))
 
-        leaves = partial(late_bias, x=y, norm=self.norm3, dropout=self.dropout3, residual=stream) if post_norm else None
-        network = (self.linear1, self.activation, self.dropout, self.linear2)
-        output, bias = feed_forward(y, *network, leaves=leaves, seed=seed, stream=2)
-        if self.norm_first:
-            return add(output, stream, self.dropout3, seed=seed, stream=3)
-        return add_and_normalise(output, bias, stream, self.norm3, self.dropout3, seed=seed, stream=3, post_norm=False)[
-            0
-        ]
+        y, stream = stream.branch(self.norm3)
+        hidden_dropout = dropout_of(self.dropout, seed, site.HIDDEN)
+        ends_in_norm = not self.norm_first
+        z = feed_forward(y, self.linear1, self.activation, hidden_dropout, self.linear2, leave_bias=ends_in_norm)
+        return stream.join(z, self.norm3, dropout_of(self.dropout3, seed, site.FEED_FORWARD)).value()
+
+    def __prepare_scriptable__(self) -> Any:
+        return refuse_scripting(self)
 
 
 def _overrides(layer: Any) -> bool:
-    own: Any = torch.nn.TransformerDecoderLayer
-    return (
-        layer._sa_block is not own._sa_block
-        or layer._mha_block is not own._mha_block
-        or layer._ff_block is not own._ff_block
+    return any(
+        getattr(layer, name) is not getattr(TorchDecoderLayer, name)
+        for name in ("_sa_block", "_mha_block", "_ff_block")
     )
 
 
@@ -183,7 +196,7 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
             output = packing.pack(tgt, batch_first) if padded else tgt
             memory = memory_packing.pack(memory, batch_first) if memory.dim() == 3 else memory
         for number, layer in enumerate(self.layers):
-            ours = {
+            extensions = {
                 "cache": None if cache is None else cache.layer(number),
                 "packing": packing,
                 "memory_packing": memory_packing,
@@ -197,7 +210,7 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
                 memory_key_padding_mask=memory_key_padding_mask,
                 tgt_is_causal=bool(tgt_is_causal),
                 memory_is_causal=memory_is_causal,
-                **{name: value for name, value in ours.items() if value is not None},
+                **{name: value for name, value in extensions.items() if value is not None},
             )
         output = output if self.norm is None else self.norm(output)
         return packing.unpack(output, batch_first) if packing is not None and padded else output

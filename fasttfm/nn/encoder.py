@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.transformer import TransformerEncoderLayer as TorchEncoderLayer
 
+from fasttfm.blocks.feed_forward import feed_forward
+from fasttfm.blocks.inspect import ordinary
+from fasttfm.blocks.packing import Packing
+from fasttfm.blocks.residual import Residual
 from fasttfm.nn import masks
-from fasttfm.nn._inspect import ordinary
-from fasttfm.nn._layers import add, add_and_normalise, adopt, attend, branch, check_input, late_bias, seed_for
+from fasttfm.nn._layers import adopt, attend, check_input, dropout_of, seed_for
 from fasttfm.nn.attention import MultiheadAttention
-from fasttfm.nn.errors import check_layer
-from fasttfm.nn.feed_forward import activation_function, feed_forward
-from fasttfm.nn.packing import Packing
+from fasttfm.nn.errors import check_layer, refuse_scripting
+from fasttfm.nn.feed_forward import activation_function
 
 NAMES = {
     "query": "src",
@@ -26,6 +29,15 @@ NAMES = {
     "key_padding_mask": "src_key_padding_mask",
 }
 """What the arguments of an attention are called in an encoder layer."""
+
+
+class EncoderSite(IntEnum):
+    """The dropouts of a layer, each with a mask of its own."""
+
+    ATTENTION = 0
+    HIDDEN = 1
+    FEED_FORWARD = 2
+    ATTENTION_WEIGHTS = 3
 
 
 class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
@@ -83,29 +95,28 @@ class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         check_input(self.self_attn, "src", src)
         seed = seed_for(src.device, (self.dropout, self.dropout1, self.dropout2), (self.self_attn,))
-        post_norm = not self.norm_first
-        y, stream = (src, src) if post_norm else branch(self.norm1, src)
+        site = EncoderSite
+        stream = Residual.of(src, self.norm_first)
 
-        join = (self.norm1 if post_norm else self.norm2, self.dropout1)
-        output, bias = attend(
-            self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES, (*join, stream),
-            seed=seed, stream=3, packing=packing,
+        y, stream = stream.branch(self.norm1)
+        z = attend(
+            self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES,
+            seed=seed, site=site.ATTENTION_WEIGHTS, packing=packing,
         )  # fmt: skip
-        y, stream = add_and_normalise(output, bias, stream, *join, seed=seed, stream=0, post_norm=post_norm)
+        stream = stream.join(z, self.norm1, dropout_of(self.dropout1, seed, site.ATTENTION))
 
-        leaves = partial(late_bias, x=y, norm=self.norm2, dropout=self.dropout2, residual=stream) if post_norm else None
-        network = (self.linear1, self.activation, self.dropout, self.linear2)
-        output, bias = feed_forward(y, *network, leaves=leaves, seed=seed, stream=1)
-        if self.norm_first:
-            return add(output, stream, self.dropout2, seed=seed, stream=2)
-        return add_and_normalise(output, bias, stream, self.norm2, self.dropout2, seed=seed, stream=2, post_norm=False)[
-            0
-        ]
+        y, stream = stream.branch(self.norm2)
+        hidden_dropout = dropout_of(self.dropout, seed, site.HIDDEN)
+        ends_in_norm = not self.norm_first
+        z = feed_forward(y, self.linear1, self.activation, hidden_dropout, self.linear2, leave_bias=ends_in_norm)
+        return stream.join(z, self.norm2, dropout_of(self.dropout2, seed, site.FEED_FORWARD)).value()
+
+    def __prepare_scriptable__(self) -> Any:
+        return refuse_scripting(self)
 
 
 def _overrides(layer: Any) -> bool:
-    own: Any = torch.nn.TransformerEncoderLayer
-    return layer._sa_block is not own._sa_block or layer._ff_block is not own._ff_block
+    return any(getattr(layer, name) is not getattr(TorchEncoderLayer, name) for name in ("_sa_block", "_ff_block"))
 
 
 class TransformerEncoder(torch.nn.TransformerEncoder):

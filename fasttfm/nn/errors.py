@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-
-class ArgumentError(ValueError, AssertionError, RuntimeError):
-    """A value or a shape that a module cannot take.
-
-    torch.nn raises AssertionError in one place and RuntimeError in the next; this is both, and the ValueError that it
-    should have been, so that code written for torch.nn keeps catching it.
-    """
-
-
-class ArgumentTypeError(TypeError, AssertionError, RuntimeError):
-    """A dtype that a module cannot take; also what torch.nn raises for it."""
+from fasttfm.errors import ArgumentError, ArgumentTypeError
 
 
 def check_dropout(dropout: float) -> None:
@@ -48,4 +39,12 @@ def check_tensor(name: str, tensor: Tensor, width: int, argument: str, weight: T
 def renamed(error: ArgumentError | ArgumentTypeError, names: dict[str, str]) -> ArgumentError | ArgumentTypeError:
     """The error of an attention, in the words of its caller's arguments: names has one for each of the attention's."""
     words = re.compile(r"\b(" + "|".join(names) + r")\b")
-    return type(error)(words.sub(lambda found: names[found[0]], str(error)))
+    return type(error)(words.sub(lambda word: names[word[0]], str(error)))
+
+
+def refuse_scripting(module: nn.Module) -> Any:
+    """Raises what torch.jit.script is to say of a module of fasttfm.nn."""
+    raise RuntimeError(
+        f"fasttfm.nn.{type(module).__name__} cannot be scripted: call fasttfm.restore_modules(model) first, which "
+        "makes its modules torch.nn's again, parameters and all"
+    )

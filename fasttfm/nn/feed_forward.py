@@ -1,51 +1,17 @@
-"""The position-wise feed-forward network, alone and as the layers use it."""
+"""The position-wise feed-forward network as a module, and the names of activations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fasttfm import functional as F
-from fasttfm.nn._inspect import DROPOUT, LINEAR, is_relu, ordinary, untouched
-from fasttfm.nn.errors import ArgumentError, check_dropout
-
-
-def feed_forward(
-    x: Tensor,
-    linear1: Any,
-    activation: Callable[[Tensor], Tensor],
-    dropout: Any,
-    linear2: Any,
-    *,
-    leaves: Callable[[Tensor | None], Tensor | None] | None = None,
-    seed: Tensor | None = None,
-    stream: int = 0,
-) -> tuple[Tensor, Tensor | None]:
-    """linear2(dropout(activation(linear1(x)))), fused where these are what they seem and the activation is ReLU.
-
-    x (..., N). leaves: given linear2's bias, what of it the caller adds; without it nothing. seed (1,) int64 and stream
-    decide the fused dropout's mask, as in fasttfm.functional.feed_forward. Returns the output and the bias left out.
-    """
-    opens = untouched(linear2, LINEAR) and ordinary(linear2.weight, linear2.bias)
-    late = leaves(linear2.bias) if opens and leaves is not None else None
-    bias2 = linear2.bias if opens and late is None else None
-    if (
-        opens
-        and is_relu(activation)
-        and untouched(linear1, LINEAR)
-        and untouched(dropout, DROPOUT)
-        and ordinary(x, linear1.weight, linear1.bias)
-    ):
-        p = dropout.p if dropout.training else 0.0
-        weights = (linear1.weight, linear1.bias, linear2.weight, bias2)
-        return F.feed_forward(x, *weights, dropout_p=p, seed=seed, stream=stream), late
-    hidden = dropout(activation(linear1(x)))
-    if late is None:
-        return linear2(hidden), None
-    return nn.functional.linear(hidden, linear2.weight), late
+from fasttfm.blocks.dropout import Dropout
+from fasttfm.blocks.feed_forward import feed_forward
+from fasttfm.blocks.inspect import DROPOUT, untouched
+from fasttfm.errors import ArgumentError
+from fasttfm.nn.errors import check_dropout
 
 
 def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -87,4 +53,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d_model) to the same shape."""
-        return feed_forward(x, self.linear1, self.activation, self.dropout, self.linear2)[0]
+        dropout = self.dropout
+        plain = untouched(dropout, DROPOUT)
+        in_force = Dropout(dropout.p if dropout.training else 0.0) if plain else dropout
+        return feed_forward(x, self.linear1, self.activation, in_force, self.linear2, leave_bias=False).value

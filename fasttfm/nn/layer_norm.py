@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.modules.normalization import LayerNorm as TorchNorm
 
 from fasttfm import functional as F
-from fasttfm.nn._inspect import ordinary
-from fasttfm.nn.errors import ArgumentError, ArgumentTypeError
+from fasttfm.blocks.inspect import ordinary
+from fasttfm.errors import ArgumentError, ArgumentTypeError
+from fasttfm.nn.errors import refuse_scripting
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -18,6 +22,12 @@ class LayerNorm(torch.nn.LayerNorm):
     ArgumentTypeError for a dtype that does not go with the weights'.
     """
 
+    stands_for = TorchNorm
+
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks of a module first."""
+        return refuse_scripting(self)
+
     def forward(self, input: Tensor) -> Tensor:
         """input (..., *normalized_shape); the same shape and dtype comes back."""
         dims = len(self.normalized_shape)
@@ -27,7 +37,7 @@ class LayerNorm(torch.nn.LayerNorm):
             raise ArgumentError(
                 f"input {tuple(input.shape)} must end in normalized_shape {self.normalized_shape} to be normalised"
             )
-        if not ordinary(input, weight, bias) or 0 in self.normalized_shape:
+        if not ordinary(input, weight, bias) or dims == 0 or 0 in self.normalized_shape:
             return super().forward(input)
         _check(input, weight)
         if dims == 1:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fasttfm.nn.errors import ArgumentError, ArgumentTypeError
+from fasttfm.errors import ArgumentError, ArgumentTypeError
 
 
 def check_mask(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fasttfm import reference
-from fasttfm.nn.errors import ArgumentError, check_dropout
+from fasttfm.blocks.embedding import Sinusoids
+from fasttfm.errors import ArgumentError
+from fasttfm.nn.errors import check_dropout
 
 
-class PositionalEncoding(nn.Module):
+class PositionalEncoding(Sinusoids):
     """dropout(x + PE), with the sinusoids of the paper (section 3.5) or of tensor2tensor.
 
     d_model: even width; dropout; max_length: positions in the table; variant: 'paper' interleaves
@@ -17,8 +18,6 @@ class PositionalEncoding(nn.Module):
     batch_first as in the layers. The table is a buffer, no parameter, and not part of the state dict.
     Raises ArgumentError for an odd width, an unknown variant or a sequence longer than the table.
     """
-
-    table: Tensor
 
     def __init__(
         self,
@@ -35,12 +34,9 @@ class PositionalEncoding(nn.Module):
             raise ArgumentError(f"d_model is {d_model} but must be even: sines and cosines come in pairs")
         if variant not in ("paper", "tensor2tensor"):
             raise ArgumentError(f"variant is {variant!r}: choose paper or tensor2tensor")
-        super().__init__()
-        self.variant = variant
+        super().__init__(max_length, d_model, variant, device, dtype)
         self.batch_first = batch_first
         self.dropout = nn.Dropout(dropout)
-        table = reference.positional_encoding(max_length, d_model, variant)
-        self.register_buffer("table", table.to(device, dtype or torch.get_default_dtype()), persistent=False)
 
     def forward(self, x: Tensor, first_position: int = 0) -> Tensor:
         """x (L, N, E), (N, L, E) with batch_first, or unbatched (L, E); the same shape and dtype comes back.

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fasttfm.errors import ArgumentError
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
-from fasttfm.nn.errors import ArgumentError
 from fasttfm.nn.layer_norm import LayerNorm
 
 

@@ -7,15 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
+from fasttfm.checkpoints.steps import checkpoints_folder, consecutive_steps, saved_steps, step_folder
+from fasttfm.checkpoints.vocabulary import checkpoint_vocabulary
 from fasttfm.errors import UserError
-from fasttfm.training.checkpoint import (
-    checkpoints_folder,
-    read_meta,
-    read_weights,
-    save_checkpoint,
-    saved_steps,
-    step_folder,
-)
 
 
 def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
@@ -44,20 +39,36 @@ def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
 def average_last(model_dir: str | Path, last: int) -> tuple[Path, list[int]]:
     """Average the `last` newest checkpoints of a model directory into its checkpoint `average`.
 
+    Only checkpoints that were saved one after the other count: one that was kept for its score alone may be far older.
     Returns where it was written and the steps it is made of. Raises UserError when there are fewer.
     """
-    steps = saved_steps(model_dir)
+    steps = consecutive_steps(model_dir)
     if last < 1:
         raise UserError(f"--last {last}: give how many checkpoints to average, at least 1")
     if not steps:
         raise UserError(f"{model_dir}: has no checkpoints; give a model directory that fasttfm train --out made")
     if len(steps) < last:
+        older = [step for step in saved_steps(model_dir) if step not in steps]
+        kept = f" in a row (that of update {older[-1]:,} is older and was kept for its score)" if older else ""
         raise UserError(
-            f"{model_dir}: has {len(steps)} checkpoints, {last} were to be averaged: give --last {len(steps)}, "
+            f"{model_dir}: has {len(steps)} checkpoints{kept}, {last} were to be averaged: give --last {len(steps)}, "
             "or train with a smaller --save-interval-updates or a larger --keep-interval-updates"
         )
     chosen = steps[-last:]
+    folders = [step_folder(model_dir, step) for step in chosen]
     target = checkpoints_folder(model_dir) / "average"
-    meta = {"average_of": chosen, "vocabulary": read_meta(step_folder(model_dir, chosen[-1])).get("vocabulary")}
-    save_checkpoint(target, average_weights([step_folder(model_dir, step) for step in chosen]), meta)
+    save_checkpoint(target, average_weights(folders), {"average_of": chosen, "vocabulary": _shared_vocabulary(folders)})
     return target, chosen
+
+
+def _shared_vocabulary(checkpoints: list[Path]) -> str | None:
+    """The digest of the vocabulary of all of the checkpoints that name one; UserError when these differ."""
+    digests = {path: digest for path in checkpoints if (digest := checkpoint_vocabulary(path)) is not None}
+    shared = next(iter(digests.values()), None)
+    for path, digest in digests.items():
+        if digest != shared:
+            raise UserError(
+                f"{path}: was trained with another vocabulary than {next(iter(digests))}; average checkpoints of one "
+                "run (a smaller --last takes newer ones alone)"
+            )
+    return shared

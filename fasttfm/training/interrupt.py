@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from fasttfm.errors import ENDING_SIGNALS, Stopped
+from fasttfm.signals import taken_over
 
 
 class Interruption:
@@ -32,6 +33,9 @@ class Interruption:
             for number in (signal.SIGINT, *ENDING_SIGNALS):
                 if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
+            number = taken_over()
+            if number is not None:
+                self.requested, self.number = True, number
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -9,10 +9,16 @@ A resumed run first drops what lies behind its checkpoint, so that no update is 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import socket
+import time
 from pathlib import Path
 from typing import Any, TextIO
+
+from fasttfm.errors import UserError
+from fasttfm.files import replace_file
 
 LOG_FILE = "train.log.jsonl"
 
@@ -33,48 +39,86 @@ def read_log(model_dir: str | Path) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """Appends records to train.log.jsonl and, if asked, to TensorBoard event files below MODEL/tensorboard."""
+    """Appends records to train.log.jsonl and, if asked, to a TensorBoard event file below MODEL/tensorboard."""
 
     def __init__(self, model_dir: Path, tensorboard: bool, resume_step: int, validated: int | None = None) -> None:
         """resume_step: update that the run goes on from; records of later ones and of an average are removed.
 
         validated: update of the last validation that the checkpoint knows of, resume_step when None; it is earlier when
         Ctrl-C saved in the middle of a validation, and one that was recorded after that is done again.
+        A run that begins at 0 has no checkpoint that says whose the records are: it keeps them in another file.
         """
         self.path = model_dir / LOG_FILE
+        self.previous: Path | None = None
+        """Where the records of an earlier run are kept."""
+        records = read_log(model_dir)
+        if records and resume_step == 0:
+            self.previous = _unused_name(self.path)
+            os.replace(self.path, self.previous)
+            records = []
         newest = {"train": resume_step, "valid": resume_step if validated is None else validated}
-        kept = [r for r in read_log(model_dir) if r["step"] <= newest.get(r["kind"], -1)]
-        temporary = self.path.with_name(f".{self.path.name}")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        os.replace(temporary, self.path)
+        kept = [r for r in records if r["step"] <= newest.get(r["kind"], -1)]
+        replace_file(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self._file: TextIO = self.path.open("a", encoding="utf-8")
-        self._writer = _event_writer(model_dir / "tensorboard", resume_step) if tensorboard else None
+        self._events = _EventFile(model_dir / "tensorboard", resume_step) if tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; numbers that are not finite are written as null."""
         plain = {key: None if isinstance(value, float) and value != value else value for key, value in record.items()}
         self._file.write(json.dumps(plain) + "\n")
         self._file.flush()
-        if self._writer is not None:
-            for key, value in record.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step":
-                    self._writer.add_scalar(f"{record['kind']}/{key}", value, record["step"])
+        if self._events is not None:
+            self._events.write(record)
 
     def flush(self) -> None:
         """Put everything on the disk; done before a checkpoint is saved, which counts on these records."""
         os.fsync(self._file.fileno())
-        if self._writer is not None:
-            self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close the files."""
+        """Close the files."""
         self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+        if self._events is not None:
+            self._events.close()
 
 
-def _event_writer(folder: Path, resume_step: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter  # imported late: it takes a second
+class _EventFile:
+    """Scalars as TensorBoard reads them, written at once.
 
-    # purge_step tells TensorBoard to hide what a killed session wrote behind the checkpoint
-    return SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else None)
+    torch's SummaryWriter writes them in a thread, which tells of a full disk by a traceback of its own.
+    """
+
+    def __init__(self, folder: Path, resume_step: int) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise UserError(f"tensorboard cannot be used ({error}): install it, or give --no-tensorboard") from error
+        self._event, self._summary = Event, Summary
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter((folder / name).open("ab", buffering=0))
+        self._put(file_version="brain.Event:2")
+        if resume_step:  # hides what a killed session wrote behind the checkpoint
+            self._put(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Every number of a record as a scalar of its step."""
+        values = [
+            self._summary.Value(tag=f"{record['kind']}/{key}", simple_value=value)
+            for key, value in record.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step"
+        ]
+        self._put(step=record["step"], summary=self._summary(value=values))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _put(self, **fields: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def _unused_name(path: Path) -> Path:
+    """train.log.1.jsonl beside train.log.jsonl, or with the next number that is not taken."""
+    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())

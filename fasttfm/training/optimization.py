@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.training.config import TrainingConfig
+from fasttfm.config.training import TrainingConfig
 
 
 class Optimization:
@@ -52,6 +52,10 @@ class Optimization:
                 torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - self.ema_decay)
         return norm
 
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradients that backward has added up."""
+        torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
+
     def forget(self) -> None:
         """Drop the gradients that backward has added up."""
         self.adam.zero_grad(set_to_none=True)
@@ -82,13 +86,15 @@ class Optimization:
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take up what tensors() and values() gave. The model holds the saved weights (the average if there is one)."""
-        own = self.adam.state_dict()
+        optimizer = self.adam.state_dict()
         prefixes = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
         state = {
             index: {prefix.split(".")[1]: tensors[prefix + name] for prefix in prefixes if prefix + name in tensors}
             for index, name in enumerate(self.names)
         }
-        self.adam.load_state_dict({**own, "state": {index: entries for index, entries in state.items() if entries}})
+        self.adam.load_state_dict(
+            {**optimizer, "state": {index: entries for index, entries in state.items() if entries}}
+        )
         self.scaler.load_state_dict(values["scaler"])
         if self.average:
             self.average = [parameter.detach().clone() for parameter in self.parameters]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -13,16 +15,20 @@ _SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
 class Progress:
-    """Shows updates done, loss, learning rate, tokens/s, padding and the time left. It never reads a tensor."""
+    """Shows updates done, loss, learning rate, tokens/s, padding and the time left. It never reads a tensor.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        """stream: where to write, standard error when None."""
-        self.stream = stream or sys.stderr
+    When nobody reads any more (`| head`, a terminal that was closed, a full disk), it falls silent and training goes
+    on: the same numbers are in the log.
+    """
+
+    def __init__(self, output: TextIO | None = None) -> None:
+        """output: where to write, standard error when None."""
+        self.output = output or sys.stderr
         self._drawn = 0.0
         self._text = "starting"
         self._bar: Any = None
-        if self.stream.isatty():
-            self._bar = tqdm(total=1.0, file=self.stream, dynamic_ncols=True, bar_format=_BAR)
+        if self.output.isatty():
+            self._bar = tqdm(total=1.0, file=self.output, dynamic_ncols=True, bar_format=_BAR)
 
     def update(self, step: int, share: float, seconds_left: float) -> None:
         """Update `step` is done, and with it `share` in [0, 1] of the run. Draws at most twice a second."""
@@ -31,7 +37,8 @@ class Progress:
             return
         self._drawn = now
         self._bar.n = share
-        self._bar.set_postfix_str(f"update {step:,}, {self._text}, {duration(seconds_left)} left", refresh=True)
+        text = f"update {step:,}, {self._text}, {duration(seconds_left)} left"
+        self._write(lambda: self._bar.set_postfix_str(text, refresh=True))
 
     def train(self, record: dict[str, Any], share: float, seconds_left: float) -> None:
         """New training numbers, from a record of the log."""
@@ -46,15 +53,39 @@ class Progress:
     def say(self, line: str) -> None:
         """One line that stays."""
         if self._bar is None:
-            print(line, file=self.stream, flush=True)
+            tell(line, self.output)
         else:
-            self._bar.write(line, file=self.stream)
+            self._write(lambda: self._bar.write(line, file=self.output))
 
     def close(self) -> None:
         """Leave the bar as it is and go to a new line."""
         if self._bar is not None:
-            self._bar.close()
+            self._write(self._bar.close)
             self._bar = None
+
+    def _write(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError:
+            self._bar = None
+            _silence(self.output)
+
+
+def tell(line: str, output: TextIO | None = None) -> None:
+    """Print a line that stays, to standard error when output is None; in vain when nobody reads."""
+    output = output or sys.stderr
+    try:
+        print(line, file=output, flush=True)
+    except OSError:
+        _silence(output)
+
+
+def _silence(output: TextIO) -> None:
+    """Send a stream nowhere: Python would try to write, and complain, once more at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    except (OSError, ValueError):  # not a file of the operating system
+        return
 
 
 def duration(seconds: float) -> str:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from fasttfm.checkpoints.checkpoint import read_weights
+from fasttfm.checkpoints.model_dir import CONFIG_FILE, prepare_model_dir, refuse_strangers
+from fasttfm.checkpoints.steps import consecutive_steps, resolve_checkpoint, saved_steps
+from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import Config, Values, build
-from fasttfm.data import PreparedData, TokenBatches
+from fasttfm.data.batches import TokenBatches
+from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.folders import Verification
+from fasttfm.locks import locked
+from fasttfm.memory import limit_remedy
 from fasttfm.models import Transformer
 from fasttfm.training.average import average_last
-from fasttfm.training.checkpoint import load_weights, read_weights, saved_steps
-from fasttfm.training.model_dir import locked, prepare_model_dir, refuse_strangers
-from fasttfm.training.trainer import AUTOCAST, Trainer
+from fasttfm.training.progress import tell
+from fasttfm.training.trainer import Trainer
+from fasttfm.training.updates import AUTOCAST
 from fasttfm.training.validate import Validation, Validator
+from fasttfm.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +41,21 @@ class Outcome:
     """Validation of the averaged checkpoint, if the recipe asks for one."""
 
 
-def train(values: Values, data_dir: Path, model_dir: Path, device: torch.device | None = None) -> Outcome:
+def train(
+    values: Values,
+    data_dir: Path,
+    model_dir: Path,
+    device: torch.device | None = None,
+    *,
+    init_from: Path | None = None,
+    settings: str = "",
+) -> Outcome:
     """Train, or go on training, a model on prepared data into `model_dir`.
 
-    values: from fasttfm.config.gather. device: None takes a GPU if there is one. Raises UserError for anything that the
-    caller can put right; Stopped, a KeyboardInterrupt, with a line for the user after Ctrl-C, SIGTERM or SIGHUP.
+    values: from fasttfm.config.gather. device: None takes a GPU if there is one. init_from: a checkpoint, or a model
+    directory whose best one is meant, with whose weights a new run begins. settings: of the process, to be shown.
+    Raises UserError for anything that the caller can put right; Stopped, a KeyboardInterrupt, with a line for the user
+    after Ctrl-C, SIGTERM or SIGHUP.
     """
     data = PreparedData.open(data_dir)
     config = _with_vocabulary(values, data)
@@ -45,11 +64,13 @@ def train(values: Values, data_dir: Path, model_dir: Path, device: torch.device 
         torch.set_num_threads(config.training.threads)
     refuse_strangers(model_dir)
     try:
-        return _train(config, data, model_dir, device)
-    except BrokenPipeError:
-        raise  # of the terminal that the run reports to
-    except OSError as error:
-        if error.errno is None:
+        with locked(model_dir):
+            prepare_model_dir(model_dir, config, data)
+            return _train(config, data, model_dir, device, init_from, settings)
+    except (OSError, MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise _out_of_memory(config, device) from error
+        if not isinstance(error, OSError) or error.errno is None:
             raise  # raised by hand somewhere, not by the operating system
         # writing to an open file on a full disk names no file
         raise UserError(
@@ -58,25 +79,36 @@ def train(values: Values, data_dir: Path, model_dir: Path, device: torch.device 
         ) from error
 
 
-def _train(config: Config, data: PreparedData, model_dir: Path, device: torch.device) -> Outcome:
-    with locked(model_dir):
-        prepare_model_dir(model_dir, config, data)
-        torch.manual_seed(config.training.seed)
-        model = Transformer(config.model).to(device)
-        trainer = _trainer(model, config, data, model_dir, device)
-        _say(_summary(model, trainer.batches, model_dir, device))
-        try:
-            reason = trainer.run()
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise UserError(
-                f"{device} is out of memory with batches of {config.data.max_tokens:,} tokens: give --max-tokens "
-                f"{config.data.max_tokens // 2} --update-freq {config.training.update_freq * 2} and a new --out, which "
-                "sums two halves into the same update"
-            ) from error
-        average = _average(model, config, trainer, model_dir)
-    return Outcome(reason=reason, score=trainer.last_score, average=average)
+def _train(
+    config: Config, data: PreparedData, model_dir: Path, device: torch.device, init_from: Path | None, settings: str
+) -> Outcome:
+    torch.manual_seed(config.training.seed)
+    model = Transformer(config.model).to(device)
+    if init_from is not None and not saved_steps(model_dir):
+        _begin_with(model, init_from, model_dir)
+    verification = data.verify()
+    trainer = _trainer(model, config, data, model_dir, device, verification)
+    tell(_summary(model, trainer.updates.batches, model_dir, device) + settings)
+    reason = trainer.run()
+    verification.finish()
+    return Outcome(reason=reason, score=trainer.last_score, average=_average(model, config, trainer, model_dir))
+
+
+def _out_of_memory(config: Config, device: torch.device) -> UserError:
+    halved, doubled = config.data.max_tokens // 2, config.training.update_freq * 2
+    return UserError(
+        f"{device} is out of memory with batches of {config.data.max_tokens:,} tokens: give --max-tokens {halved} "
+        f"--update-freq {doubled} and a new --out, which sums two halves into the same update{limit_remedy()}"
+    )
+
+
+def _begin_with(model: Transformer, init_from: Path, model_dir: Path) -> None:
+    """Put the weights of a checkpoint of the same vocabulary and shape into a model."""
+    if not init_from.exists():
+        raise UserError(f"--init-from {init_from}: does not exist: give a checkpoint or a model directory")
+    checkpoint = resolve_checkpoint(init_from) if (init_from / CONFIG_FILE).is_file() else init_from
+    check_vocabulary(checkpoint, model_dir)
+    load_weights(model, read_weights(checkpoint), checkpoint)
 
 
 def _with_vocabulary(values: Values, data: PreparedData) -> Config:
@@ -91,7 +123,14 @@ def _with_vocabulary(values: Values, data: PreparedData) -> Config:
     return build(values, sizes)
 
 
-def _trainer(model: Transformer, config: Config, data: PreparedData, model_dir: Path, device: torch.device) -> Trainer:
+def _trainer(
+    model: Transformer,
+    config: Config,
+    data: PreparedData,
+    model_dir: Path,
+    device: torch.device,
+    verification: Verification,
+) -> Trainer:
     recipe, batching = config.training, config.data
     try:
         batches = TokenBatches(
@@ -101,6 +140,7 @@ def _trainer(model: Transformer, config: Config, data: PreparedData, model_dir: 
             batching.max_sentence_tokens,
             batching.subword_sampling,
             (data.source_tokenizer, data.target_tokenizer),
+            verification,
         )
     except ValueError as error:
         raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error
@@ -117,16 +157,16 @@ def _trainer(model: Transformer, config: Config, data: PreparedData, model_dir: 
             bleu_tokenizer=recipe.valid_bleu_tokenizer,
             autocast=AUTOCAST[recipe.precision],
         )
-    return Trainer(model, batches, recipe, model_dir, validator=validator, device=device)
+    return Trainer(model, batches, recipe, model_dir, validator=validator, device=device, verification=verification)
 
 
 def _average(model: Transformer, config: Config, trainer: Trainer, model_dir: Path) -> Validation | None:
     """Make the averaged checkpoint that the recipe asks for and validate it, leaving its weights in the model."""
-    wanted = min(config.training.average_last, len(saved_steps(model_dir)))
+    wanted = min(config.training.average_last, len(consecutive_steps(model_dir)))
     if not wanted:
         return None
     path, steps = average_last(model_dir, wanted)
-    _say(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in steps)}")
+    tell(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in steps)}")
     if trainer.validator is None:
         return None
     load_weights(model, read_weights(path), path)
@@ -143,9 +183,6 @@ def _summary(model: Transformer, batches: TokenBatches, model_dir: Path, device:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return (
         f"{begin} in {model_dir}: {parameters:,} parameters on {where}; {len(batches):,} batches and "
-        f"{batches.target_tokens:,} target tokens an epoch, {batches.padding_ratio:.1%} padding{skipped}"
+        f"{batches.target_tokens:,} target tokens an epoch, {batches.padding_ratio:.1%} padding in "
+        f"{counted(batches.shapes, 'shape')}{skipped}"
     )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

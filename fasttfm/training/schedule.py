@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fasttfm.training.config import TrainingConfig
+from fasttfm.config.training import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, d_model: int, step: int) -> float:

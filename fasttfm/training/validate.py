@@ -6,9 +6,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from fasttfm.data import PreparedData, bleu, collate, sorted_batches
+from fasttfm.data.batches import collate
+from fasttfm.data.prepared import PreparedData
+from fasttfm.data.scoring import bleu
+from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.decoding.translator import one_line
@@ -73,8 +77,12 @@ class Validator:
             bleu(["."], ["."], tokenize=bleu_tokenizer)
         self.autocast = autocast
         pairs = data.valid
-        groups = sorted_batches(pairs.source_lengths, pairs.target_lengths, max_tokens)
-        self._batches = [collate([pairs.source(i) for i in g], [pairs.target(i) for i in g]).to(device) for g in groups]
+        widths = np.column_stack([pairs.source_lengths, pairs.target_lengths]) + 1
+        self._batches = []
+        for group in length_batches(widths.max(axis=1), max_tokens):
+            size = [round_length(int(width)) for width in widths[group].max(axis=0)]
+            batch = collate([pairs.source(i) for i in group], [pairs.target(i) for i in group], size)
+            self._batches.append(batch.to(device))
         self._sources = [[*map(int, pairs.source(i)), EOS] for i in range(len(pairs))]
 
     def __call__(self, model: Transformer) -> Validation:

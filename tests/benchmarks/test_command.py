@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import harness, machine, records
-from benchmarks.harness import Case, Work
+from benchmarks.measure import harness, machine, records
+from benchmarks.measure.case import Case, Work
 
 ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
 
@@ -61,7 +61,7 @@ def group(monkeypatch):
     module.cases = cases
     monkeypatch.setitem(sys.modules, "a_group", module)
     monkeypatch.setattr(command, "GROUPS", {"kernels": "a_group"})
-    monkeypatch.setattr("benchmarks.ceilings.of", lambda setting: harness.Ceilings(1e9, 1e9))
+    monkeypatch.setattr("benchmarks.measure.ceilings.of", lambda setting: harness.Ceilings(1e9, 1e9))
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     return module
 
@@ -89,10 +89,12 @@ def test_toy_shapes_are_kept_only_where_one_asks_for_it(group, tmp_path, monkeyp
 
 def test_times_that_scatter_are_said_to(group, tmp_path, monkeypatch, capsys):
     scattered = itertools.cycle([10.0, 30.0, 30.0, 10.0])
-    monkeypatch.setattr("benchmarks.clocks.HostClock.microseconds", lambda self, run: [run(), next(scattered)][1])
+    monkeypatch.setattr(
+        "benchmarks.measure.clocks.HostClock.microseconds", lambda self, run: [run(), next(scattered)][1]
+    )
     assert command.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "4 of 4 times differ by more than a third" in capsys.readouterr().out
-    monkeypatch.setattr("benchmarks.clocks.HostClock.microseconds", lambda self, run: [run(), 10.0][1])
+    monkeypatch.setattr("benchmarks.measure.clocks.HostClock.microseconds", lambda self, run: [run(), 10.0][1])
     assert command.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "differ" not in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from benchmarks import compare
+from benchmarks.report import compare
 from fasttfm.errors import UserError
 
 

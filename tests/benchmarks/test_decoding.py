@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import decoding, synthetic
-from benchmarks.decoding_steps import RUNGS, Less
-from benchmarks.harness import Setting
+from benchmarks.cases import decoding, synthetic
+from benchmarks.cases.decoding_steps import RUNGS, Less
+from benchmarks.measure.case import Setting
 from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.models import Transformer, TransformerConfig

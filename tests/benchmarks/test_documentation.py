@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import harness, machine, records
-from benchmarks.clocks import Clocks
-from benchmarks.harness import Setting
+from benchmarks.measure import harness, machine, records
+from benchmarks.measure.case import Setting
+from benchmarks.measure.clocks import Clocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)

@@ -8,8 +8,10 @@ import random
 import pytest
 import torch
 
-from benchmarks import end_to_end, records, synthetic
+from benchmarks import end_to_end
 from benchmarks.__main__ import main
+from benchmarks.cases import synthetic
+from benchmarks.measure import records
 from benchmarks.peers.torch_nn import TorchTransformer
 from benchmarks.peers.torch_nn_trainer import Stopwatch, greedy
 from fasttfm.decoding import DecodingConfig, translate_ids

@@ -5,12 +5,14 @@ import time
 
 import pytest
 import torch
-from fasttfm.kernels.costs import Cost
 
-from benchmarks import harness, numerics, records
-from benchmarks.clocks import HostClock, host_peak_bytes, last_level_cache
-from benchmarks.harness import Absent, Case, Ceilings, Rotation, Setting, Work
-from benchmarks.machine import describe
+from benchmarks.measure import harness, numerics, records
+from benchmarks.measure.case import Case, Ceilings, Setting, Work
+from benchmarks.measure.clocks import HostClock, host_peak_bytes, last_level_cache
+from benchmarks.measure.harness import Rotation
+from benchmarks.measure.machine import describe
+from benchmarks.measure.providers import Absent
+from fasttfm.kernels.proof.costs import Cost
 
 HERE = describe()
 SHARED = torch.linspace(0, 1, 16)

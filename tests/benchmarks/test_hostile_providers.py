@@ -6,10 +6,10 @@ import time
 import pytest
 import torch
 
-from benchmarks import harness, numerics, records
-from benchmarks.clocks import HostClock
-from benchmarks.harness import Case, Setting, Work
-from benchmarks.machine import describe
+from benchmarks.measure import harness, numerics, records
+from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure.clocks import HostClock
+from benchmarks.measure.machine import describe
 
 HERE = describe()
 SETTING = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")

@@ -9,9 +9,12 @@ import sys
 import pytest
 import torch
 
-from benchmarks import blocks, gpu_check, harness, kernels, machine, providers, records
-from benchmarks.clocks import Clocks
-from benchmarks.harness import Absent, Setting
+from benchmarks import gpu_check
+from benchmarks.cases import blocks, kernels
+from benchmarks.measure import harness, machine, providers, records
+from benchmarks.measure.case import Setting
+from benchmarks.measure.clocks import Clocks
+from benchmarks.measure.providers import Absent
 from fasttfm.timing import measure, quantile
 
 SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")

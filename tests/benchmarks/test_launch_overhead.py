@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from benchmarks import machine, records
+from benchmarks.measure import machine, records
 
 
 def test_a_record_of_both_ways_is_kept_and_ours_is_the_cheaper(tmp_path):

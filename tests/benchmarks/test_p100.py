@@ -7,13 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from fasttfm.kernels import budgets
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.compile_matrix import families
 
-from benchmarks import check, old_chips
 from benchmarks.__main__ import main
-from benchmarks.machine import ROOT
+from benchmarks.limits import old_chips
+from benchmarks.measure import check
+from benchmarks.measure.machine import ROOT
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof.matrix import families
 
 NOTEBOOK = ROOT / "notebooks" / "p100.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -30,8 +31,11 @@ def commit() -> str:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
+REMEDY = "run `python -m benchmarks.limits.old_chips`"
+
+
 def test_the_routes_of_the_page_are_what_the_code_decides():
-    assert old_chips.routes() in old_chips.PAGE.read_text(encoding="utf-8"), "run `python -m benchmarks.old_chips`"
+    assert old_chips.routes() in old_chips.PAGE.read_text(encoding="utf-8"), REMEDY
 
 
 def test_the_page_has_what_the_matrix_has_recorded():
@@ -40,11 +44,11 @@ def test_the_page_has_what_the_matrix_has_recorded():
     cases = [budgets.key(chip, case) for cases in families().values() for chip in chips for case in cases(chip)]
     if not set(cases) <= set(recorded):
         pytest.skip("the compile matrix is not recorded in full: the table is written when it is")
-    assert old_chips.proved() in old_chips.PAGE.read_text(encoding="utf-8"), "run `python -m benchmarks.old_chips`"
+    assert old_chips.proved() in old_chips.PAGE.read_text(encoding="utf-8"), REMEDY
 
 
 def test_the_routes_are_those_that_a_launch_would_take(monkeypatch):
-    from fasttfm.kernels import attention_launch
+    from fasttfm.kernels.attention import launch as attention_launch
 
     monkeypatch.setattr(attention_launch, "route", lambda chip, *size: "flash" if chip.name == "sm_70" else "short")
     lines = [line for line in old_chips.routes().splitlines() if line.startswith("| attention")]
@@ -56,7 +60,7 @@ def test_the_routes_are_those_that_a_launch_would_take(monkeypatch):
 
 
 def test_what_spills_is_said(monkeypatch):
-    from fasttfm.kernels.resources import Resources
+    from fasttfm.kernels.proof.resources import Resources
 
     recorded = {
         ("sm_60", "attention.forward/a", "fp32"): Resources(200, 48, 2048, 0),
@@ -66,7 +70,23 @@ def test_what_spills_is_said(monkeypatch):
     }
     monkeypatch.setattr(old_chips.budgets, "read", lambda: ("9.9", recorded))
     row = old_chips.proved().splitlines()[-1]
-    assert row == "| `kernels/attention.py` | 2; 200; 24 KiB; 1 spill, up to 48 bytes | none recorded | none recorded |"
+    found = "2; 200; 24 KiB; 1 spill, up to 48 bytes"
+    assert row == f"| `kernels/attention/forward.py` | {found} | none recorded | none recorded |"
+
+
+def test_each_case_is_filed_under_the_kernel_file_that_lists_it(monkeypatch):
+    from fasttfm.kernels.proof.resources import Resources
+
+    files = {
+        "attention.short.forward/a": "attention/short",
+        "attention.backward.keys/a": "attention/backward",
+        "layer_norm.backward_wide/a": "layer_norm",
+        "residual_add/1x512w4s1": "residual_add",
+    }
+    recorded = {("sm_60", case, "fp32"): Resources(90, 0, 0, 0) for case in files}
+    monkeypatch.setattr(old_chips.budgets, "read", lambda: ("9.9", recorded))
+    named = [line.split("`")[1] for line in old_chips.proved().splitlines() if line.startswith("| `kernels/")]
+    assert named == sorted(f"kernels/{file}.py" for file in files.values())
 
 
 def test_a_page_without_its_markers_is_refused():

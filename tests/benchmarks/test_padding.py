@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import padding, synthetic
-from benchmarks.harness import Setting
+from benchmarks.cases import padding, synthetic
+from benchmarks.measure.case import Setting
 
 CPU = torch.device("cpu")
 

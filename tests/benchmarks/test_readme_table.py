@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks import headline, readme_table
-from benchmarks.result_files import RESULTS, load
+from benchmarks.measure.result_files import RESULTS, load
+from benchmarks.report import headline, readme_table
 from fasttfm.errors import UserError
 
 
@@ -20,8 +22,8 @@ def test_a_changed_record_makes_readme_drift(tmp_path):
     for file in RESULTS.glob("end-to-end-*.jsonl"):
         (tmp_path / file.name).write_text(file.read_text())
     text = readme_table.updated(readme_table.README.read_text(encoding="utf-8"), load(tmp_path))
-    file = tmp_path / "end-to-end-demo.jsonl"
-    file.write_text(file.read_text().replace('"bleu": 9', '"bleu": 8'))
+    file = tmp_path / "end-to-end-multi30k.jsonl"
+    file.write_text(file.read_text().replace('"bleu": 3', '"bleu": 2'))
     assert readme_table.updated(text, load(tmp_path)) != text
 
 
@@ -52,6 +54,37 @@ def test_throughput_stands_beside_the_peers(write, record):
     (claim,) = headline.claims(files)
     assert claim.figure == "fasttfm 2,350, torch.nn 1,230 target tokens/s"
     assert claim.what.startswith("training step, tokens=2,000, fp32; CPU")
+
+
+def test_a_claim_names_its_commit_and_what_was_noted(write):
+    made = json.loads((RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0])
+    made |= {"corpus": "multi30k", "commit": "ab" * 20, "uncommitted_changes": True, "note": "other jobs ran"}
+    made["command"] = "python -m benchmarks decoding --only batch=32 beam=4 --full --note x"
+    table = readme_table.table(load(write("a.jsonl", made)))
+    assert "| abababa with changes; other jobs ran |" in table
+    assert "`python -m benchmarks decoding --only 'batch=32 beam=4' --full`" in table
+
+
+def test_readme_has_the_leading_figures_of_the_newest_machine_alone(write, record):
+    def row(provider, processor, time, length):
+        unit = {"value": 10.0, "unit": "target tokens/s"}
+        shape = {"batch": 32, "beam": 4, "length": length}
+        machine = {"processor": processor, "time": f"2026-01-0{time}T00:00:00+00:00"}
+        fields = {"group": "decoding", "case": "paper-base", "shape": shape, "machine": machine}
+        return record(provider=provider, throughput=unit, **fields)
+
+    rows = [
+        row(provider, processor, time, length)
+        for processor, time in (("old", 1), ("new", 2))
+        for length in (8, 27)
+        for provider in ("fasttfm", "other")
+    ]
+    files = load(write("a.jsonl", *rows))
+    assert len(headline.claims(files)) == 4
+    lines = [line for line in readme_table.table(files).splitlines() if "paper-base" in line]
+    assert len(lines) == 1
+    assert "length=27" in lines[0]
+    assert "new" in lines[0]
 
 
 def test_smoke_rows_and_wrong_rows_claim_nothing(write, record):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import records
+from benchmarks.measure import records
 from fasttfm.errors import UserError
 
 FILES = sorted(path for path in records.RESULTS.glob("*.json*"))
@@ -71,18 +71,18 @@ def test_a_record_is_valid():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"group": "kernel"}, r"record.group is 'kernel': one of"),
-        ({"extra": 1}, r"record.extra is not in the schema"),
-        ({"time_us": {"p20": 1.0, "p50": 2.0, "runs": 3}}, r"record.time_us lacks p80"),
-        ({"time_us": {"p20": 1.0, "p50": 0.0, "p80": 1.0, "runs": 3}}, "more than 0 is needed"),
+        ({"group": "kernel"}, "record.group: 'kernel' is not one of"),
+        ({"extra": 1}, "'extra' was unexpected"),
+        ({"time_us": {"p20": 1.0, "p50": 2.0, "runs": 3}}, "record.time_us: 'p80' is a required property"),
+        ({"time_us": {"p20": 1.0, "p50": 0.0, "p80": 1.0, "runs": 3}}, "equal to the minimum of 0"),
         ({"time_us": None}, "status is timed but record.time_us is None"),
         ({"status": "absent", "reason": "pip install x"}, "status is absent but record.time_us is"),
         ({"status": "wrong", "time_us": None}, "status is wrong but record.reason is None"),
         ({"error": {"value": 1.0, "allowed": 0.1, "measure": "x"}}, "larger than allowed, and yet there is a time"),
-        ({"peak_bytes": 1.5}, "peak_bytes is float: integer or null"),
-        ({"launches": True}, "launches is bool: integer or null"),
-        ({"shape": {"M": [1]}}, "shape.M is list"),
-        ({"machine": {}}, "record.machine lacks time"),
+        ({"peak_bytes": 1.5}, "peak_bytes: 1.5 is not of type 'integer', 'null'"),
+        ({"launches": True}, "launches: True is not of type"),
+        ({"shape": {"M": [1]}}, r"shape.M: \[1\] is not of type"),
+        ({"machine": {}}, "record.machine: 'time' is a required property"),
     ],
 )
 def test_what_is_wrong_with_a_record_is_said(changes, why):
@@ -113,7 +113,7 @@ def test_writing_replaces_the_same_measurement_and_keeps_the_others(tmp_path):
 
 
 def test_nothing_invalid_is_written(tmp_path):
-    with pytest.raises(ValueError, match="lacks"):
+    with pytest.raises(ValueError, match="required property"):
         records.write(tmp_path / "a.jsonl", [{"schema": 1}])
     assert not list(tmp_path.iterdir())
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks import synthetic, training_step
-from benchmarks.harness import Setting
+from benchmarks.cases import synthetic, training_step
+from benchmarks.measure.case import Setting
 from benchmarks.peers import huggingface, torch_nn
+from fasttfm.config.training import TrainingConfig
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.training.config import TrainingConfig
 
 CONFIG = TransformerConfig(
     vocab_size=60, d_model=32, heads=4, d_ff=64, encoder_layers=2, decoder_layers=2, dropout=0.0, max_length=64

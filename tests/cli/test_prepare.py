@@ -49,6 +49,7 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
         "byte_fallback": False,
         "normalization": "nmt_nfkc",
         "max_length": 12,
+        "replace_invalid": False,
     }
     assert 0 < len(data.train) < 200
     assert data.train.source_lengths.max() <= 12
@@ -59,7 +60,9 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
     [
         (["--vocab-size", "9000"], "--vocab-size 9,000: the training text is too small for so many pieces: at most"),
         (["--threads", "99999999999999999999"], "--threads 99999999999999999999: between 1 and 1,024 is allowed"),
-        (["--valid-src", os.devnull], f"{os.devnull}: is a pipe or device, but it is read more than once"),
+        (["--valid-src", os.devnull], f"{os.devnull} has 0 lines but "),
+        (["--character-coverage", "0.97"], "--character-coverage 0.97: between 0.98 and 1.0 is allowed"),
+        (["--tgt", "."], ".: this is a directory"),
         (["--threads", "0"], "--threads 0: between 1 and 1,024 is allowed"),
         (["--src", "nowhere.en"], "nowhere.en: no such file"),
         (["--valid-src", "."], ".: this is a directory"),
@@ -67,11 +70,122 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(text, tmp_path: Path, capsys, change: list[str], message: str):
     out = tmp_path / "DATA"
+    if change[0] in text:
+        text[text.index(change[0]) + 1] = change[1]
+        change = []
     assert main(["prepare", *text, "--vocab-size", "450", "--out", str(out), *change]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"fasttfm prepare: {message}")
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_several_files_and_repeated_flags_are_one_corpus_in_their_order(text: list[str], tmp_path: Path):
+    src, tgt, valid = text[1], text[3], text[4:]
+    options = [*valid, "--vocab-size", "450"]
+    twice = ["--src", src, "--src", valid[1], "--tgt", tgt, "--tgt", valid[3], *options]
+    together = ["--src", src, valid[1], "--tgt", tgt, valid[3], *options]
+    for name, arguments in (("A", twice), ("B", together)):
+        assert main(["prepare", *arguments, "--out", str(tmp_path / name)]) == 0
+    assert snapshot(tmp_path / "A") == snapshot(tmp_path / "B")
+    data = PreparedData.open(tmp_path / "A")
+    assert len(data.train) == 210
+    assert data.target_tokenizer.decode(data.train.target(200)) == Path(valid[3]).read_text().split("\n")[0]
+    assert main(["prepare", "--src", src, valid[1], "--tgt", tgt, *options, "--out", str(tmp_path / "C")]) == 2
+
+
+STRANGERS = ("a model", "notes", "the text itself", "a model inside")
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_nothing_but_its_own_files_is_ever_replaced(text: list[str], tmp_path: Path, stranger: str, capsys):
+    out = tmp_path / "DATA"
+    command = ["prepare", *text, "--vocab-size", "450", "--out", str(out)]
+    if stranger == "a model":
+        out.mkdir()
+        for name in ("config.yaml", "spm.model", "data.yaml", "train.log.jsonl"):
+            (out / name).write_text("format: fasttfm prepared data, version 1\nvocabulary: joint\n")
+    else:
+        assert main(command) == 0
+    if stranger == "notes":
+        (out / "notes.txt").write_text("mine")
+    if stranger == "a model inside":
+        (out / "model" / "checkpoints").mkdir(parents=True)
+        (out / "model" / "config.yaml").write_text("mine")
+    if stranger == "the text itself":
+        moved = Path(text[1]).rename(out / "train.src.gz")
+        command[command.index("--src") + 1] = str(moved)
+    before = snapshot(tmp_path)
+    command[command.index("450")] = "440"
+    assert main(command) == 2
+    assert snapshot(tmp_path) == before
+    message = capsys.readouterr().err
+    named = {
+        "a model": "config.yaml",
+        "notes": "notes.txt",
+        "the text itself": "train.src.gz",
+        "a model inside": "model",
+    }
+    assert named[stranger] in message
+    assert "choose another --out" in message
+    assert message.count("\n") == 1
+
+
+def test_the_folder_one_stands_in_is_written_and_stays(text: list[str], tmp_path: Path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for size in ("450", "440"):
+        assert main(["prepare", *text, "--vocab-size", size, "--out", "."]) == 0
+        assert len(PreparedData.open(Path(".")).source_tokenizer) == int(size)
+
+
+def test_bytes_that_are_not_utf8_are_replaced_where_that_is_asked_for_and_counted(text: list[str], tmp_path, capsys):
+    path = Path(text[5])
+    path.write_bytes(b"sch\xc3\xb6n\n" * 3 + b"sch\xf6n\n" + path.read_bytes().split(b"\n", 4)[-1])
+    command = ["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"fasttfm prepare: {path}: line 4 is not valid UTF-8 at column 4 (byte 0xf6): correct it, or give "
+        "--replace-invalid to read such bytes as U+FFFD\n"
+    )
+    assert main([*command, "--replace-invalid"]) == 0
+    warning = f"warning: {path}: 1 line held bytes that are not UTF-8, read as U+FFFD; the first is line 4"
+    assert warning in capsys.readouterr().out
+    assert PreparedData.open(tmp_path / "DATA").valid_source_text[3] == "sch\ufffdn"
+
+
+def test_a_single_pair_is_not_called_pairs(text: list[str], tmp_path: Path, capsys):
+    for path in text[5], text[7]:
+        Path(path).write_text(Path(path).read_text().split("\n")[0] + "\n")
+    assert main(["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]) == 0
+    assert "200 training pairs, 1 validation pair\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_lines_beyond_what_sentencepiece_takes_are_learned_from_too(text: list[str], tmp_path: Path, model_type: str):
+    """Documents of one line: it leaves out lines over 4,192 bytes, and where all are, ends in its own words."""
+    for place in (1, 3):
+        lines = gzip.decompress(Path(text[place]).read_bytes()).decode().split("\n")[:-1]
+        Path(text[place]).write_bytes(gzip.compress(f"{' '.join(lines)}\n{' '.join(lines[::-1])}\n".encode()))
+    options = ["--max-length", "100000", "--vocab-size", "450", "--model-type", model_type]
+    assert main(["prepare", *text, *options, "--out", str(tmp_path / "DATA")]) == 0
+    assert len(PreparedData.open(tmp_path / "DATA").train) == 2
+
+
+def test_old_macintosh_line_ends_are_one_clear_line(text: list[str], tmp_path: Path, capsys):
+    for path in text[5], text[7]:
+        Path(path).write_bytes(Path(path).read_bytes().replace(b"\n", b"\r"))
+    assert main(["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]) == 2
+    expected = f"{text[5]}: has 10 carriage returns and no line ends: convert it first, with tr '\\r' '\\n'\n"
+    assert capsys.readouterr().err == f"fasttfm prepare: {expected}"
 
 
 def test_one_text_as_source_and_target_is_pointed_out(text: list[str], tmp_path: Path, capsys):
@@ -113,9 +227,8 @@ def test_strange_text_is_prepared_line_by_line(tmp_path: Path, kind: str, model_
     assert (len(data.train), len(data.valid)) == (100, 20)
     written = (tmp_path / "valid.tgt").read_bytes().replace(b"\r\n", b"\n").decode().split("\n")[:-1]
     assert data.valid_target_text == written
-    if kind != "pieces":  # what SentencePiece writes for a space means one
-        decoded = [data.target_tokenizer.decode(data.valid.target(i)) for i in range(20)]
-        assert decoded == [line.strip(" ") for line in written]
+    decoded = [data.target_tokenizer.decode(data.valid.target(i)) for i in range(20)]
+    assert decoded == [line.strip(" ") for line in written]
 
 
 @pytest.mark.parametrize(("pair", "target"), [("multi30k", "de"), ("tatoeba_enja", "ja")])

@@ -43,7 +43,7 @@ def test_json_has_the_same_numbers(score, capsys):
 @pytest.mark.parametrize(
     ("hypotheses", "options", "message"),
     [
-        (b"one\n", (), "standard input has 1 lines but "),
+        (b"one\n", (), "standard input has 1 line but "),
         (b"", (), "standard input has 0 lines but "),
         (b"gut\nsch\xf6n\n", (), "standard input: line 2 is not valid UTF-8"),
         (b"a\nb\n", ("--tokenize", "moses"), "--tokenize moses: one of 13a, intl, char"),

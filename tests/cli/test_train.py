@@ -8,11 +8,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from fasttfm.checkpoints.checkpoint import read_meta, read_weights, save_checkpoint
+from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.cli.main import main
 from fasttfm.data.tokenizer import train_tokenizer
 from fasttfm.decoding.translator import Translator
-from fasttfm.training.checkpoint import saved_steps, step_folder
 
 SMALL = shlex.split(
     "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 256 --schedule constant "
@@ -102,10 +104,10 @@ def test_dump_config_prints_the_resolved_configuration_and_needs_no_data(capsys)
 
 
 @pytest.mark.parametrize(
-    ("flag", "named"), [("--lr", "lr: nan"), ("--dropout", "dropout nan"), ("--alpha", "alpha nan")]
+    ("flag", "named"), [("--lr", "--lr: -1.0"), ("--dropout", "--dropout -1.0"), ("--alpha", "--alpha -1.0")]
 )
 def test_dump_config_prints_nothing_that_training_would_refuse(capsys, flag, named):
-    assert main(["train", flag, "nan", "--dump-config"]) == 2
+    assert main(["train", flag, "-1", "--dump-config"]) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert named in output.err
@@ -213,10 +215,8 @@ def test_a_cut_off_checkpoint_names_the_way_back_which_works(data, model, capsys
     path.write_bytes(path.read_bytes()[:-100])
     message = refused_after_start(capsys, train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8"))
     assert f"{path}: is cut off" in message
-    assert f"delete {path.parent}" in message
-    for part in path.parent.iterdir():
-        part.unlink()
-    path.parent.rmdir()
+    assert f"move {path.parent.name} out of {path.parent.parent} to go on from update 4" in message
+    path.parent.rename(model / "away")
     assert train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8") == 0
     assert "going on from update 4" in capsys.readouterr().err
 
@@ -257,3 +257,147 @@ def test_a_run_too_short_for_a_record_ends_well_without_a_curve(data, tmp_path, 
     out, _ = capsys.readouterr()
     assert "curve" not in out
     assert "model: " in out
+
+
+def test_a_short_trial_run_of_a_recipe_shortens_its_warm_up(capsys):
+    assert main(["train", "--preset", "demo", "--max-update", "150", "--dump-config"]) == 0
+    assert "warmup_updates: 15\n" in capsys.readouterr().out
+    assert main(["train", "--preset", "demo", "--max-update", "150", "--warmup-updates", "200", "--dump-config"]) == 2
+    error = capsys.readouterr().err
+    assert "--warmup-updates" in error
+    assert "such as 15" in error
+
+
+def test_a_shortened_warm_up_is_said(data, tmp_path, capsys):
+    words = ["train", "--preset", "demo", "--data", str(data / "DATA"), "--out", str(tmp_path / "M")]
+    schedule, warmup = SMALL.index("--schedule"), SMALL.index("--warmup-updates")
+    small = [word for i, word in enumerate(SMALL) if i not in (schedule, schedule + 1, warmup, warmup + 1)]
+    assert main([*words, *small, "--valid-interval-updates", "0", "--no-valid-bleu", "--max-update", "6"]) == 0
+    error = capsys.readouterr().err
+    assert "warning: a warm-up of 200 updates does not fit into --max-update 6: it is shortened to 0" in error
+
+
+def test_a_new_run_may_begin_with_the_weights_of_another(data, model, tmp_path, capsys):
+    settings = ("--no-valid-bleu", "--lr", "1e-30", "--max-update", "2")
+    for source in (model, step_folder(model, 6), step_folder(model, 6) / "model.safetensors"):
+        out = tmp_path / f"M{source.name}"
+        assert train(data / "DATA", out, *settings, "--init-from", str(source)) == 0
+        begun = read_weights(step_folder(out, 2))
+        old = read_weights(resolve_checkpoint(source) if source == model else source)
+        assert all(torch.allclose(begun[name], old[name], atol=1e-6) for name in old)
+    capsys.readouterr()
+    assert "does not exist" in refused(capsys, train(data / "DATA", tmp_path / "N", "--init-from", "nowhere"))
+    other = shutil.copytree(step_folder(model, 6), tmp_path / "other")
+    (other / "meta.json").write_text('{"vocabulary": "another"}')
+    message = refused(capsys, train(data / "DATA", tmp_path / "N", "--init-from", str(other)))
+    assert "another vocabulary" in message
+
+
+def test_the_remedies_for_checkpoints_without_state_end_in_a_run_that_goes_on(data, model, tmp_path, capsys):
+    """The newest two hold the training state; without them there is nothing to go on from but weights."""
+    for step in (4, 6):
+        step_folder(model, step).rename(tmp_path / f"away-{step}")
+    message = refused_after_start(capsys, train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8"))
+    assert "state.safetensors: is missing" in message
+    assert "delete" not in message
+    remedy = re.search(r"another --out and (--init-from \S.*)$", message)[1].split(" ", 1)
+    assert saved_steps(model) == [2]
+    assert train(data / "DATA", tmp_path / "NEW", "--no-valid-bleu", *remedy) == 0
+    assert saved_steps(tmp_path / "NEW")[-1] == 6
+
+
+def test_checkpoints_that_are_not_there_just_now_do_not_begin_a_run_anew(data, model, tmp_path, capsys):
+    log = (model / "train.log.jsonl").read_bytes()
+    (model / "checkpoints").rename(tmp_path / "disk")
+    (model / "checkpoints").symlink_to(tmp_path / "unmounted")
+    message = refused(capsys, train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8"))
+    assert "checkpoints: is a link to" in message
+    assert (model / "train.log.jsonl").read_bytes() == log
+    (model / "checkpoints").unlink()
+    (model / "checkpoints").symlink_to(tmp_path / "disk")
+    assert train(data / "DATA", model, "--no-valid-bleu", "--max-update", "8") == 0
+    assert saved_steps(model)[-1] == 8
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_warning(data, tmp_path, capsys, monkeypatch):
+    def failing(model_dir):
+        raise RuntimeError("no\nfont")
+
+    monkeypatch.setattr("fasttfm.training.plots.plot_curve", failing)
+    assert train(data / "DATA", tmp_path / "M", "--no-valid-bleu") == 0
+    output = capsys.readouterr()
+    assert output.err.splitlines()[-1] == "warning: the loss curve could not be drawn: no font"
+    assert "model: " in output.out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX pipes")
+def test_a_reader_that_leaves_costs_no_work(data, tmp_path):
+    words = ["train", "--data", str(data / "DATA"), "--out", str(tmp_path / "M"), *SMALL, "--no-valid-bleu"]
+    command = shlex.join([sys.executable, "-m", "fasttfm", *words, "--max-update", "9", "--log-interval", "1"])
+    done = subprocess.run(f"{command} 2>&1 | head -2", shell=True, capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) == 2
+    assert done.stderr == ""
+    assert saved_steps(tmp_path / "M")[-1] == 9
+
+
+def test_nan_weights_are_refused_by_every_command_that_reads_them(data, model, capsys):
+    folder = step_folder(model, 6)
+    weights = read_weights(folder)
+    next(iter(weights.values())).fill_(float("nan"))
+    save_checkpoint(folder, weights, read_meta(folder))
+    pairs = ["--src", str(data / "valid.en"), "--tgt", str(data / "valid.de"), "--checkpoint", "6"]
+    for command in (
+        ["score-pairs", str(model), *pairs],
+        ["score-pairs", str(model), *pairs[:-1], str(folder / "model.safetensors")],
+        ["translate", str(model), "--checkpoint", "6"],
+        ["average", str(model), "--last", "1"],
+    ):
+        assert main(command) == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert "holds NaN or infinity" in output.err
+
+
+@pytest.mark.parametrize("name", ["norm_first", "packed", "embedding_dropout", "adam_betas", "weight_decay", "init"])
+def test_the_flag_that_goes_on_with_the_old_value_is_one_that_train_takes(data, trained, name, capsys):
+    from fasttfm.checkpoints.model_dir import _flag, read_config
+    from fasttfm.config import section_of
+
+    old = read_config(trained)[section_of(name)][name]
+    assert main(["train", *_flag(name, old).split(), "--dump-config"]) == 0
+
+
+def test_a_vocabulary_of_another_size_names_no_flag_that_train_refuses(data, model, capsys):
+    message = refused(capsys, train(data / "LARGER", model, "--no-valid-bleu", "--max-update", "8"))
+    assert "--vocab-size" not in message
+    assert "give the --data it was begun with" in message
+
+
+def test_the_configuration_of_another_models_vocabulary_cannot_be_set_against_the_data(data, tmp_path, capsys):
+    separate = ("--share-embeddings", "decoder", "--no-valid-bleu")
+    assert train(data / "SEPARATE", tmp_path / "OLD", *separate) == 0
+    capsys.readouterr()
+    old = str(tmp_path / "OLD" / "config.yaml")
+    message = refused(capsys, train(data / "LARGER", tmp_path / "M", "--config", old, "--no-valid-bleu"))
+    assert "the data decide it" in message
+    assert not (tmp_path / "M").exists()
+    assert train(data / "DATA", tmp_path / "M", "--config", old, "--no-valid-bleu") == 0
+    Translator.from_directory(tmp_path / "M")  # of the same size, and joint now
+
+
+def test_openmps_waiting_and_onednns_caches_are_chosen_unless_the_user_has(data):
+    program = (
+        "import os, sys\n"
+        "from fasttfm.cli.environment import choose_settings\n"
+        "print(choose_settings())\n"
+        "import torch\n"
+        "assert choose_settings() == ''"
+    )
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    environment = {name: value for name, value in os.environ.items() if name not in (*names, "KMP_BLOCKTIME")}
+    by_user = {"OMP_WAIT_POLICY": "active", "LRU_CACHE_CAPACITY": "9"}
+    for given, chosen in (({}, names), (by_user, names[2:3])):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={**environment, **given}, capture_output=True, text=True, check=True
+        )
+        assert re.findall(r"(\w+)=", done.stdout) == list(chosen)

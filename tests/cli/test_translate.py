@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from fasttfm.checkpoints.checkpoint import MODEL_FILE, save_checkpoint
+from fasttfm.checkpoints.steps import step_folder
+from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
 from fasttfm.config import resolve
 from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
 from fasttfm.decoding.translator import Translator
 from fasttfm.models import Transformer
-from fasttfm.training.checkpoint import MODEL_FILE, model_weights, save_checkpoint, step_folder
 
 TEXT = ["a dog runs over the green grass", "two men sit in a small boat", "ein Hund läuft über die grüne Wiese"]
 INPUT = "a dog\n\ntwo men sit in a boat\r\n   \nthe green grass"
@@ -98,6 +101,21 @@ def test_n_best_lists_are_numbered(translate, model_dir):
     assert float(rows[0][2]) >= float(rows[1][2])
 
 
+@pytest.mark.parametrize("settings", [[], ["--sampling"]])
+def test_scores_of_n_best_lists_do_not_depend_on_the_batch(translate, model_dir, settings):
+    """To the last digit: they are those of the sentence by itself."""
+    text = "".join(f"{' '.join(TEXT[0].split()[:count])}\n" for count in range(1, 8)) * 3
+    outputs = {
+        translate(model_dir, "--nbest", 2, "--max-len-b", 20, "--batch-tokens", size, *settings, text=text)[1]
+        for size in (1, 64, 4096)
+    }
+    assert len(outputs) == 1
+    rows = [line.split(" ||| ") for line in outputs.pop().splitlines()]
+    if not settings:  # sampling draws anew for every line
+        copies = [[row[1:] for row in rows if int(row[0]) // 7 == copy] for copy in range(3)]
+        assert copies[0] == copies[1] == copies[2], "the same sentence has the same scores wherever it stands"
+
+
 def test_sampling_repeats_itself(translate, model_dir):
     first = translate(model_dir, "--sampling", "--sampling-seed", 5)
     assert first[0] == 0
@@ -113,9 +131,11 @@ def test_prefixes_begin_the_translations(translate, model_dir, tmp_path):
     assert lines[0].startswith("ein Hund")
     assert lines[2].startswith("zwei")
     prefixes.write_text("ein\n", encoding="utf-8")
-    status, _, errors = translate(model_dir, "--prefixes", prefixes)
+    status, out, errors = translate(model_dir, "--prefixes", prefixes)
     assert status == 2
-    assert "only 1 prefixes" in errors[0]
+    assert "fewer prefixes than lines of the input (line 2 has none)" in errors[0]
+    assert out.startswith("ein"), "the lines that have a prefix are translated"
+    assert out.count("\n") == 1
 
 
 def test_a_long_line_is_cut_off_with_one_warning(translate, model_dir):
@@ -123,7 +143,7 @@ def test_a_long_line_is_cut_off_with_one_warning(translate, model_dir):
     assert status == 0
     assert len(out.splitlines()) == 2
     assert len(errors) == 1
-    assert "1 lines have more than 20 tokens" in errors[0]
+    assert "1 line has more than 20 tokens and was cut off" in errors[0]
     assert "line 2" in errors[0]
 
 
@@ -142,11 +162,49 @@ def failure(result) -> str:
     return errors[0]
 
 
+def test_lines_before_a_bad_one_are_translated(translate, model_dir):
+    """However many are read ahead, and with their n-best lists or prefixes as well."""
+    expected = translate(model_dir, text="a dog\n\ntwo men\n")[1]
+    for size in (1, 2, 1024):
+        status, out, errors = translate(model_dir, "--buffer-size", size, text=b"a dog\n\ntwo men\nM\xe4nner\na boat\n")
+        assert (status, out) == (2, expected)
+        assert len(errors) == 1
+        assert "line 4 is not valid UTF-8" in errors[0]
+
+
+@pytest.mark.parametrize(
+    "device", ["hpu", "privateuseone", "mkldnn", "opengl", "ideep", "vulkan", "xla", "fpga", "cpu:x"]
+)
+def test_a_device_that_torch_knows_and_this_machine_lacks_is_refused_in_a_short_line(translate, model_dir, device):
+    told = failure(translate(model_dir, "--device", device))
+    assert device in told
+    assert told.endswith(("give cpu or cuda", "give cpu, cuda or cuda:1"))
+    assert len(told) < 120
+
+
+@pytest.mark.parametrize("settings", [["--beam", 100_000], ["--sampling", "--nbest", 10_000_000]])
+def test_a_search_larger_than_the_memory_is_refused_before_it_begins(translate, model_dir, settings, monkeypatch):
+    monkeypatch.setattr("fasttfm.decoding.memory.available_bytes", lambda: 200 << 20)
+    told = failure(translate(model_dir, *settings, text="a dog\ntwo men\n"))
+    assert re.search(
+        rf"{settings[-2]} {settings[-1]:,} needs about [0-9,.]+ GiB for 2 sentences at once, but 0.2 GiB", told
+    )
+    assert told.endswith(f"give a smaller {settings[-2]} or --batch-tokens")
+
+
+def test_a_model_of_another_padding_is_refused(translate, model_dir, tmp_path):
+    other = tmp_path / "model"
+    shutil.copytree(model_dir, other)
+    config = other / "config.yaml"
+    config.write_text(config.read_text().replace("pad_id: 0", "pad_id: 3"), encoding="utf-8")
+    assert re.search(r"config\.yaml, line \d+: model\.pad_id is 3, but 0 in the data", failure(translate(other)))
+
+
 def test_what_cannot_be_used_ends_in_one_line(translate, model_dir, tmp_path):
     assert "does not exist" in failure(translate(tmp_path / "none"))
     assert "has no config.yaml" in failure(translate(tmp_path))
     assert "line 2 is not valid UTF-8" in failure(translate(model_dir, text=b"a dog\nM\xe4nner\n"))
-    assert "nbest 3 is more than beam 2" in failure(translate(model_dir, "--nbest", 3))
+    assert "--nbest 3 is more than decoding.beam 2" in failure(translate(model_dir, "--nbest", 3))
     assert "beam 0" in failure(translate(model_dir, "--beam", 0))
     assert "last, best, average" in failure(translate(model_dir, "--checkpoint", "newest"))
     assert "fasttfm average" in failure(translate(model_dir, "--checkpoint", "average"))
@@ -208,6 +266,7 @@ def test_attention_is_drawn(model_dir, tmp_path, capsys):
         (["a dog", "--layers", "3"], "layers 1 to 2"),
         (["a dog", "--layers", "one"], "give numbers"),
         ([""], "is empty"),
+        (["\u00a0\u3000 \t"], "is empty"),
         (["dog " * 100], "give a shorter one"),
         (["a dog", "--out", str(tmp_path / "x.docx")], "docx"),
         (["a dog", "--out", str(tmp_path / "none" / "x.png")], "No such file"),

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from fasttfm.kernels import choice_cache, choices
-from fasttfm.kernels.compile_case import CHIPS
 
 from fasttfm import tuning
 from fasttfm.cli import main
+from fasttfm.kernels import choice_cache, choices
+from fasttfm.kernels.compile_case import CHIPS
 
 CHIP = CHIPS["sm_90"]
 
@@ -127,9 +127,12 @@ def test_the_work_of_a_model_runs_every_family(monkeypatch):
     """The real pieces of work, made small, on the CPU."""
     monkeypatch.setattr(tuning, "_TOKENS", 64)
     monkeypatch.setattr(tuning, "_LENGTHS", (8, 16))
-    names = []
+    names, kinds = [], set()
     for name, run in tuning._layer_work(32, 2, torch.float32, torch.device("cpu")):
         run()
         names.append(name.split()[0])
+        if names[-1] == "attention":
+            kinds.add(" ".join(name.split()[2:]))
+    assert kinds == {"full", "causal", "lengths", "masked", "masked dropout", "cross", "packed"}
     families = {"attention", "layer_norm", "residual_layer_norm", "feed_forward", "linear_cross_entropy", "embedding"}
     assert set(names) == families

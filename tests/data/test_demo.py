@@ -5,14 +5,13 @@ import itertools
 
 import pytest
 
-from fasttfm.data import demo_clause as say
-from fasttfm.data import demo_german as german
-from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, write_demo_corpus
-from fasttfm.data.demo_clause import Clause, NounPhrase, Phrase
-from fasttfm.data.demo_lexicon import ABOUT_PEOPLE, ABOUT_THINGS, PERSONS, THINGS
-from fasttfm.data.demo_phrases import Phrases, digits, number
-from fasttfm.data.demo_sentences import Sentences
-from fasttfm.data.demo_verbs import DATIVE, INTRANSITIVE, MODALS, TRANSITIVE
+from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, german, write_demo_corpus
+from fasttfm.data.demo import clause as say
+from fasttfm.data.demo.clause import Clause, NounPhrase, Phrase
+from fasttfm.data.demo.lexicon import ABOUT_PEOPLE, ABOUT_THINGS, PERSONS, THINGS
+from fasttfm.data.demo.phrases import Phrases, digits, number
+from fasttfm.data.demo.sentences import Sentences
+from fasttfm.data.demo.verbs import DATIVE, INTRANSITIVE, MODALS, TRANSITIVE
 from fasttfm.errors import UserError
 
 

@@ -1,10 +1,6 @@
 """The prepared directory: what is in it, what is refused, and that no kill leaves half of one."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +8,9 @@ import pytest
 
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepare import PrepareOptions, prepare
-from fasttfm.data.prepared import ParallelTokens, PreparedData, building
+from fasttfm.data.prepared import ParallelTokens, PreparedData
 from fasttfm.errors import UserError
+from fasttfm.folders import replacing
 
 SMALL = PrepareOptions(vocab_size=500)
 
@@ -36,8 +33,8 @@ def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **mor
     prepare(
         [text["train.en"]],
         [text["train.de"]],
-        text["valid.en"],
-        text["valid.de"],
+        [text["valid.en"]],
+        [text["valid.de"]],
         out,
         options,
         say=more.pop("say", said.append),
@@ -47,7 +44,7 @@ def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **mor
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".lock"}
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -68,7 +65,6 @@ def test_ids_are_the_text_and_validation_text_is_raw(text, tmp_path: Path, separ
     assert [data.source_tokenizer.decode(data.train.source(i)) for i in range(len(lines))] == lines
     assert data.train.source(0).dtype == np.uint16
     assert int(data.train.target_lengths.sum()) == data.description["train"]["target_tokens"]
-    assert isinstance(data.train._source, np.memmap)
 
 
 def test_unusable_pairs_are_left_out_of_both_sides_with_a_counted_warning(text, tmp_path: Path):
@@ -115,7 +111,7 @@ def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_op
 def test_several_files_are_one_corpus(text, tmp_path: Path):
     out = tmp_path / "DATA"
     sides = [[text[f"{split}.{language}"] for split in ("train", "valid")] for language in ("en", "de")]
-    prepare(*sides, text["valid.en"], text["valid.de"], out, SMALL, say=lambda line: None)
+    prepare(*sides, [text["valid.en"]], [text["valid.de"]], out, SMALL, say=lambda line: None)
     assert len(PreparedData.open(out).train) == 320
 
 
@@ -123,7 +119,7 @@ def test_a_directory_with_other_files_is_never_overwritten(text, tmp_path: Path)
     out = tmp_path / "thesis"
     out.mkdir()
     (out / "chapter1.txt").write_text("years of work")
-    with pytest.raises(UserError, match="holds other files and is not prepared data: choose another --out"):
+    with pytest.raises(UserError, match=r"holds other files .chapter1\.txt., which are not replaced: choose another"):
         run(text, out)
     assert content(out) == {"chapter1.txt": b"years of work"}
     (tmp_path / "file").write_text("x")
@@ -147,8 +143,8 @@ def test_a_link_stays_a_link_to_where_the_data_are(text, tmp_path: Path):
 
 
 def interrupted(out: Path) -> None:
-    with building(out) as fresh:
-        (fresh / "train.src.npy").write_bytes(b"half")
+    with replacing(out, "preparing") as fresh:
+        (fresh.path / "train.src.npy").write_bytes(b"half")
         raise KeyboardInterrupt
 
 
@@ -177,56 +173,12 @@ def test_a_full_disk_is_one_line_and_loses_nothing(text, tmp_path: Path, monkeyp
     assert content(tmp_path / "DATA") == before
 
 
-_KILLED = """
-import os, sys
-from pathlib import Path
-from fasttfm.data import prepared
-with prepared.building(Path(sys.argv[1])) as fresh:
-    (fresh / "data.yaml").write_text("half")
-    if sys.argv[2] == "between":
-        rename = Path.rename
-        def once(path, target):
-            rename(path, target)
-            os.kill(os.getpid(), 9)
-        Path.rename = once
-    else:
-        os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
-@pytest.mark.parametrize("moment", ["building", "between"])
-def test_a_kill_leaves_no_half_directory_and_the_next_run_cleans_up(text, tmp_path: Path, moment: str):
-    out = tmp_path / "DATA"
-    run(text, out)
-    before = content(out)
-    killed = subprocess.run([sys.executable, "-c", _KILLED, str(out), moment], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert any(".DATA." in path.name for path in tmp_path.iterdir())
-    if moment == "building":
-        assert content(out) == before
-    with pytest.raises(RuntimeError), building(out):
-        raise RuntimeError("the next run stops too, after cleaning up")
-    assert content(out) == before
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_another_run_at_work_is_left_alone(tmp_path: Path):
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        other = tmp_path / f".DATA.preparing-{sleeper.pid}"
-        other.mkdir()
-        with building(tmp_path / "DATA"):
-            time.sleep(0)
-        assert other.is_dir()
-    finally:
-        sleeper.kill()
-        sleeper.wait()
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (lambda d: (d / "sha256sums").unlink(), "sha256sums: is missing"),
+        (lambda d: (d / "sha256sums").write_bytes(b""), "sha256sums: is empty"),
+        (lambda d: (d / "sha256sums").write_bytes((d / "sha256sums").read_bytes()[:200]), "sha256sums: is damaged"),
         (lambda d: (d / "data.yaml").unlink(), "not a prepared data directory"),
         (lambda d: (d / "data.yaml").write_text("a: [1"), "not a prepared data directory"),
         (lambda d: (d / "spm.model").write_bytes(b"x"), "spm.model: not a SentencePiece model"),
@@ -252,7 +204,7 @@ def test_a_missing_directory_says_what_makes_one(tmp_path: Path):
     [
         {"vocab_size": 3},
         {"max_length": 0},
-        {"character_coverage": 0.2},
+        {"character_coverage": 0.97},
         {"model_type": "words"},
         {"normalization": "x"},
     ],
@@ -299,6 +251,44 @@ def test_a_token_outside_of_the_vocabulary_is_named_before_training(text, tmp_pa
         PreparedData.open(tmp_path / "DATA")
 
 
+def test_a_file_that_is_cut_off_under_training_is_one_line_and_no_crash(text, tmp_path: Path):
+    run(text, tmp_path / "DATA")
+    data = PreparedData.open(tmp_path / "DATA")
+    first = data.train.source(0).tolist()
+    os.truncate(tmp_path / "DATA" / "train.src.npy", 400)
+    assert data.train.source(0).tolist() == first
+    with pytest.raises(UserError, match=r"train\.src\.npy: was cut off while it was read"):
+        data.train.source(len(data.train) - 1)
+
+
+@pytest.mark.parametrize("file", ["train.src.npy", "train.tgt.offsets.npy", "valid.src.txt", "spm.model", "data.yaml"])
+def test_a_flipped_bit_anywhere_is_noticed_and_named(text, tmp_path: Path, file: str):
+    run(text, tmp_path / "DATA")
+    data = PreparedData.open(tmp_path / "DATA")
+    data.verify().finish()
+    path = tmp_path / "DATA" / file
+    broken = bytearray(path.read_bytes())
+    broken[-7] ^= 1
+    path.write_bytes(bytes(broken))
+    with pytest.raises(UserError, match=rf"{file}: is damaged or changed, its SHA-256"):
+        data.verify().finish()
+    with pytest.raises(UserError, match=rf"{file}: was changed since it was written, and is not replaced"):
+        run(text, tmp_path / "DATA")
+
+
+def test_text_that_grows_while_it_is_prepared_is_stored_as_it_was_read(text, tmp_path: Path):
+    def say(line: str) -> None:
+        if "training pairs" in line:  # everything has been read
+            for language in ("en", "de"):
+                with text[f"train.{language}"].open("a") as file:
+                    file.write("a line that came late\n")
+
+    run(text, tmp_path / "DATA", say=say)
+    assert len(PreparedData.open(tmp_path / "DATA").train) == 300
+    assert "nothing to do" not in run(text, tmp_path / "DATA")[-1]
+    assert len(PreparedData.open(tmp_path / "DATA").train) == 301
+
+
 def test_offsets_that_go_back_and_arrays_of_another_kind_are_refused(text, tmp_path: Path):
     run(text, tmp_path / "DATA")
     file = tmp_path / "DATA" / "valid.src.offsets.npy"
@@ -335,5 +325,5 @@ def test_every_flipped_bit_of_a_header_is_one_line_or_harmless(text, tmp_path: P
 def test_damaged_validation_text_is_named(text, tmp_path: Path, broken: bytes):
     run(text, tmp_path / "DATA")
     (tmp_path / "DATA" / "valid.tgt.txt").write_bytes(broken)
-    with pytest.raises(UserError, match=r"valid\.tgt\.txt: (has 1 lines for 20 pairs|damaged)"):
+    with pytest.raises(UserError, match=r"valid\.tgt\.txt: (has 1 line for 20 pairs|damaged)"):
         _ = PreparedData.open(tmp_path / "DATA").valid_target_text

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fasttfm.data import tokenizer as tokenizer_module
 from fasttfm.data.demo import demo_pairs
-from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, coverage_for, train_tokenizer
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, coverage_for, load_tokenizers, train_tokenizer
 from fasttfm.errors import Stopped, UserError
 
 
@@ -29,7 +30,16 @@ def test_the_special_ids_are_0_to_3_and_never_come_out_of_text(tokenizer: Tokeni
 
 
 def test_any_text_comes_back_as_it_was(tokenizer: Tokenizer, lines: list[str]):
-    strange = ["Ｆｕｌｌ width？", "𝔊 … „Zitat“ ﬁ ½", "日本語の文。", "a\u2028b\tc", "e\u0301 und é", "🙂🙂"]
+    strange = [
+        "Ｆｕｌｌ width？",
+        "𝔊 … „Zitat“ ﬁ ½",
+        "日本語の文。",
+        "a\u2028b\tc",
+        "e\u0301 und é",
+        "🙂🙂",
+        "\u2581a \u2581 b\u2581",
+        "\u2581",
+    ]
     for line in [*lines[:200], *strange]:
         assert tokenizer.decode(tokenizer.encode(line)) == line
 
@@ -70,6 +80,43 @@ def test_a_vocabulary_that_is_too_small_names_the_smallest_and_that_one_works(li
 def test_without_byte_fallback_unseen_characters_are_unknown(lines: list[str]):
     tokenizer = train_tokenizer(lines, vocab_size=400, byte_fallback=False)
     assert UNK in tokenizer.encode("日本")
+
+
+def test_sentencepieces_own_complaints_are_one_line_without_its_source_code(lines: list[str]):
+    with pytest.raises(UserError) as error:
+        train_tokenizer(lines, vocab_size=800, character_coverage=0.5)
+    assert not re.search(r"\.cc|\n|INTERNAL|\[", str(error.value))
+    assert "coverage" in str(error.value)
+    with pytest.raises(UserError, match="no line of the training text has anything"):
+        train_tokenizer([], vocab_size=800)
+
+
+def test_long_lines_are_learned_from_in_parts(lines: list[str]):
+    words = " ".join(lines)
+    assert len(words) > 50_000
+    parts = list(tokenizer_module._shortened(words))
+    assert "".join(parts) == words
+    assert all(len(part.encode()) <= 4192 for part in parts)
+    whole = [part for line in ("ö" * 9999, "日本" * 3000) for part in tokenizer_module._shortened(line)]
+    assert "".join(whole) == "ö" * 9999 + "日本" * 3000
+    assert max(len(part.encode()) for part in whole) <= 4192
+    assert len(train_tokenizer([words], vocab_size=800)) == 800
+
+
+def test_the_vocabulary_that_is_missing_is_named(tmp_path: Path, tokenizer: Tokenizer):
+    with pytest.raises(UserError, match=r"spm\.model: no such"):
+        load_tokenizers(tmp_path)
+    tokenizer.save(tmp_path / "spm.src.model")
+    with pytest.raises(UserError, match=r"spm\.tgt\.model: no such"):
+        load_tokenizers(tmp_path)
+    with pytest.raises(UserError, match=r"spm\.model: no such"):
+        load_tokenizers(tmp_path, joint=True)
+    tokenizer.save(tmp_path / "spm.tgt.model")
+    source, target = load_tokenizers(tmp_path)
+    assert source is not target
+    tokenizer.save(tmp_path / "spm.model")
+    source, target = load_tokenizers(tmp_path, joint=True)
+    assert source is target
 
 
 def test_large_scripts_give_up_rare_characters():

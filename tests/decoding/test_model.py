@@ -9,6 +9,8 @@ import torch
 
 from fasttfm.decoding import DecodingConfig, score_ids, search_ids, translate_ids
 from fasttfm.decoding.batches import padded
+from fasttfm.decoding.hypotheses import length_penalty
+from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 
 BOS, EOS = 2, 3
@@ -136,11 +138,38 @@ def test_scoring_does_not_depend_on_batches_and_refuses_lists_that_do_not_match(
         score_ids(model, batch, targets[:1])
 
 
-def test_padding_in_a_batch_of_bfloat16_changes_nothing_that_matters(trained_model):
-    """Lower precision may choose other words, but a sentence still gets one translation."""
+def test_a_model_that_gives_no_probabilities_is_refused_by_searches_and_scoring():
+    model = make_model()
+    with torch.no_grad():
+        model.encoder.layers[0].linear1.bias.fill_(torch.nan)
+    batch = sources(2, seed=8000)
+    for settings in (DecodingConfig(beam=1), DecodingConfig(beam=3), DecodingConfig(sampling=True)):
+        with pytest.raises(UserError, match=r"are not numbers \(NaN\)"):
+            search_ids(model, batch, settings)
+    with pytest.raises(UserError, match=r"are not numbers \(NaN\)"):
+        score_ids(model, batch, [ids[:-1] for ids in batch])
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.25), (torch.float16, 0.03)])
+def test_half_precision_lets_a_batch_decide_only_between_words_that_are_nearly_as_likely(trained_model, dtype, error):
+    """Its products depend on the batch in their last digits. Padding that was attended to would change far more.
+
+    However batched, 9 translations in 10 are those of a batch of one, a log-probability is that of float32 within
+    `error`, and a translation is, for float32, no further below its best than two such errors explain.
+    """
     model = make_model(norm_first=True, final_norm=True, dropout=0.0)
     model.load_state_dict(trained_model.state_dict())
-    model.bfloat16()
-    found = translate_ids(model, sources(40, seed=1000), DecodingConfig())
-    expected = translate_ids(trained_model, sources(40, seed=1000), DecodingConfig())
-    assert sum(ours == theirs for ours, theirs in zip(found, expected)) >= 20
+    model.to(dtype)
+    batch, settings = sources(60, seed=1000), DecodingConfig(max_len_b=10)
+    best = search_ids(trained_model, batch, settings)
+    batchings = [
+        [hypotheses[0] for hypotheses in search_ids(model, batch, settings, max_tokens=max_tokens)]
+        for max_tokens in (1, 100, 10_000)
+    ]
+    for outputs in batchings:
+        assert sum(output.tokens == single.tokens for output, single in zip(outputs, batchings[0])) >= 54
+        exact = score_ids(trained_model, batch, [output.tokens for output in outputs])
+        for output, log_probability, hypotheses in zip(outputs, exact, best):
+            assert output.log_probability == pytest.approx(log_probability, abs=error)
+            penalty = length_penalty(len(output.tokens) + 1, settings)
+            assert log_probability / penalty >= hypotheses[0].score - 2 * error / penalty

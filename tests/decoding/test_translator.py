@@ -90,6 +90,17 @@ def test_prefixes_of_another_number_are_refused(translator, count):
         list(translator.translate_stream(LINES, itertools.repeat("ein", count)))
 
 
+def test_lines_before_an_error_of_the_input_are_translated(translator):
+    def lines():
+        yield from LINES
+        raise OSError(5, "Input/output error")
+
+    stream = translator.translate_stream(lines())
+    assert [next(stream)[0].text for _ in LINES] == translator.translate(LINES)
+    with pytest.raises(OSError, match="Input/output"):
+        next(stream)
+
+
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="device 'tpu9' is unknown"):
         pick_device("tpu9")

@@ -6,6 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.functional.attention import torch_route
 
 BACKENDS = ["torch", "triton"]
 
@@ -51,7 +52,7 @@ MASKS = {
 def test_pytorch_route_equals_reference(dtype, mask, p):
     leaves = [heads(2, 2, n, d, dtype=dtype, requires_grad=True) for n, d in ((18, 16), (20, 16), (20, 8))]
     options = MASKS[mask]()
-    dropout = {"dropout_p": p, "seed": torch.tensor([6]), "stream": 2} if p else {}
+    dropout = {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
     expected, _ = reference.attention(*leaves, **options, **dropout)
     output = F.attention(*leaves, **options, **dropout)
     weights = F.attention_weights(*leaves[:2], **options, **dropout)
@@ -145,7 +146,7 @@ def test_routes_drop_the_same_weights():
     outputs = []
     for backend in BACKENDS:
         with F.backend(backend):
-            outputs.append(F.attention(q, k, v, dropout_p=0.3, seed=torch.tensor([8]), stream=1))
+            outputs.append(F.attention(q, k, v, dropout_p=0.3, seed=torch.tensor([8]), site=1))
     assert torch.equal(outputs[0] != 0, outputs[1] != 0)
 
 
@@ -184,7 +185,7 @@ def operator_calls():
     for backend in BACKENDS:
         yield "attention", (q, k, v, lengths, None, True, 0, 0.0, 0.3, None, 0, backend)
         yield "attention", (q, k, v, None, added, False, 0, 0.2, 0.3, seed, 1, backend)
-        yield "attention_packed", (*packed, *starts, 4, 6, True, 0.2, 0.3, seed, 0, backend)
+        yield "attention_packed", (*packed, *starts, 4, 6, None, None, True, 1, 0.2, 0.3, seed, 0, backend)
         yield "attention_softmax", (scores, lengths, added, True, 1, 0.2, 0.3, seed, 0, backend)
 
 
@@ -244,13 +245,6 @@ def test_meta_tensors_give_shapes():
     assert F.attention_weights(q, k).shape == (2, 3, 5, 6)
     starts = torch.empty(4, dtype=torch.int32, device="meta")
     assert F.varlen_attention(q[0], q[0], q[0, ..., :4], starts, starts, 3, 3).shape == (3, 5, 4)
-
-
-def test_second_derivatives_are_refused():
-    q = heads(1, 1, 3, 8, requires_grad=True)
-    for output in (F.attention(q, q, q), F.attention_weights(q, q)):
-        with pytest.raises(RuntimeError, match="cannot be differentiated: second derivatives"):
-            torch.autograd.grad(output.sum(), q, create_graph=True)
 
 
 def test_vmap_is_refused():
@@ -364,11 +358,9 @@ def test_wrong_packed_arguments_are_named(change, message):
 @pytest.mark.parametrize("offset", [None, -2, 0, 3])
 @pytest.mark.parametrize("padded", [False, True])
 def test_long_float32_rows_on_a_cpu_are_torchs_own_and_the_same(mask, offset, padded, monkeypatch):
-    from fasttfm.functional import _attention_torch
-
     taken = []
-    fused = _attention_torch.fused
-    monkeypatch.setattr(_attention_torch, "fused", lambda *arguments: taken.append(1) or fused(*arguments))
+    fused = torch_route.fused_forward
+    monkeypatch.setattr(torch_route, "fused_forward", lambda *arguments: taken.append(1) or fused(*arguments))
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(3, 2, n, 8, generator=generator) for n in (20, 70, 70))
     options = {"causal": offset is not None, "causal_offset": offset or 0}
@@ -399,9 +391,7 @@ def test_long_float32_rows_on_a_cpu_are_torchs_own_and_the_same(mask, offset, pa
 
 
 def test_what_torchs_kernel_lacks_is_computed_here(monkeypatch):
-    from fasttfm.functional import _attention_torch
-
-    monkeypatch.setattr(_attention_torch, "fused", None)  # calling it would fail
+    monkeypatch.setattr(torch_route, "fused_forward", None)  # calling it would fail
     q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
     F.attention(q, k, v, dropout_p=0.5)
     F.attention(q, k, v, mask=torch.zeros(64, 64, requires_grad=True))

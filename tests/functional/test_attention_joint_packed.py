@@ -35,7 +35,7 @@ def test_it_equals_packed_attention_on_views(backend, cross, p):
     inputs = [x.requires_grad_() for x in leaves(cross)]
     joint, query = (*inputs, None)[:2]
     parts = joint.unbind(1)
-    options = {"causal": not cross} | ({"dropout_p": p, "seed": torch.tensor([6]), "stream": 2} if p else {})
+    options = {"causal": not cross} | ({"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {})
     expected = F.varlen_attention(*(parts if query is None else (query, *parts)), *starts(cross), **options).flatten(1)
     probe = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, inputs, probe)
@@ -68,7 +68,7 @@ def test_opcheck(backend, cross):
     inputs = [x.requires_grad_() for x in leaves(cross)]
     joint, query = (*inputs, None)[:2]
     biases = [torch.randn(x[0].numel(), requires_grad=True) for x in inputs]
-    options = (*starts(cross), False, 0.25, 0.25, torch.tensor([3]), 1, False, backend)
+    options = (*starts(cross), None, None, True, 1, 0.25, 0.25, torch.tensor([3]), 1, False, backend)
     opcheck(torch.ops.fasttfm.joint_attention_packed.default, (joint, query, *(*biases, None)[:2], *options))
 
 

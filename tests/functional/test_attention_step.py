@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fasttfm import reference
-from fasttfm.functional import attention_step
-from fasttfm.functional.attention_step import cached_attention
+from fasttfm.functional.attention import step as attention_step
+from fasttfm.functional.attention.step import cached_attention
 
 
 @pytest.mark.parametrize("rows", [1, 3, 700], ids=["one row", "few rows", "many rows"])

@@ -7,7 +7,7 @@ import torch
 
 from fasttfm.functional import cross_entropy
 
-ROWS = importlib.import_module("fasttfm.functional._loss_rows")
+ROWS = importlib.import_module("fasttfm.functional.loss")
 PAD = 0
 torch_loss = torch.nn.functional.cross_entropy
 
@@ -153,7 +153,7 @@ def test_autocast_leaves_the_loss_in_float32():
         ({"reduction": "none"}, "choose mean or sum"),
         ({"label_smoothing": -0.1}, "label_smoothing -0.1"),
         ({"logits": torch.zeros(50, 13).t().requires_grad_(), "inplace": True}, r"call .contiguous\(\)"),
-        ({"logits": torch.zeros(1, 50).expand(13, 50).requires_grad_(), "inplace": True}, "rows of their own"),
+        ({"logits": torch.zeros(1, 50).expand(13, 50).requires_grad_(), "inplace": True}, "separate rows"),
     ],
 )
 def test_wrong_arguments_say_what_is_allowed(change, message):

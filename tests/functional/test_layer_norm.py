@@ -6,7 +6,7 @@ from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
 from fasttfm import functional, reference
-from fasttfm.functional._backend import backend
+from fasttfm.functional.backends import backend
 
 SEED = torch.tensor([99])
 PAIRS = [
@@ -58,7 +58,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25, 1.0])
 def test_the_pytorch_route_equals_the_reference(x, stream, dropout_p):
     inputs = leaves((3, 5, 24), x, stream)
-    options = {"dropout_p": dropout_p, "seed": SEED, "stream": 2}
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": 2}
     assert_same(
         solve(functional.residual_layer_norm, inputs, **options),
         solve(reference.residual_layer_norm, inputs, **options),
@@ -92,6 +92,22 @@ def test_statistics_are_float32_whatever_the_dtype(dtype):
         assert mean.dtype == rstd.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameter_gradients_of_rows_far_from_zero_are_those_of_their_values(dtype):
+    """The trap: x * rstd - mean * rstd has no digit left where rows of half precision lie at 1e4."""
+    torch.manual_seed(2)
+    x = (1e4 + torch.randn(512, 256)).to(dtype)
+    weight, bias, grad = torch.randn(256), torch.randn(256), torch.randn(512, 256).to(dtype)
+
+    def gradients(call, precision, inside):
+        inputs = [t.to(p).requires_grad_() for t, p in ((x, precision), (weight, inside), (bias, inside))]
+        return torch.autograd.grad(call(*inputs), inputs[1:], grad.to(precision))
+
+    wanted = gradients(reference.layer_norm, torch.float64, torch.float64)
+    found = gradients(functional.layer_norm, dtype, torch.float32)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-3, check_dtype=False)
+
+
 @pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16], ids=str)
 def test_parameter_gradients_over_many_rows_of_half_precision_are_summed_in_float32(stream):
     x, residual, weight, _ = leaves((4096, 16), torch.bfloat16, stream)
@@ -115,18 +131,6 @@ def test_a_gradient_may_come_from_either_output_alone():
         assert_same(*alone)
 
 
-def test_a_mask_drawn_by_the_kernel_is_found_again_by_the_pytorch_route():
-    inputs = leaves((4, 24))
-    expected = solve(reference.residual_layer_norm, inputs, dropout_p=0.5, seed=SEED)
-    with backend("triton"):
-        y, s = functional.residual_layer_norm(*inputs, dropout_p=0.5, seed=SEED)
-    function = s.grad_fn
-    function.dropout = (*function.dropout[:-1], "torch")
-    total = sum((o.double() * torch.cos(torch.arange(o.numel()) + 1.0 * i).view(o.shape)).sum()
-                for i, o in enumerate((y, s)))  # fmt: skip
-    assert_same([y, s, *torch.autograd.grad(total, inputs)], expected)
-
-
 # ---------------------------------------------------------------------------------------------- dropout's seed
 
 
@@ -143,7 +147,7 @@ def test_torchs_generator_decides_the_mask_when_no_seed_is_given():
 
 def test_streams_tell_the_calls_of_a_model_apart():
     x, residual = torch.ones(8, 64), torch.zeros(8, 64)
-    one, two = (functional.residual_add(x, residual, dropout_p=0.5, seed=SEED, stream=i) for i in (1, 2))
+    one, two = (functional.residual_add(x, residual, dropout_p=0.5, seed=SEED, site=i) for i in (1, 2))
     assert not torch.equal(one, two)
 
 
@@ -168,7 +172,7 @@ def test_opcheck(route, parameters):
 
 def block(x, residual, weight, bias):
     y, s = functional.residual_layer_norm(x, residual, weight, bias, dropout_p=0.25, seed=SEED)
-    return functional.residual_add(functional.layer_norm(y, weight, None), s, dropout_p=0.25, seed=SEED, stream=1)
+    return functional.residual_add(functional.layer_norm(y, weight, None), s, dropout_p=0.25, seed=SEED, site=1)
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
@@ -200,13 +204,10 @@ def test_meta_tensors_go_through():
             assert functional.residual_add(x, residual).dtype == torch.float32
 
 
-def test_vmap_and_second_derivatives_are_refused_clearly():
-    x, residual, weight, bias = leaves((3, 16))
+def test_vmap_is_refused_clearly():
+    _, _, weight, bias = leaves((3, 16))
     with pytest.raises(RuntimeError, match=r"no torch\.vmap rule"):
         torch.vmap(lambda a: functional.layer_norm(a, weight, bias))(torch.randn(2, 3, 16))
-    y, _ = functional.residual_layer_norm(x, residual, weight, bias)
-    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-        torch.autograd.grad(y.square().sum(), x, create_graph=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- errors

@@ -1,5 +1,7 @@
 """The registration of operators: the direct way of an eager call and the dispatcher's agree, and nothing slips past."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,45 +10,76 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from fasttfm.functional._operators import Operator, lower_precision
+from fasttfm.functional.operator import Operator, lower_precision
 
 states = []
 """(autocast on, autograd recording) inside each computation."""
 
 
-def compute(x, factor, offset, power):
+class Scaled(NamedTuple):
+    x: Tensor
+    factor: Tensor
+    offset: Tensor | None
+    power: int
+
+
+class Saved(NamedTuple):
+    x: Tensor
+    factor: Tensor
+    has_offset: bool
+    power: int
+
+
+class Derived(NamedTuple):
+    grad: Tensor
+    saved: Saved
+
+
+def compute(call):
+    x, factor, offset, power = call
     states.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled() and x.requires_grad))
     return x * factor**power + (0 if offset is None else offset)
 
 
-def derive(grad, x, factor, power):
+def derive(call):
+    grad, (x, factor, _, power) = call
     return grad * factor**power, (grad * x).sum() * power * factor ** (power - 1)
 
 
-def save(ctx, args, output):
-    ctx.save_for_backward(*args[:2])
-    ctx.offset, ctx.power = args[2] is not None, args[3]
+def backward(saved, wanted, grad):
+    dx, dfactor = _derive(Derived(grad, saved))
+    return {"x": dx, "factor": dfactor, "offset": grad if wanted.offset else None}
 
 
-def backward(ctx, grad):
-    x, factor = ctx.saved_tensors
-    dx, dfactor = _derive(grad, x, factor, ctx.power)
-    return dx, dfactor, grad if ctx.offset else None, None
+def autocast(call, dtype):
+    return call._replace(
+        x=lower_precision(call.x, dtype),
+        factor=lower_precision(call.factor, dtype),
+        offset=lower_precision(call.offset, dtype),
+    )
 
 
 _derive = Operator(
-    "test_scaled_backward(Tensor grad, Tensor x, Tensor factor, int power) -> (Tensor, Tensor)",
+    "test_scaled_backward",
+    Derived,
+    "(Tensor, Tensor)",
     derive,
-    lambda grad, x, factor, power: (torch.empty_like(grad), torch.empty_like(factor)),
+    lambda call: (torch.empty_like(call.grad), torch.empty_like(call.saved.factor)),
 )
-scaled = Operator(
-    "test_scaled(Tensor x, Tensor factor, Tensor? offset, int power) -> Tensor",
+_scaled = Operator(
+    "test_scaled",
+    Scaled,
+    "Tensor",
     compute,
-    lambda x, factor, offset, power: torch.empty_like(x),
-    save=save,
+    lambda call: torch.empty_like(call.x),
+    save=lambda call, output: Saved(call.x, call.factor, call.offset is not None, call.power),
     backward=backward,
-    autocast=lower_precision,
+    autocast=autocast,
 )
+
+
+def scaled(*args):
+    return _scaled(Scaled(*args))
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +91,8 @@ def _forget():
 def through_dispatcher(monkeypatch):
     """Calls that went through the dispatcher."""
     calls = []
-    operator = scaled.dispatched
-    monkeypatch.setattr(scaled, "dispatched", lambda *args: calls.append(args) or operator(*args))
+    operator = _scaled.dispatched
+    monkeypatch.setattr(_scaled, "dispatched", lambda *args: calls.append(args) or operator(*args))
     return calls
 
 
@@ -186,11 +219,13 @@ def test_autocast_is_on_again_after_an_error():
 
 
 @pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
-def test_second_derivatives_are_refused(call):
+def test_a_first_derivative_may_be_recorded_and_a_second_is_refused(call):
     x, factor, _ = inputs()
     y = call(x, factor, None, 2)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert torch.equal(first, torch.full((3,), 1.5**2))
     with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-        torch.autograd.grad(y.sum(), x, create_graph=True)
+        torch.autograd.grad(first.sum(), factor)
 
 
 @pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
@@ -239,5 +274,80 @@ def test_a_compiled_graph_holds_the_operator():
 def test_the_operator_passes_opcheck():
     torch.library.opcheck(torch.ops.fasttfm.test_scaled.default, (*inputs(), 2))
     torch.library.opcheck(
-        torch.ops.fasttfm.test_scaled_backward.default, (torch.ones(3), torch.ones(3), torch.tensor(2.0), 2)
+        torch.ops.fasttfm.test_scaled_backward.default, (torch.ones(3), torch.ones(3), torch.tensor(2.0), True, 2)
     )
+
+
+def test_the_schema_is_made_of_the_record_and_of_the_records_in_it():
+    assert str(_derive.dispatched._schema) == (
+        "fasttfm::test_scaled_backward(Tensor grad, Tensor x, Tensor factor, bool has_offset, int power) "
+        "-> (Tensor, Tensor)"
+    )
+
+
+def test_a_gradient_of_a_tensor_that_does_not_exist_is_an_error():
+    call = Operator(
+        "test_misnamed",
+        Scaled,
+        "Tensor",
+        compute,
+        lambda call: torch.empty_like(call.x),
+        save=lambda call, output: Saved(call.x, call.factor, False, 1),
+        backward=lambda saved, wanted, grad: {"y": grad},
+    )
+    x, factor, _ = inputs()
+    with pytest.raises(TypeError, match="test_misnamed has no tensor named y"):
+        call(Scaled(x, factor, None, 1)).sum().backward()
+
+
+@pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
+def test_what_is_decided_is_decided_before_it_computes_and_saved(call, routed):
+    """A setting that changes between forward and backward does not change the route."""
+    operator, setting, seen = routed
+    call = (lambda *args: operator(Routed(*args))) if call is scaled else operator.dispatched
+    x = torch.ones(3, requires_grad=True)
+    y = call(x, "auto")
+    setting[0] = "slow"
+    y.sum().backward()
+    assert seen == [("forward", "fast"), ("backward", "fast")]
+
+
+class Routed(NamedTuple):
+    x: Tensor
+    route: str
+
+
+class RoutedSaved(NamedTuple):
+    route: str
+
+
+@pytest.fixture(scope="module")
+def routed_operator():
+    setting, seen = ["fast"], []
+
+    def compute(call):
+        seen.append(("forward", call.route))
+        return call.x * 2
+
+    def backward(saved, wanted, grad):
+        seen.append(("backward", saved.route))
+        return {"x": grad * 2}
+
+    operator = Operator(
+        "test_routed",
+        Routed,
+        "Tensor",
+        compute,
+        lambda call: torch.empty_like(call.x),
+        decide=lambda call: setting[0] if call.route == "auto" else call.route,
+        save=lambda call, output: RoutedSaved(call.route),
+        backward=backward,
+    )
+    return operator, setting, seen
+
+
+@pytest.fixture
+def routed(routed_operator):
+    routed_operator[1][0] = "fast"
+    routed_operator[2].clear()
+    return routed_operator

@@ -59,10 +59,10 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
         return made
 
     def ours(seed: Tensor, **x: Tensor) -> Tensor:
-        return F.attention(**x, dropout_p=p, seed=seed, stream=3, **options)
+        return F.attention(**x, dropout_p=p, seed=seed, site=3, **options)
 
     def theirs(seed: Tensor, **x: Tensor) -> Tensor:
-        return reference.attention(**x, dropout_p=p, seed=seed, stream=3, **options)[0]
+        return reference.attention(**x, dropout_p=p, seed=seed, site=3, **options)[0]
 
     words = [f"attention {L}x{S} D{D}/{Dv}", *options, *(["lengths"] if lengths else []), *(["dropout"] if p else [])]
     words += [f"{masked} mask"] if masked else []
@@ -73,7 +73,7 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
 
 def _joint(B: int, L: int, S: int | None, H: int, D: int, *, causal: bool) -> Problem:
     """attention on projections as they lie in memory, with the projections' biases; S: keys of their own."""
-    options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "stream": 6}
+    options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "site": 6}
 
     def theirs(seed: Tensor, joint: Tensor, query: Tensor | None = None) -> Tensor:
         query, key, value = joint.unbind(2) if query is None else (query, *joint.unbind(2))
@@ -96,7 +96,7 @@ def _joint(B: int, L: int, S: int | None, H: int, D: int, *, causal: bool) -> Pr
 
 
 def _weights(B: int, H: int, L: int, S: int, D: int) -> Problem:
-    options: dict[str, Any] = {"causal": True, "dropout_p": 0.1, "stream": 2}
+    options: dict[str, Any] = {"causal": True, "dropout_p": 0.1, "site": 2}
 
     def theirs(seed: Tensor, query: Tensor, key: Tensor) -> Tensor:
         # the output for values that are the unit vectors is the weights
@@ -113,7 +113,7 @@ def _weights(B: int, H: int, L: int, S: int, D: int) -> Problem:
 
 
 def _packed(query_starts: list[int], key_starts: list[int], H: int, D: int, *, causal: bool) -> Problem:
-    options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "stream": 4}
+    options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "site": 4}
     longest = [max(b - a for a, b in itertools.pairwise(s)) for s in (query_starts, key_starts)]
 
     def starts(places: list[int]) -> Callable[[torch.device], Tensor]:
@@ -159,7 +159,7 @@ def _targets(rows: int, vocabulary: int) -> Callable[[torch.device], Tensor]:
 
 def _norms(M: int, N: int, p: float) -> list[Problem]:
     norm = {"weight": (N,), "bias": (N,)}
-    drop = {"dropout_p": p, "stream": 5}
+    drop = {"dropout_p": p, "site": 5}
     label = f"{M}x{N}" + (" dropout" if p else "")
     return [
         _simple(
@@ -190,8 +190,8 @@ def _feed_forward(M: int, N: int, hidden: int, p: float) -> Problem:
     return _simple(
         f"feed_forward {M}x{N}x{hidden}" + (" dropout" if p else ""),
         shapes,
-        lambda seed, **t: F.feed_forward(**t, dropout_p=p, seed=seed, stream=7),
-        lambda seed, **t: reference.feed_forward(**t, dropout_p=p, seed=seed, stream=7),
+        lambda seed, **t: F.feed_forward(**t, dropout_p=p, seed=seed, site=7),
+        lambda seed, **t: reference.feed_forward(**t, dropout_p=p, seed=seed, site=7),
         dropout=p > 0,
     )
 
@@ -219,7 +219,7 @@ def _cross_entropy(M: int, N: int, V: int) -> list[Problem]:
 
 
 def _embed(B: int, L: int, N: int, V: int, p: float) -> Problem:
-    options: dict[str, Any] = {"scale": N**0.5, "pad_id": 0, "dropout_p": p, "stream": 1}
+    options: dict[str, Any] = {"scale": N**0.5, "pad_id": 0, "dropout_p": p, "site": 1}
     return _simple(
         f"embed {B}x{L}x{N}" + (" dropout" if p else ""),
         {"weight": (V, N), "positions": (L, N)},

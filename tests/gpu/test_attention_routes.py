@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from fasttfm.kernels import attention_launch, launch
+
+from fasttfm.kernels import launch
+from fasttfm.kernels.attention import launch as attention_launch
 
 from .problems import ATTENTION
 from .test_kernels import DTYPES, check

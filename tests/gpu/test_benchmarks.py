@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import kernels, records
-from benchmarks.clocks import Clocks
-from benchmarks.harness import Setting
+from benchmarks.cases import kernels
+from benchmarks.measure import records
+from benchmarks.measure.case import Setting
+from benchmarks.measure.clocks import Clocks
 
 pytestmark = pytest.mark.gpu
 CYCLES = 20_000_000  # ten milliseconds on a clock of two gigahertz

@@ -4,6 +4,7 @@ The rule is flash-attention's: against the reference in float64, a kernel may er
 the kernel's own precision, plus a floor of a few units in the last place.
 """
 
+import keep_mask
 import pytest
 import torch
 
@@ -85,22 +86,19 @@ def test_two_runs_give_the_same_bits_beside_other_work(problem, device, dtype, i
 
 
 def test_the_keep_mask_on_the_device_is_the_references(device):
-    from fasttfm.kernels import philox
-
     p = 0.3
     for seed in (0, 1, -1, 2**62 + 12345):
         where = torch.tensor([seed], device=device)
-        found = philox.write_keep_mask(
+        found = keep_mask.write(
             torch.empty(3, 50, 130, dtype=torch.int8, device=device), where, 9, reference.dropout_threshold(p)
         )
-        expected = reference.keep_mask((3, 50, 130), p, where.cpu(), stream=9)
+        expected = reference.keep_mask((3, 50, 130), p, where.cpu(), site=9)
         assert torch.equal(found.cpu().bool(), expected)
 
 
 def test_tf32_is_used_when_torch_allows_it_and_never_otherwise(device):
-    from fasttfm.kernels import launch
-
     from fasttfm import functional as F
+    from fasttfm.kernels import launch
 
     if launch.chip(device).capability < 80:
         pytest.skip("no TF32 before sm_80")

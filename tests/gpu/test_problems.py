@@ -1,7 +1,11 @@
 """The problems meet every tile that the tables of attention name, on whatever chip they run. Needs no device."""
 
 import pytest
-from fasttfm.kernels import attention, attention_backward, attention_launch, attention_short
+
+from fasttfm.kernels.attention import backward as attention_backward
+from fasttfm.kernels.attention import forward as attention
+from fasttfm.kernels.attention import launch as attention_launch
+from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.compile_case import CHIPS
 
 from .problems import ATTENTION

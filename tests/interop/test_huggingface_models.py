@@ -135,10 +135,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "no s_aux, which GptOssAttention needs: use 'eager'",
     ),
-    "causal or not": (
-        lambda: transformers.SplinterModel(transformers.SplinterConfig(**BERT)),
-        "does not say whether it is causal",
-    ),
 }
 
 
@@ -169,15 +165,16 @@ def test_what_a_model_file_s_own_eager_attention_reads_is_not_ignored(monkeypatc
     x = torch.randn(1, 4, 3, 8)
     with pytest.raises(ValueError, match="stride"):
         huggingface.attention_forward(module, x, x, x, None, is_causal=True, stride=2)
-    huggingface.attention_forward(module, x, x, x, None, is_causal=True, stride=None, use_cache=True)
+    huggingface.attention_forward(module, x, x, x, None, stride=None, use_cache=True)
 
 
-def test_causal_attention_over_more_keys_than_queries_needs_a_mask() -> None:
-    x = torch.randn(1, 2, 5, 8)
-    with pytest.raises(ValueError, match="3 queries and 5 keys"):
-        huggingface.attention_forward(torch.nn.Module(), x[:, :, 2:], x, x, None, is_causal=True)
-    one, _ = huggingface.attention_forward(torch.nn.Module(), x[:, :, 4:], x, x, None, is_causal=True)
-    every, _ = huggingface.attention_forward(torch.nn.Module().eval(), x, x, x, None, is_causal=True)
+def test_causal_attention_needs_a_mask_as_eager_does() -> None:
+    x, module = torch.randn(1, 2, 5, 8), torch.nn.Module().eval()
+    with pytest.raises(ValueError, match="causal attention without a mask"):
+        huggingface.attention_forward(module, x, x, x, None, is_causal=True)
+    one, _ = huggingface.attention_forward(module, x[:, :, 4:], x, x, None, is_causal=True)
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
+    every, _ = huggingface.attention_forward(module, x, x, x, mask, is_causal=True)
     torch.testing.assert_close(one, every[:, 4:])
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 import torch
+
 from fasttfm.kernels import residual_add
 from fasttfm.kernels.jit import Kernel
-from fasttfm.kernels.stand_in import Start, stand_in
+from fasttfm.kernels.proof.stand_in import Start, stand_in
 
 
 def main() -> int:
@@ -20,8 +22,8 @@ def main() -> int:
     x, seed = torch.zeros(33, 64, dtype=torch.bfloat16), torch.tensor([7])
     constants = {"ROWS": 16, "COLUMNS": 64, "num_warps": 4, "num_stages": 1}
 
-    def arguments(x=x, seed=seed, stream=0, M=32, N=64):
-        return x, x, x, seed, stream, 6554, 1.1, M, N
+    def arguments(x=x, seed=seed, site=0, M=32, N=64):
+        return x, x, x, seed, site, 6554, 1.1, M, N
 
     def again(*args, grid=(2, 1), **changed) -> tuple[bool, bool]:
         """Whether Triton was asked, and whether the kernel is another one than at first. The arguments must arrive."""
@@ -37,7 +39,7 @@ def main() -> int:
 
     y = x.float()
     assert again(*arguments()) == (True, False)
-    for same in (arguments(), arguments(stream=3, M=1), arguments(x=x[1:], seed=torch.tensor([8]))):
+    for same in (arguments(), arguments(site=3, M=1), arguments(x=x[1:], seed=torch.tensor([8]))):
         assert again(*same) == (False, False), same
         assert again(*same, grid=(1, 3)) == (False, False), same
     for other, changed in (
@@ -56,8 +58,9 @@ def main() -> int:
     odd = x.flatten()[1:]  # not aligned to 16 bytes
     assert again(*arguments(x=odd)) == (True, True)
     assert again(*arguments(x=odd)) == (True, True)
-    assert again(*arguments(M=1 << 31)) == (True, True)  # a 64-bit argument
-    assert again(*arguments(M=1 << 31)) == (True, True)
+    for wrong in ({"site": 1 << 31}, {"M": 1 << 31}, {"site": -(1 << 31) - 1}, {"N": 1 << 40}):
+        with pytest.raises(ValueError, match="a kernel takes 32-bit numbers"):
+            again(*arguments(**wrong))
     assert again(*arguments()) == (False, False)
     print(f"{len(started)} launches, {len(by_triton)} of them by Triton")
     return 0

@@ -5,13 +5,19 @@ import math
 import pytest
 import torch
 from accuracy import FLOOR, solve, weigh_all
-from fasttfm.kernels import attention, attention_backward, attention_launch, attention_mask_gradient, attention_short
-from fasttfm.kernels.attention_launch import Tile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.kernels import launch, masked_softmax
+from fasttfm.kernels.attention import backward as attention_backward
+from fasttfm.kernels.attention import forward as attention
+from fasttfm.kernels.attention import launch as attention_launch
+from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
+from fasttfm.kernels.attention import short as attention_short
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.tiles.attention import Tile
 
 ROUTES = ("short", "flash", "softmax")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -25,7 +31,7 @@ def take(monkeypatch):
         (attention, "forward_tile"),
         (attention_backward, "queries_tile"),
         (attention_backward, "keys_tile"),
-        (attention_mask_gradient, "tile"),
+        (attention_mask_gradient, "gradient_tile"),
     ):
         monkeypatch.setattr(module, name, lambda *a: small)
     for name in ("forward_tile", "backward_tile"):
@@ -91,7 +97,10 @@ def what_does_not_cancel(route, inputs, **options):
 def check(take, route, inputs, **options):
     """Both ways on the same inputs, in their precision and, the reference, in float64."""
     take(route)
+    compare_with_reference(route, inputs, **options)
 
+
+def compare_with_reference(route, inputs, **options):
     def ours(**x):
         return F.attention(**x, **options)
 
@@ -103,7 +112,7 @@ def check(take, route, inputs, **options):
 
 
 def seeded(p):
-    return {"dropout_p": p, "seed": torch.tensor([77]), "stream": 5} if p else {}
+    return {"dropout_p": p, "seed": torch.tensor([77]), "site": 5} if p else {}
 
 
 @st.composite
@@ -161,6 +170,51 @@ def test_heads_wider_than_the_kernels_take_go_through_cublas():
     with F.backend("triton"):
         q = torch.randn(1, 1, 3, 300)
         torch.testing.assert_close(F.attention(q, q, q), reference.attention(q, q, q)[0])
+
+
+CALLS = {
+    "short, dropout and mask": ((1, 2, 20, 20, 64, 64), True, 0.1),
+    "short, wide": ((1, 1, 25, 60, 128, 128), False, 0.1),
+    "128 keys": ((1, 1, 70, 100, 64, 64), False, 0.1),
+    "long": ((1, 1, 150, 140, 64, 64), False, 0.0),
+    "long, dropout": ((1, 1, 90, 140, 64, 64), False, 0.1),
+    "long, dropout and mask": ((1, 1, 70, 140, 64, 64), True, 0.1),
+    "long, wide, mask": ((1, 1, 70, 140, 128, 128), True, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90", "sm_120", "gfx942"])
+def test_shipped_tiles_equal_reference(monkeypatch, chip, name):
+    """In the tiles, and on the route, of each chip: many keys in a tile, several tiles, odd ends."""
+    shape, masked, p = CALLS[name]
+    found = CHIPS[chip]
+    for module in (launch, attention_launch, masked_softmax):
+        monkeypatch.setattr(module, "chip", lambda device: found)
+    inputs = tensors(torch.float16, *shape)
+    _, _, L, S, D, _ = shape
+    if masked:
+        inputs["mask"] = torch.randn(L, S).half()
+    route = attention_launch.route.shipped(found, "fp16", D, attention_launch.key_class(S))
+    lengths = torch.tensor([S - 3])
+    with F.backend("triton"):
+        compare_with_reference(route, inputs, key_lengths=lengths, causal=True, causal_offset=S - L, **seeded(p))
+
+
+def test_gradients_at_scores_of_a_thousand_are_as_exact_as_torchs(take):
+    """Weights that are computed from a rounded log-sum-exp do not add up to 1, and then dS does not cancel."""
+    inputs = tensors(torch.float32, 1, 2, 20, 30, 64, 64)
+    for name in ("query", "key"):
+        inputs[name][..., 0] = math.sqrt(1000 * math.sqrt(64))
+    take("short")
+
+    def plain(**x):
+        return reference.attention(**x)[0]
+
+    found, in_float32 = solve(F.attention, inputs), solve(plain, inputs)
+    for what, exact in solve(plain, inputs, torch.float64).items():
+        error, of_torch = ((x[what].double() - exact).abs().max() for x in (found, in_float32))
+        assert error <= 2 * of_torch, f"{what}: error {error:.1e}, torch's {of_torch:.1e}"
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -290,6 +344,47 @@ def test_tiles_do_not_change_the_dropout_mask():
         assert torch.equal(output != 0, kept != 0)
     assert 0.45 < (kept != 0).float().mean() < 0.55
     torch.testing.assert_close(kept[kept != 0], 2 * weights[kept != 0])
+
+
+def calls_with_site(site):
+    """One call of every launch function that draws random numbers."""
+    x, lse = torch.randn(1, 1, 4, 8), torch.zeros(1, 1, 4)
+    weights, mask = torch.full((1, 1, 4, 4), 0.25), torch.zeros(4, 4)
+    dropped = {"dropout_p": 0.1, "seed": torch.tensor([1]), "site": site}
+    yield lambda: attention.forward(x, x, x, **dropped)
+    yield lambda: attention_backward.backward(x, x, x, x, x, lse, **dropped)
+    yield lambda: attention_short.forward(x, x, x, **dropped)
+    yield lambda: attention_short.backward(x, x, x, x, lse, **dropped)
+    yield lambda: attention_mask_gradient.gradient(x, x, x, x, x, lse, mask, **dropped)
+    yield lambda: masked_softmax.forward(weights, 1.0, **dropped)
+    yield lambda: masked_softmax.backward(weights, weights, 1.0, **dropped)
+
+
+def test_a_site_that_does_not_fit_32_bits_is_refused_by_name():
+    for call in calls_with_site(2**31):
+        with pytest.raises(ValueError, match=r"site is 2,147,483,648, and a kernel takes 32-bit numbers") as said:
+            call()
+        assert "\n" not in str(said.value)
+    for call in calls_with_site(2**31 - 1):
+        call()
+
+
+def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name():
+    x, starts = attention_launch.by_head(torch.randn(4, 1, 8), 1), torch.tensor([0, 4])
+    for kernels in (attention, attention_short):
+        with pytest.raises(ValueError, match=r"S is 2,147,483,648"):
+            kernels.forward(x, x, x, tile=Tile(16, 16, 4, 1), packed=attention_launch.Packed(starts, starts, 4, 2**31))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_causal_offset_past_all_keys_or_before_them_is_taken_at_its_word(take, route):
+    """However far: it is added to a row in 32 bits."""
+    take(route)
+    q, k, v = (torch.randn(1, 2, 18, 8) for _ in range(3))
+    expected = F.attention(q, k, v)
+    for far in (2**31 - 1, 2**40):
+        torch.testing.assert_close(F.attention(q, k, v, causal=True, causal_offset=far), expected)
+        assert not F.attention(q, k, v, causal=True, causal_offset=-far).any()
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -7,10 +7,10 @@ tiles each.
 
 import pytest
 import torch
-from fasttfm.kernels.partial_sums import add_parts
 from test_attention_kernels import take  # noqa: F401 (a fixture)
 
 from fasttfm import functional as F
+from fasttfm.kernels.partial_sums import add_parts
 
 GUARD = 8192  # bytes before and after
 NAN, MADE = 255, 254  # what they are filled with, around inputs and around what is made
@@ -138,7 +138,7 @@ def test_feed_forward(guards, rows, width, hidden, out):
 def test_residual_stream(guards, width):
     def call(x, residual, weight, bias, seed):
         y, s = F.residual_layer_norm(x, residual, weight, bias, dropout_p=0.2, seed=seed)
-        return F.residual_add(y, s, dropout_p=0.2, seed=seed, stream=1), *F.branch_layer_norm(y, weight, bias)
+        return F.residual_add(y, s, dropout_p=0.2, seed=seed, site=1), *F.branch_layer_norm(y, weight, bias)
 
     check(guards, call, leaf(19, width), leaf(19, width), leaf(width), leaf(width), SEED)
 

@@ -12,11 +12,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from fasttfm.kernels import budgets, compile_matrix, compile_report
-from fasttfm.kernels.compile_case import CHIPS, CompileCase
-from fasttfm.kernels.resources import Resources, occupancy
 
-KERNELS = Path(compile_matrix.__file__).parent
+from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof import matrix as compile_matrix
+from fasttfm.kernels.proof import report as compile_report
+from fasttfm.kernels.proof.resources import Resources, occupancy
+
+KERNELS = Path(compile_matrix.__file__).parents[1]
 ALL = dict(compile_matrix.enumerate_cases(CHIPS.values()))
 QUICK_CHIPS = ("sm_60", "sm_70", "sm_80", "sm_90")
 
@@ -39,10 +42,11 @@ def launched_kernels(file: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("file", sorted(KERNELS.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(KERNELS.rglob("*.py")), ids=lambda file: str(file.relative_to(KERNELS)))
 def test_every_kernel_that_a_file_launches_is_in_the_matrix(file):
     launched = launched_kernels(file)
-    listed = {case.kernel.__name__ for task, case in ALL.items() if task.family == file.stem}
+    family = ".".join(file.relative_to(KERNELS).with_suffix("").parts)
+    listed = {case.kernel.__name__ for task, case in ALL.items() if task.family == family}
     assert launched <= listed, f"kernels/{file.name} launches what its compile_cases() does not list"
 
 
@@ -55,7 +59,7 @@ def test_the_budgets_list_exactly_the_cases_that_the_kernel_files_list():
     _, recorded = budgets.read()
     listed = {budgets.key(CHIPS[task.chip], case) for task, case in ALL.items()}
     unrecorded, stale = sorted(listed - recorded.keys()), sorted(recorded.keys() - listed)
-    remedy = "python -m fasttfm.kernels.compile_matrix --update-budgets"
+    remedy = "python -m fasttfm.kernels.proof.matrix --update-budgets"
     assert not unrecorded, f"{len(unrecorded)} cases without budget, the first {unrecorded[:3]}: {remedy}"
     assert not stale, f"{len(stale)} budgets without case, the first {stale[:3]}: {remedy}"
 
@@ -109,7 +113,9 @@ def test_every_case_compiles_within_its_budget_on_every_chip(request):
 
 SPOILED = """
 import dataclasses
-from fasttfm.kernels import budgets, compile_matrix, philox
+from fasttfm.kernels import philox
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.compile_case import CHIPS
 chip = CHIPS["sm_80"]
 case = next(iter(philox.compile_cases(chip)))

@@ -1,8 +1,9 @@
 """The static costs against the plan: floors on an H200 that sustains 790 TFLOP/s and 4.3 TB/s."""
 
 import pytest
-from fasttfm.kernels import costs
-from fasttfm.kernels.costs import H200, Cost
+
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import H200, Cost
 
 PLANNED_MS = {
     # part of a step: base, big; 25,000 source and as many target tokens, no padding, bfloat16

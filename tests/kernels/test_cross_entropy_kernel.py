@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 from accuracy import assert_as_accurate, compare, solve
-from fasttfm.kernels import cross_entropy as kernel
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.launch import INTERPRETER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttfm import functional, reference
-from fasttfm.functional._backend import backend
+from fasttfm.functional.backends import backend
+from fasttfm.kernels import cross_entropy as kernel
+from fasttfm.kernels.chip import INTERPRETER
+from fasttfm.kernels.compile_case import CHIPS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PAD = 0
@@ -102,6 +102,25 @@ def test_a_class_switched_off_by_minus_infinity_has_no_probability_and_no_gradie
     assert torch.allclose(gradient.sum(dim=1), torch.zeros(4), atol=1e-5)
 
 
+@pytest.mark.parametrize("classes", [300, 9000])
+@pytest.mark.parametrize("size", [100.0, 6e4])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_large_logits_lose_no_digits(classes, size, inplace):
+    """A logarithm of the sum of exponentials of such a size is rounded to 4e-6 and 4e-3: every probability with it."""
+    logits, target = draw(4, classes, torch.float32)
+    logits = (logits + size).requires_grad_()
+    exact = logits.detach().double().requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(exact, target, label_smoothing=0.1, ignore_index=PAD, reduction="sum")
+    wanted.backward()
+    with backend("triton"):
+        loss, _ = functional.cross_entropy(
+            logits * 1.0, target, label_smoothing=0.1, ignore_index=PAD, reduction="sum", inplace=inplace
+        )
+        loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert (logits.grad - exact.grad).abs().max() < 2e-7
+
+
 def test_statistics_are_float32_also_for_half_precision():
     logits, target = draw(5, 3000, torch.bfloat16)
     with backend("triton"):
@@ -183,11 +202,11 @@ def test_the_gradient_is_scaled_in_place_within_its_own_columns():
 
 
 def test_no_rows_and_the_same_bits_twice():
-    losses, lses = kernel.forward(
-        torch.empty(0, 9), torch.empty(0, dtype=torch.int64), label_smoothing=0.1, ignore_index=0, keep_lse=True
+    losses, statistics = kernel.forward(
+        torch.empty(0, 9), torch.empty(0, dtype=torch.int64), label_smoothing=0.1, ignore_index=0, keep_statistics=True
     )
     assert losses.shape == (2, 0)
-    assert lses.shape == (0,)
+    assert statistics.shape == (2, 0)
     logits, target = draw(4, 5000, torch.bfloat16)
     runs = []
     for _ in range(2):

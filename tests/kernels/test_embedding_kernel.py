@@ -3,12 +3,12 @@
 import pytest
 import torch
 from accuracy import compare, solve
-from fasttfm.kernels import embedding as kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttfm import functional, reference
-from fasttfm.functional._backend import backend
+from fasttfm.functional.backends import backend
+from fasttfm.kernels import embedding as kernel
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SEED = torch.tensor([0x1234567890ABCDEF])
@@ -25,7 +25,7 @@ def draw(batch, length, width, dtype, vocabulary=40, table=None, positions_dtype
 
 
 def check(tokens, inputs, **options):
-    options = {"scale": 5.5, "pad_id": 0, "seed": SEED, "stream": 3, **options}
+    options = {"scale": 5.5, "pad_id": 0, "seed": SEED, "site": 3, **options}
 
     def way(function):
         return lambda weight, positions=None: function(tokens, weight, positions, **options)
@@ -79,7 +79,7 @@ def test_a_token_that_comes_often_gets_the_sum_of_all_its_rows(repeated):
     tokens = torch.full((1, repeated + 2), 3)
     tokens[0, 0], tokens[0, -1] = 5, 1
     dy = torch.randn(1, repeated + 2, 70)
-    options = {"scale": 2.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "stream": 0}
+    options = {"scale": 2.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "site": 0}
     found = kernel.weight_gradient(dy, tokens, 7, **options)
     expected = torch.zeros(7, 70, dtype=torch.float64).index_add_(0, tokens[0], dy[0].double()) * 2
     assert torch.allclose(found.double(), expected, atol=1e-4)
@@ -89,7 +89,7 @@ def test_a_token_that_comes_often_gets_the_sum_of_all_its_rows(repeated):
 def test_the_gradient_has_the_same_bits_twice_although_tokens_repeat():
     tokens, _ = draw(4, 50, 72, torch.float32, vocabulary=3)
     dy = torch.randn(4, 50, 72)
-    options = {"scale": 2.0, "pad_id": 0, "dropout_p": 0.1, "seed": SEED, "stream": 1}
+    options = {"scale": 2.0, "pad_id": 0, "dropout_p": 0.1, "seed": SEED, "site": 1}
     first, second = (kernel.weight_gradient(dy, tokens, 3, **options) for _ in range(2))
     assert torch.equal(first, second)
 
@@ -97,7 +97,7 @@ def test_the_gradient_has_the_same_bits_twice_although_tokens_repeat():
 def test_a_token_that_does_not_exist_gives_what_is_not_a_number_and_touches_nothing():
     tokens = torch.tensor([[1, 40, -3, -1]])
     weight = torch.randn(40, 16)
-    options = {"scale": 1.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "stream": 0}
+    options = {"scale": 1.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "site": 0}
     y = kernel.forward(tokens, weight, None, first_position=0, **options)
     assert y.isnan().any(dim=2).tolist() == [[False, True, True, True]]
     gradient = kernel.weight_gradient(torch.ones(1, 4, 16), tokens, 40, **options)
@@ -115,7 +115,7 @@ def test_inputs_need_not_be_contiguous():
 def test_the_dropout_mask_is_that_of_the_reference():
     tokens = torch.ones(3, 20, dtype=torch.int64)
     with backend("triton"):
-        y = functional.embed(tokens, torch.ones(2, 100), dropout_p=0.25, seed=SEED, stream=9)
+        y = functional.embed(tokens, torch.ones(2, 100), dropout_p=0.25, seed=SEED, site=9)
     keep = reference.keep_mask((1, 60, 100), 0.25, SEED, 9).view(3, 20, 100)
     assert torch.equal(y, keep * torch.tensor(reference.dropout_scale(0.25)))
 

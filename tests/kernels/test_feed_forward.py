@@ -3,14 +3,14 @@
 import pytest
 import torch
 from accuracy import compare, solve
-from fasttfm.kernels import feed_forward as kernel
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.feed_forward_tile import GateTile, ProductTile, epilogue_route, gate_tile, product_tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttfm import functional, reference
-from fasttfm.functional._backend import backend
+from fasttfm.functional.backends import backend
+from fasttfm.kernels import feed_forward as kernel
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.tiles.feed_forward import GATE, ProductTile, epilogue_route, product_tile
 
 SEED = torch.tensor([-0x1234567890ABCDEF])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -41,7 +41,7 @@ def by_launches(forward, backward):
         @staticmethod
         def forward(ctx, x, weight1, bias1, weight2, bias2, dropout_p):
             out, hidden, bits = kernel.feed_forward(
-                x, weight1, bias1, weight2, bias2, dropout_p=dropout_p, seed=SEED, stream=4, route=forward
+                x, weight1, bias1, weight2, bias2, dropout_p=dropout_p, seed=SEED, site=4, route=forward
             )
             ctx.save_for_backward(x, hidden, bits, weight1, weight2)
             ctx.scale = reference.dropout_scale(dropout_p) if dropout_p else 1.0
@@ -61,7 +61,7 @@ def by_launches(forward, backward):
 
 
 def check(inputs, dropout_p=0.0):
-    options = {"dropout_p": dropout_p, "seed": SEED, "stream": 4}
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": 4}
     with backend("triton"):
         found = solve(way(functional.feed_forward, **options), inputs)
     compare(
@@ -85,6 +85,14 @@ def test_feed_forward_equals_the_reference_for_any_shape(rows, width, hidden, ou
     check(tensors(rows, width, hidden, out, dtype, bias=bias), dropout_p)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("width", "hidden", "out"), [(16, 16_384, 8), (16_384, 33, 8), (8, 33, 16_384)], ids=["hidden", "in", "out"]
+)
+def test_networks_as_wide_as_any_model_has(width, hidden, out):
+    check(tensors(3, width, hidden, out, torch.float32), dropout_p=0.1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("forward", "backward"),
@@ -95,14 +103,14 @@ def test_every_route_equals_the_reference(forward, backward, dtype):
     inputs = tensors(37, 40, 72, 24, dtype)
     compare(
         solve(way(by_launches(forward, backward), dropout_p=0.25), inputs),
-        solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, stream=4), inputs),
-        solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, stream=4), inputs, torch.float64),
+        solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4), inputs),
+        solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4), inputs, torch.float64),
     )
 
 
 def test_the_bits_are_the_open_elements_in_an_eighth_of_a_bool_masks_bytes():
     inputs = tensors(21, 24, 75, 8, torch.float32)
-    _, hidden, bits = way(kernel.feed_forward, dropout_p=0.4, seed=SEED, stream=4, route="fused")(**inputs)
+    _, hidden, bits = way(kernel.feed_forward, dropout_p=0.4, seed=SEED, site=4, route="fused")(**inputs)
     before = torch.nn.functional.linear(inputs["x"], inputs["weight1"], inputs["bias1"])
     expected = (before > 0) & reference.keep_mask((1, 21, 75), 0.4, SEED, 4)[0]
     unpacked = (bits[:, :, None] >> torch.arange(32)) & 1
@@ -120,10 +128,10 @@ def test_more_tiles_than_a_group_has_are_all_computed(monkeypatch):
 
 
 def test_programs_that_take_several_tiles_of_rows_sum_every_row_once(monkeypatch):
-    monkeypatch.setattr(kernel, "gate_tile", lambda chip: GateTile(16, 128, 4, 2))
+    monkeypatch.setattr(kernel, "_gate_programs", lambda chip, M: 2)
     inputs = tensors(75, 24, 40, 8, torch.float32)  # five tiles for two programs
     found = solve(way(by_launches("cublas", "cublas"), dropout_p=0.25), inputs)
-    expected = solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, stream=4), inputs)
+    expected = solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4), inputs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     out, hidden, bits = way(kernel.feed_forward, route="cublas")(**inputs)
     *_, parts, _, _ = kernel.feed_forward_backward(
@@ -140,7 +148,7 @@ def test_hidden_is_dropped_exactly_where_the_reference_drops(route, dropout_p):
     x = torch.ones(19, 8)
     weight1 = torch.ones(130, 8)  # every hidden element is 8
     _, hidden, _ = kernel.feed_forward(
-        x, weight1, None, weight1.t().contiguous(), None, dropout_p=dropout_p, seed=SEED, stream=2, route=route
+        x, weight1, None, weight1.t().contiguous(), None, dropout_p=dropout_p, seed=SEED, site=2, route=route
     )
     assert torch.equal(hidden, 8.0 * reference.keep_mask((1, 19, 130), dropout_p, SEED, 2)[0])
 
@@ -224,7 +232,7 @@ def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
                     and tuple(case.arguments[name] for name in ("ROWS", "COLUMNS", "DEPTH")) == wanted
                     for case in cases
                 )
-    assert any(case.kernel is kernel._gate and case.arguments["ROWS"] == gate_tile(chip).rows for case in cases)
+    assert any(case.kernel is kernel._gate and case.arguments["ROWS"] == GATE(chip).rows for case in cases)
 
 
 def test_cublas_computes_where_triton_does_not_reach_the_matrix_units():

@@ -5,15 +5,17 @@ import itertools
 import pytest
 import torch
 from accuracy import compare, solve
-from fasttfm.kernels import layer_norm as kernel
-from fasttfm.kernels import residual_add as add_kernel
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.launch import INTERPRETER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttfm import functional, reference
-from fasttfm.functional._backend import backend
+from fasttfm.functional.backends import backend
+from fasttfm.kernels import layer_norm as kernel
+from fasttfm.kernels import layer_norm_wide as wide_kernel
+from fasttfm.kernels import residual_add as add_kernel
+from fasttfm.kernels.chip import INTERPRETER
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.tiles.rows import LAYER_NORM_WIDE
 
 SEED = torch.tensor([0x1234567890ABCDEF])
 PAIRS = [
@@ -46,7 +48,7 @@ def tensors(shape, x_dtype, stream_dtype, *, weight=True, bias=True, mean=0.5):
 
 def check(inputs, dropout_p=0.0, weigh=None, eps=1e-5):
     """The kernel against the reference in float64 and in the inputs' own precision."""
-    options = {"eps": eps, "dropout_p": dropout_p, "seed": SEED, "stream": 5}
+    options = {"eps": eps, "dropout_p": dropout_p, "seed": SEED, "site": 5}
 
     def way(function):
         return lambda x, residual, weight=None, bias=None: function(x, residual, weight, bias, **options)
@@ -104,9 +106,17 @@ def test_parameter_gradients_of_rows_too_wide_to_sum_in_registers():
     check_plain(tensors((2, 4097), torch.float32, torch.float32))
 
 
-@pytest.mark.slow
-def test_the_widest_rows():
-    check(tensors((2, kernel.MAX_COLUMNS), torch.bfloat16, torch.float32), dropout_p=0.1)
+@pytest.mark.parametrize(
+    ("columns", "x", "stream"),
+    [
+        (6001, torch.float16, torch.float16),
+        (kernel.MAX_COLUMNS, torch.bfloat16, torch.float32),
+        (kernel.MAX_COLUMNS, torch.float32, torch.float32),
+    ],
+    ids=str,
+)
+def test_rows_up_to_the_widest(columns, x, stream):
+    check(tensors((2, columns), x, stream), dropout_p=0.1)
 
 
 def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
@@ -131,7 +141,7 @@ def test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once():
 def test_the_bias_of_x_and_both_uses_of_the_outputs_have_their_gradients(post_norm, dropout_p, x, stream, columns):
     inputs = tensors((40 if columns == 72 else 3, columns), x, stream)
     inputs["x_bias"] = torch.randn(columns)
-    options = {"dropout_p": dropout_p, "seed": SEED, "stream": 5}
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": 5}
 
     def specified(x, residual, weight, bias, x_bias):
         y, s = reference.residual_layer_norm((x + x_bias.to(x.dtype)), residual, weight, bias, **options)
@@ -228,13 +238,13 @@ def test_two_runs_give_the_same_bits():
 @pytest.mark.parametrize("columns", [20, 200, 600])
 def test_the_kernels_drop_exactly_what_the_reference_drops(columns):
     ones = torch.ones(19, columns)
-    kept = reference.keep_mask((1, 19, columns), 0.4, SEED, stream=3)[0]
+    kept = reference.keep_mask((1, 19, columns), 0.4, SEED, site=3)[0]
     expected = kept * reference.dropout_scale(0.4)
     _, s, *_ = kernel.residual_layer_norm(
-        ones, None, torch.zeros_like(ones), None, None, 1e-5, dropout_p=0.4, seed=SEED, stream=3
+        ones, None, torch.zeros_like(ones), None, None, 1e-5, dropout_p=0.4, seed=SEED, site=3
     )
-    added = add_kernel.residual_add(ones, torch.zeros_like(ones), dropout_p=0.4, seed=SEED, stream=3)
-    alone = add_kernel.dropout(ones, dropout_p=0.4, seed=SEED, stream=3, dtype=torch.float32)
+    added = add_kernel.residual_add(ones, torch.zeros_like(ones), dropout_p=0.4, seed=SEED, site=3)
+    alone = add_kernel.dropout(ones, dropout_p=0.4, seed=SEED, site=3, dtype=torch.float32)
     dropped = add_kernel.drop_(ones.clone(), SEED, 3, round(0.4 * 65536))
     assert torch.equal(s, expected)
     assert torch.equal(added, expected)
@@ -256,7 +266,7 @@ def test_residual_add_equals_the_reference(x, stream):
     inputs = tensors((3, 5, 40), x, stream, weight=False, bias=False)
 
     def way(function):
-        return lambda x, residual: function(x, residual, dropout_p=0.3, seed=SEED, stream=9)
+        return lambda x, residual: function(x, residual, dropout_p=0.3, seed=SEED, site=9)
 
     with backend("triton"):
         found = solve(way(functional.residual_add), inputs)
@@ -272,13 +282,13 @@ def test_residual_add_equals_the_reference(x, stream):
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
 def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
-    listed = {(case.kernel, case.arguments["ROWS"], case.arguments["COLUMNS"], case.num_warps)
-              for case in itertools.chain(kernel.compile_cases(chip), add_kernel.compile_cases(chip))}  # fmt: skip
+    cases = itertools.chain(*(file.compile_cases(chip) for file in (kernel, wide_kernel, add_kernel)))
+    listed = {(case.kernel, case.arguments["ROWS"], case.arguments["COLUMNS"], case.num_warps) for case in cases}
     for columns in (1, 100, 128, 129, 500, 512, 1000, 2000, 3000, 5000, 10000, 16384):
-        wide = columns > kernel._WIDEST
+        wide = columns > kernel.WIDEST
         for jit, to in (
             (kernel._forward, kernel.tile(chip, columns, backward=False)),
-            (kernel._backward_wide, kernel._wide_tile(chip)) if wide else
+            (wide_kernel._backward, LAYER_NORM_WIDE(chip)) if wide else
             (kernel._backward, kernel.tile(chip, columns, backward=True)),
             (add_kernel._add_dropped, add_kernel.tile(chip, columns)),
         ):  # fmt: skip

@@ -3,32 +3,32 @@
 import pytest
 import torch
 from accuracy import solve
-from fasttfm.kernels import masked_softmax
-from fasttfm.kernels.attention_launch import Tile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_attention_kernels import compare
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.kernels import masked_softmax
+from fasttfm.kernels.tiles.attention import Tile
 
 
 @pytest.fixture(params=["one pass", "walked"])
 def rows(request, monkeypatch):
     if request.param == "walked":
         monkeypatch.setattr(masked_softmax, "ONE_PASS", 8)
-        monkeypatch.setattr(masked_softmax, "tile", lambda chip, columns: Tile(4, 16, 4, 1))
+        monkeypatch.setattr(masked_softmax, "softmax_tile", lambda chip, columns: Tile(4, 16, 4, 1))
     with F.backend("triton"):
         yield
 
 
-def reference_weights(query, key, mask=None, *, dropout_p=0.0, seed=None, stream=0, **hidden):
+def reference_weights(query, key, mask=None, *, dropout_p=0.0, seed=None, site=0, **hidden):
     scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
     scores = reference.attention_mask(scores, mask=mask, **hidden)
     weights = reference.masked_softmax(scores.float() if scores.dtype != torch.float64 else scores).to(query.dtype)
     if seed is None:
         return weights
-    keep = reference.keep_mask((weights.shape[0] * weights.shape[1], *weights.shape[2:]), dropout_p, seed, stream)
+    keep = reference.keep_mask((weights.shape[0] * weights.shape[1], *weights.shape[2:]), dropout_p, seed, site)
     return weights * keep.view(weights.shape) * reference.dropout_scale(dropout_p)
 
 
@@ -48,7 +48,7 @@ def test_weights_equal_reference(rows, dtype, L, S, lengths, causal, mask, p):
     if lengths is not None:
         options["key_lengths"] = torch.tensor([int(f * S) for f in lengths], dtype=torch.int32)
     if p:
-        options |= {"dropout_p": p, "seed": torch.tensor([-5]), "stream": 2}
+        options |= {"dropout_p": p, "seed": torch.tensor([-5]), "site": 2}
     inputs = {"query": torch.randn(2, 2, L, 8).to(dtype), "key": torch.randn(2, 2, S, 8).to(dtype)}
     if mask == "bool":
         options["mask"] = torch.rand(2, 1, L, S) > 0.4
@@ -84,7 +84,7 @@ def test_the_gradient_may_take_the_place_of_the_weights_gradient(rows):
 
 def test_the_dropped_weights_that_backward_draws_anew_are_those_of_forward(rows):
     scores, grad, seed = torch.randn(2, 2, 5, 37), torch.randn(2, 2, 5, 37), torch.tensor([7])
-    p, kept = masked_softmax.forward(scores, 0.5, dropout_p=0.4, seed=seed, stream=3)
+    p, kept = masked_softmax.forward(scores, 0.5, dropout_p=0.4, seed=seed, site=3)
     d_scores, again = masked_softmax.backward(grad, p, 0.5, 0.4, seed, 3, with_kept=True)
     torch.testing.assert_close(again, kept)
     assert torch.equal(again != 0, kept != 0)

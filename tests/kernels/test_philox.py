@@ -3,18 +3,19 @@
 import itertools
 import math
 
+import keep_mask
 import pytest
 import torch
-from fasttfm.kernels import philox
 
 from fasttfm import reference
+from fasttfm.kernels import philox
 
 SEED = torch.tensor([0x0123456789ABCDEF])
 
 
-def kernel_mask(shape, p, seed, stream=0, **tile):
+def kernel_mask(shape, p, seed, site=0, **tile):
     out = torch.empty(shape, dtype=torch.int8)
-    return philox.write_keep_mask(out, seed, stream, reference.dropout_threshold(p), **tile).bool()
+    return keep_mask.write(out, seed, site, reference.dropout_threshold(p), **tile).bool()
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 17, 7), (3, 5, 1023), (2, 70, 65)], ids=str)
@@ -24,16 +25,16 @@ def test_the_kernel_draws_the_references_mask(shape, p):
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 2**32])
-@pytest.mark.parametrize("stream", [0, 1, 2**31 - 1])
-def test_all_64_bits_of_the_seed_and_every_stream_mean_the_same_in_both(seed, stream):
+@pytest.mark.parametrize("site", [0, 1, 2**31 - 1])
+def test_all_64_bits_of_the_seed_and_every_site_mean_the_same_in_both(seed, site):
     seed = torch.tensor([seed])
-    assert torch.equal(kernel_mask((2, 3, 40), 0.5, seed, stream), reference.keep_mask((2, 3, 40), 0.5, seed, stream))
+    assert torch.equal(kernel_mask((2, 3, 40), 0.5, seed, site), reference.keep_mask((2, 3, 40), 0.5, seed, site))
 
 
-@pytest.mark.parametrize(("block_r", "block_c"), [(2, 8), (4, 32), (64, 128)])
-def test_the_mask_does_not_depend_on_the_tile(block_r, block_c):
+@pytest.mark.parametrize(("rows", "columns"), [(2, 8), (4, 32), (64, 128)])
+def test_the_mask_does_not_depend_on_the_tile(rows, columns):
     shape = (2, 11, 70)
-    mask = kernel_mask(shape, 0.3, SEED, block_r=block_r, block_c=block_c)
+    mask = kernel_mask(shape, 0.3, SEED, rows=rows, columns=columns)
     assert torch.equal(mask, reference.keep_mask(shape, 0.3, SEED))
 
 
@@ -79,11 +80,11 @@ def chi_square(counts, expected):
 
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
-@pytest.mark.parametrize("along", ["lane", "row", "plane", "stream", "seed"])
+@pytest.mark.parametrize("along", ["lane", "row", "plane", "site", "seed"])
 def test_the_rate_is_p_along_every_coordinate(p, along):
-    if along in ("stream", "seed"):
+    if along in ("site", "seed"):
         masks = [
-            reference.keep_mask((1, 32, 64), p, SEED + (i if along == "seed" else 0), i if along == "stream" else 0)
+            reference.keep_mask((1, 32, 64), p, SEED + (i if along == "seed" else 0), i if along == "site" else 0)
             for i in range(64)
         ]
         groups = torch.stack(masks).view(64, -1)

@@ -3,24 +3,26 @@
     python tests/kernels/what_compiles.py sm_90 bf16
 
 Triton's own launch path runs up to the point where it would compile: it binds the arguments, finds out which are 1 or
-divide by 16, and asks its cache hook (kernels/stand_in.py has the driver). Tensors on the CPU stand for tensors on the
-device, so that what comes back holds no numbers.
+divide by 16, and asks its cache hook (kernels/proof/stand_in.py has the driver). Tensors on the CPU stand for tensors
+on the device, so that what comes back holds no numbers.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
 
 import torch
-from fasttfm.kernels import compile_matrix
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.stand_in import stand_in
 from triton import knobs
 
-from fasttfm.functional import _backend
+from fasttfm.functional import backends
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof import matrix as compile_matrix
+from fasttfm.kernels.proof.stand_in import stand_in
 from fasttfm.models import Transformer, TransformerConfig
 
 FIRST = [
@@ -48,34 +50,50 @@ def record(chip: str) -> list[Launch]:
     def hook(*, fn, compile, **_) -> bool:
         specialised = described(compile["signature"], compile["constants"], compile["configs"][0])
         options = f"{compile['num_warps']} warps {compile['num_stages']} stages"
-        seen.append((f"{fn.module.rsplit('.', 1)[-1]}.{fn.jit_function.__name__}", (*specialised, ("", options))))
+        seen.append(
+            (f"{fn.module.removeprefix('fasttfm.kernels.')}.{fn.jit_function.__name__}", (*specialised, ("", options)))
+        )
         return True  # do not compile, do not run
 
     knobs.runtime.jit_cache_hook = hook
     stand_in(chip)
-    use_triton = _backend.use_triton
+    use_triton = backends.use_triton
     for name, module in list(sys.modules.items()):
         if name.startswith("fasttfm.") and getattr(module, "use_triton", None) is use_triton:
-            module.use_triton = lambda tensor, choice=None: True
+            module.use_triton = lambda device, choice=None: True
     return seen
 
 
 def described(signature: dict, constants: dict, attributes: dict) -> list[tuple[str, str]]:
-    """(parameter, "= 64", "*bf16:16" or "i32"): compile_case.py has the notation."""
-    found = []
-    for position, (name, kind) in enumerate(signature.items()):
-        if kind == "constexpr":
-            found.append((name, f"= {constants[(position,)]}"))
+    """(parameter, "= 64", "*bf16:16" or "i32"), what a tuple holds by its place: compile_case.py has the notation."""
+
+    def of(name: str, kind: Any, path: tuple[int, ...]) -> Iterator[tuple[str, str]]:
+        if isinstance(kind, tuple):
+            for i, each in enumerate(kind):
+                yield from of(f"{name}[{i}]", each, (*path, i))
+        elif kind == "constexpr":
+            yield name, f"= {constants[path]}"
         else:
-            found.append((name, f"{kind}:16" if attributes.get((position,)) else str(kind)))
-    return found
+            yield name, f"{kind}:16" if attributes.get(path) else str(kind)
+
+    return [pair for place, (name, kind) in enumerate(signature.items()) for pair in of(name, kind, (place,))]
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The same names for what a compile case has in a tuple."""
+    if isinstance(value, tuple):
+        for i, each in enumerate(value):
+            yield from flat(f"{name}[{i}]", each)
+    else:
+        yield name, value
 
 
 def divisible_in_the_matrix(chip: str) -> dict[str, set[str]]:
     """Kernel -> the integers of which every case of the compile matrix knows that they divide by 16."""
     found: dict[str, set[str]] = {}
     for task, case in compile_matrix.enumerate_cases([CHIPS[chip]]):
-        known = {name for name, value in case.arguments.items() if value in ("i32:16", "i64:16")}
+        leaves = [leaf for argument in case.arguments.items() for leaf in flat(*argument)]
+        known = {name for name, value in leaves if value in ("i32:16", "i64:16")}
         kernel = f"{task.family}.{case.kernel.__name__}"
         found[kernel] = found.get(kernel, known) & known
     return found

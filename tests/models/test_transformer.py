@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
+from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.blocks import attention, embedding, feed_forward, residual
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -106,13 +110,8 @@ def torch_twin(model: Transformer) -> nn.Transformer:
     return twin
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_the_model_computes_what_torch_nn_computes_forward_and_backward(norm_first, activation):
-    model = tiny(norm_first=norm_first, final_norm=norm_first, activation=activation).double()
-    with torch.no_grad():  # biases and norms away from 0 and 1, or their places could be mixed up unseen
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+def hold_against_torch_nn(model: Transformer) -> None:
+    """Asserts equal logits, and equal gradients of every parameter."""
     source, target, source_lengths, target_lengths = batch()
     logits = model(source, target, source_lengths, target_lengths)
 
@@ -141,12 +140,34 @@ def test_the_model_computes_what_torch_nn_computes_forward_and_backward(norm_fir
     probe = torch.randn(expected[real].shape, dtype=torch.float64)
     (logits[real] * probe).sum().backward()
     (expected[real] * probe).sum().backward()
-    gradients = dict(model.named_parameters())
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name, parameter in twin.named_parameters():
-        torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=1e-6, atol=1e-6, msg=name)
-    own, theirs = gradients["target_embedding.weight"].grad, embedding.grad
-    assert own[PAD].eq(gradients["target_embedding.weight"].grad[PAD]).all()
-    torch.testing.assert_close(own[1:], theirs[1:], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-6, atol=1e-6, msg=name)
+    # the padding's row too: as an output class it has a gradient, as an input none
+    torch.testing.assert_close(gradients["target_embedding.weight"], embedding.grad, rtol=1e-6, atol=1e-6)
+
+
+def shaken(model: Transformer) -> Transformer:
+    """Biases and norms away from 0 and 1, or their places could be mixed up unseen."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_model_computes_what_torch_nn_computes_forward_and_backward(norm_first, activation):
+    hold_against_torch_nn(shaken(tiny(norm_first=norm_first, final_norm=norm_first, activation=activation).double()))
+
+
+@pytest.mark.parametrize("name", ["target_embedding.weight", "decoder.layers.1.norm3.bias"])
+def test_the_comparison_with_torch_nn_notices_one_wrong_gradient(name):
+    model = shaken(tiny().double())
+    row = torch.tensor([PAD])
+    model.get_parameter(name).register_hook(lambda gradient: gradient.index_fill(0, row, 0.0))
+    with pytest.raises(AssertionError):
+        hold_against_torch_nn(model)
 
 
 def test_loss_is_torch_cross_entropy_over_the_real_target_tokens():
@@ -186,6 +207,15 @@ def test_padding_changes_no_logit_and_takes_no_gradient():
     assert own.target_embedding.weight.grad[PAD].eq(0).all()
 
 
+@pytest.mark.parametrize("pad_id", [PAD, 49])
+def test_padding_as_an_input_takes_no_gradient_even_where_it_is_attended_to(pad_id):
+    model = tiny(share_embeddings="none", pad_id=pad_id).double()
+    source, target, *_ = batch()  # filled up with PAD, and no lengths are told
+    model(source, target).square().sum().backward()
+    for table in (model.source_embedding, model.target_embedding):
+        assert table.weight.grad[PAD].eq(0).all() == (pad_id == PAD)
+
+
 def test_a_sentence_longer_than_the_position_table_extends_it():
     model = tiny(max_length=4).eval()
     long = tiny(max_length=64).eval()
@@ -214,14 +244,30 @@ def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(place):
     torch.testing.assert_close(run(3), plain(source, target, *lengths))
 
 
-def test_no_two_dropout_places_share_a_mask():
+def test_no_two_dropouts_share_a_mask(monkeypatch):
     model = tiny(dropout=0.5, attention_dropout=0.5, relu_dropout=0.5)
-    streams = [0, 1]
-    for layer in [*model.encoder.layers, *model.decoder.layers]:
-        streams += [module.stream for module in layer.modules() if hasattr(module, "stream")]
-        places = 3 if hasattr(layer, "norm3") else 2
-        streams += [layer.first_stream + 1, *(layer.first_stream + 2 + place for place in range(places))]
-    assert len(streams) == len(set(streams))
+    sites = []
+
+    def noted(operator):
+        def call(*args, **options):
+            sites.append(options["site"])
+            return operator(*args, **options)
+
+        return call
+
+    for block, name in (
+        (attention, "joint_attention"),
+        (embedding, "embed"),
+        (feed_forward, "feed_forward"),
+        (residual, "residual_layer_norm"),
+    ):
+        functions = SimpleNamespace(**{each: getattr(F, each) for each in F.__all__})
+        setattr(functions, name, noted(getattr(F, name)))
+        monkeypatch.setattr(block, "F", functions)
+    source, target, *lengths = batch()
+    model(source, target, *lengths)
+    assert len(sites) == 2 + 2 * 4 + 2 * 6  # embeddings; encoder and decoder layers
+    assert len(set(sites)) == len(sites)
 
 
 # -------------------------------------------------------------------------------------------------- step by step

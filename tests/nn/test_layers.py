@@ -143,18 +143,18 @@ def test_a_fully_padded_sequence_stays_finite_in_training_and_in_eval(name: str,
 # -------------------------------------------------------------------------------------------- dropout places
 
 
-def dropped_attention(mha: nn.Module, x: Tensor, memory: Tensor, p: float, seed: Tensor, stream: int) -> Tensor:
+def dropped_attention(mha: nn.Module, x: Tensor, memory: Tensor, p: float, seed: Tensor, site: int) -> Tensor:
     """Multi-head attention from the reference."""
     q, k, v = (
         nn.functional.linear(y, w, b).unflatten(-1, (H, -1)).transpose(1, 2)
         for y, w, b in zip((x, memory, memory), mha.in_proj_weight.chunk(3), mha.in_proj_bias.chunk(3))
     )
-    output, _ = reference.attention(q, k, v, dropout_p=p, seed=seed, stream=stream)
+    output, _ = reference.attention(q, k, v, dropout_p=p, seed=seed, site=site)
     return mha.out_proj(output.transpose(1, 2).flatten(2))
 
 
-def sub_layer_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, p: float, seed: Tensor, stream: int) -> Tensor:
-    y, _ = reference.residual_layer_norm(x, residual, norm.weight, norm.bias, dropout_p=p, seed=seed, stream=stream)
+def sub_layer_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, p: float, seed: Tensor, site: int) -> Tensor:
+    y, _ = reference.residual_layer_norm(x, residual, norm.weight, norm.bias, dropout_p=p, seed=seed, site=site)
     return y
 
 
@@ -168,7 +168,7 @@ def test_encoder_layer_drops_in_its_four_places() -> None:
     seed = draw_seed()
     y = sub_layer_norm(dropped_attention(layer.self_attn, x, x, p, seed, 3), x, layer.norm1, p, seed, 0)
     one, two = layer.linear1, layer.linear2
-    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, stream=1)
+    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=1)
     torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm2, p, seed, 2))
 
 
@@ -184,7 +184,7 @@ def test_decoder_layer_drops_in_its_six_places() -> None:
     crossed = dropped_attention(layer.multihead_attn, y, memory, p, seed, 5)
     y = sub_layer_norm(crossed, y, layer.norm2, p, seed, 1)
     one, two = layer.linear1, layer.linear2
-    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, stream=2)
+    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=2)
     torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm3, p, seed, 3))
 
 

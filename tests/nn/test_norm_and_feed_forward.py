@@ -158,3 +158,13 @@ def test_positional_encoding_drops_in_training_only() -> None:
 def test_wrong_arguments_are_told(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_norm_over_no_dimension_raises_what_torch_raises():
+    messages = []
+    x = torch.tensor(3.0)
+    for norm in (torch.nn.LayerNorm(()), fasttfm.nn.LayerNorm(())):
+        with pytest.raises(RuntimeError) as raised:
+            norm(x)
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]

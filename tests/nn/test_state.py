@@ -109,3 +109,16 @@ def test_reset_parameters_draws_again() -> None:
     before = ours.in_proj_weight.clone()
     ours._reset_parameters()
     assert not torch.equal(ours.in_proj_weight, before)
+
+
+def test_layers_are_fused_also_where_torch_nn_s_names_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn, "MultiheadAttention", fasttfm.nn.MultiheadAttention)
+    monkeypatch.setattr(torch.nn, "LayerNorm", fasttfm.nn.LayerNorm)
+    layer = fasttfm.nn.TransformerDecoderLayer(8, 2, 12)
+    assert type(layer.self_attn) is type(layer.multihead_attn) is fasttfm.nn.MultiheadAttention
+    assert {type(layer.norm1), type(layer.norm2), type(layer.norm3)} == {fasttfm.nn.LayerNorm}
+
+
+def test_positions_from_the_meta_device_are_the_sinusoids() -> None:
+    module = fasttfm.nn.PositionalEncoding(8, 0.0, 16, device="meta").to_empty(device="cpu")
+    assert torch.equal(module.table, fasttfm.nn.PositionalEncoding(8, 0.0, 16).table)

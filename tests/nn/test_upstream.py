@@ -367,8 +367,11 @@ def test_torchscript_is_refused_until_the_modules_are_restored() -> None:
     layer = fasttfm.nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True).eval()
     x = torch.randn(2, 4, 8)
     expected = layer(x)
-    with pytest.raises(Exception, match="keyword-only"):
+    with pytest.raises(Exception, match=r"call fasttfm\.restore_modules\(model\) first"):
         torch.jit.script(layer)
+    for module in (layer.norm1, layer.self_attn, nn.Sequential(layer.norm1), nn.Sequential(layer.self_attn)):
+        with pytest.raises(RuntimeError, match=r"call fasttfm\.restore_modules\(model\) first"):
+            torch.jit.script(module)
     fasttfm.restore_modules(layer)
     torch.testing.assert_close(torch.jit.script(layer)(x), expected)
 

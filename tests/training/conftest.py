@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fasttfm.config import Config, Values, build, gather
-from fasttfm.data import PreparedData
 from fasttfm.data.prepare import PrepareOptions, prepare
+from fasttfm.data.prepared import PreparedData
 
 from .tiny import TINY
 
@@ -29,8 +29,8 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare(
         [folder / "train.src"],
         [folder / "train.tgt"],
-        folder / "valid.src",
-        folder / "valid.tgt",
+        [folder / "valid.src"],
+        [folder / "valid.tgt"],
         folder / "DATA",
         PrepareOptions(vocab_size=64, byte_fallback=False),
         say=lambda line: None,

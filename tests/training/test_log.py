@@ -2,6 +2,10 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
+import threading
 
 import pytest
 
@@ -69,6 +73,43 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("valid/bleu")] == [(1, 20.0), (2, 20.0)]
     assert [event.value for event in events.Scalars("train/loss")] == [4.0, 4.0]
+
+
+def test_a_run_that_begins_anew_keeps_the_records_that_it_cannot_know_to_be_its_own(tmp_path):
+    write(tmp_path, [1, 2])
+    before = (tmp_path / "train.log.jsonl").read_bytes()
+    write(tmp_path, [1])
+    write(tmp_path, [7])
+    assert (tmp_path / "train.log.1.jsonl").read_bytes() == before
+    assert [record["step"] for record in read_log(tmp_path)] == [7, 7]
+    assert (tmp_path / "train.log.2.jsonl").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_tensorboard_meets_a_full_disk_where_it_can_be_told(tmp_path):
+    """In the caller's thread, and not by a traceback of a thread of its own."""
+    threads = threading.active_count()
+    log = RunLog(tmp_path, True, 0)
+    assert threading.active_count() == threads
+    with open("/dev/full", "ab", buffering=0) as full:
+        log._events._writer = type(log._events._writer)(full)
+        with pytest.raises(OSError, match="No space left"):
+            log.write({**TRAIN, "step": 1})
+        log.close()
+
+
+def test_nobody_who_reads_is_no_reason_to_stop(tmp_path):
+    """A closed pipe stays closed: everything after it goes nowhere, and the interpreter ends without complaint."""
+    program = (
+        "import sys; from fasttfm.training.progress import Progress, tell\n"
+        "progress = Progress()\n"
+        "for _ in range(3): progress.say('line'); tell('another')\n"
+        "progress.close(); sys.exit(7)"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run([sys.executable, "-c", program], stderr=writer, check=False).returncode == 7
+    os.close(writer)
 
 
 def test_the_curve_is_a_picture_of_training_and_validation(tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fasttfm.training.config import TrainingConfig
+from fasttfm.config.training import TrainingConfig
 from fasttfm.training.schedule import learning_rate
 
 

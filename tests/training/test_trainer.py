@@ -3,28 +3,32 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 
 import pytest
 import torch
 
-from fasttfm.data import PreparedData, TokenBatches
+from fasttfm import files
+from fasttfm.checkpoints import model_dir
+from fasttfm.checkpoints.checkpoint import read_meta, read_weights
+from fasttfm.checkpoints.model_dir import prepare_model_dir
+from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
+from fasttfm.data.batches import TokenBatches
+from fasttfm.data.prepared import PreparedData
 from fasttfm.decoding.translator import Translator
 from fasttfm.errors import Stopped, UserError
 from fasttfm.models import Transformer
-from fasttfm.training import model_dir
-from fasttfm.training.checkpoint import read_meta, read_weights, resolve_checkpoint, saved_steps, step_folder
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.log import read_log
-from fasttfm.training.model_dir import prepare_model_dir
 from fasttfm.training.run import train
 from fasttfm.training.trainer import Trainer
 
 from .tiny import TINY, run, start, train_command
 
 CPU = torch.device("cpu")
-TIMES = ("seconds", "tokens_per_second")
+TIMES = ("seconds", "tokens_per_second", "peak_memory")
 
 
 def weights_of(model_dir, which="last"):
@@ -113,13 +117,13 @@ def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, ti
     config = tiny_config(update_freq=3, dropout=0.0, label_smoothing=0.1)
     trainer = make_trainer(config, data, tmp_path)
     seen = {}
-    trainer.optimization.step = lambda lr: seen.update(
+    trainer.updates.optimization.step = lambda lr: seen.update(
         gradients=[p.grad.clone() for p in trainer.model.parameters()], lr=lr
     )
-    trainer._update()
+    trainer.updates.perform()
     for parameter in trainer.model.parameters():
         parameter.grad = None
-    chosen = [trainer.batches.batch(indices) for indices in trainer.batches.epoch(0)[:3]]
+    chosen = [trainer.updates.batches.batch(indices) for indices in trainer.updates.batches.epoch(0)[:3]]
     assert len({batch.target_tokens for batch in chosen}) > 1
     total = sum(
         trainer.model.loss(
@@ -136,8 +140,8 @@ def test_a_packed_run_learns_what_a_padded_one_learns(tiny_data, tiny_config, tm
     losses = []
     for packed in (False, True):
         trainer = make_trainer(tiny_config(packed=packed, dropout=0.0), PreparedData.open(tiny_data), tmp_path)
-        batch = trainer.batches.batch(trainer.batches.largest())
-        losses.append(torch.stack(trainer._loss(batch)).detach())
+        batch = trainer.updates.batches.batch(trainer.updates.batches.largest())
+        losses.append(torch.stack(trainer.updates.loss(batch)).detach())
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
 
 
@@ -145,11 +149,11 @@ def test_rehearsing_the_largest_batch_changes_nothing(tiny_data, tiny_config, tm
     trainer = make_trainer(tiny_config(), PreparedData.open(tiny_data), tmp_path)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     state = torch.get_rng_state()
-    trainer._rehearse()
+    trainer.updates.rehearse()
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
-    assert (trainer.position.step, trainer.position.batch) == (0, 0)
+    assert (trainer.updates.position.step, trainer.updates.position.batch) == (0, 0)
 
 
 def test_memory_that_does_not_suffice_ends_in_a_remedy(tiny_data, tiny_values, tmp_path, monkeypatch):
@@ -167,19 +171,20 @@ def test_every_pair_is_seen_once_an_epoch(tiny_data, tiny_config, tmp_path):
     data = PreparedData.open(tiny_data)
     trainer = make_trainer(tiny_config(), data, tmp_path)
     rows = 0
-    while trainer.position.epoch == 0:
-        rows += len(trainer._next_batch())
+    while trainer.updates.position.epoch == 0:
+        rows += len(trainer.updates.next_batch())
     assert rows == len(data.train)
-    assert trainer.position.batch == 0
+    assert trainer.updates.position.batch == 0
 
 
 KILLS_ITSELF = """
 import os, signal, sys
 from fasttfm.cli.main import main
-from fasttfm.training import checkpoint, log, optimization
+from fasttfm.training import log, optimization
+from fasttfm.checkpoints import checkpoint
 places = {
     "update": (optimization.Optimization, "step"),
-    "checkpoint": (checkpoint, "_sync"),
+    "checkpoint": (checkpoint, "write_file"),
     "log": (log.RunLog, "write"),
 }
 owner, name = places[sys.argv[1]]
@@ -216,6 +221,55 @@ def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_
     assert read_meta(resolve_checkpoint(tmp_path / "whole", "last")) == read_meta(
         resolve_checkpoint(tmp_path / "killed", "last")
     )
+
+
+RANDOM_MOMENTS = """
+import json, os, random, signal, sys, time
+from fasttfm.__main__ import command
+import fasttfm.training.run, fasttfm.cli.train
+
+def started(out):
+    child = os.fork()
+    if child:
+        return child
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    sys.argv = ["fasttfm", *words, "--out", out]
+    os._exit(command())
+
+whole, killed, seed, words = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+began = time.monotonic()
+assert os.waitpid(started(whole), 0)[1] == 0
+duration = time.monotonic() - began
+draw = random.Random(seed)
+moments, statuses = [], []
+for attempt in range(6):
+    child = started(killed)
+    moments.append(round(draw.uniform(0.1, 0.7), 3))
+    time.sleep(moments[-1] * duration)
+    os.kill(child, signal.SIGKILL)
+    statuses.append(os.waitpid(child, 0)[1])
+assert os.waitpid(started(killed), 0)[1] == 0
+print(json.dumps({"moments": moments, "killed": statuses.count(signal.SIGKILL)}))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
+def test_kill_9_at_random_moments_ends_in_the_same_bits(tmp_path, tiny_data):
+    seed = int(os.environ.get("FASTTFM_KILL_SEED") or int.from_bytes(os.urandom(3), "big"))
+    whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
+    changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 2, "clip_norm": 1.0}
+    words = train_command(tiny_data, tmp_path, **changes)
+    words = words[words.index("train") :]
+    command = [sys.executable, "-c", RANDOM_MOMENTS, whole, killed, str(seed), *words]
+    done = run(command)
+    print(f"FASTTFM_KILL_SEED={seed}", done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["killed"] >= 1
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "killed")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -321,22 +375,22 @@ def test_the_moving_average_is_what_is_saved(tiny_data, tiny_config, tmp_path):
     config = tiny_config(ema_decay=0.5, max_update=3, valid_interval_updates=0)
     prepare_model_dir(tmp_path, config, data)
     trainer = make_trainer(config, data, tmp_path)
-    name = trainer.optimization.names[0]
-    seen = [trainer.optimization.parameters[0].detach().clone()]
-    step = trainer.optimization.step
+    name = trainer.updates.optimization.names[0]
+    seen = [trainer.updates.optimization.parameters[0].detach().clone()]
+    step = trainer.updates.optimization.step
 
     def recorded(lr):
         result = step(lr)
-        seen.append(trainer.optimization.parameters[0].detach().clone())
+        seen.append(trainer.updates.optimization.parameters[0].detach().clone())
         return result
 
-    trainer.optimization.step = recorded
+    trainer.updates.optimization.step = recorded
     trainer.run()
     expected = seen[0]
     for raw in seen[1:]:
         expected = expected + 0.5 * (raw - expected)
     torch.testing.assert_close(weights_of(tmp_path)[name], expected)
-    assert torch.equal(trainer.optimization.parameters[0], seen[-1])
+    assert torch.equal(trainer.updates.optimization.parameters[0], seen[-1])
 
 
 def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_config, tmp_path):
@@ -344,16 +398,16 @@ def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_con
     config = tiny_config(max_update=10, save_interval_updates=2, log_interval=1000, valid_interval_updates=0)
     prepare_model_dir(tmp_path, config, data)
     trainer = make_trainer(config, data, tmp_path)
-    step = trainer.optimization.step
+    step = trainer.updates.optimization.step
 
     def poisoned(lr):
         result = step(lr)
-        if trainer.position.step == 3:
+        if trainer.updates.position.step == 3:
             with torch.no_grad():
-                trainer.optimization.parameters[0].fill_(float("nan"))
+                trainer.updates.optimization.parameters[0].fill_(float("nan"))
         return result
 
-    trainer.optimization.step = poisoned
+    trainer.updates.optimization.step = poisoned
     with pytest.raises(
         UserError, match=r"diverged: the loss is nan at update 4; the checkpoint of update 2 is kept.*--lr"
     ):
@@ -384,7 +438,7 @@ def test_a_finished_run_started_again_does_nothing_and_says_so(tiny_data, tiny_v
 def test_a_kill_while_the_directory_is_made_can_be_gone_on_from(tiny_data, tiny_config, tmp_path, monkeypatch, left):
     data, out = PreparedData.open(tiny_data), tmp_path / "MODEL"
 
-    def killed(path, content, write=model_dir._replace):
+    def killed(path, content, write=files.replace_file):
         if left.startswith("."):
             path.with_name(f".{path.name}").write_bytes(content[:10])
         else:
@@ -394,7 +448,7 @@ def test_a_kill_while_the_directory_is_made_can_be_gone_on_from(tiny_data, tiny_
     out.mkdir()
     config = tiny_config()
     with monkeypatch.context() as patch:
-        patch.setattr(model_dir, "_replace", killed)
+        patch.setattr(model_dir, "replace_file", killed)
         with pytest.raises(SystemExit):
             prepare_model_dir(out, config, data)
     assert os.listdir(out) == [left]
@@ -433,6 +487,17 @@ def test_memory_that_does_not_suffice_is_one_line_with_the_remedy(tiny_data, tin
     def too_large(self, batch):
         return torch.empty(1 << 55)
 
-    monkeypatch.setattr("fasttfm.training.trainer.Trainer._loss", too_large)
+    monkeypatch.setattr("fasttfm.training.updates.Updates.loss", too_large)
     with pytest.raises(UserError, match=r"out of memory with batches of .* --update-freq"):
         train(tiny_values(), tiny_data, tmp_path / "MODEL", torch.device("cpu"))
+
+
+def test_a_flipped_bit_of_the_data_ends_a_run_before_it_saves_anything(tiny_data, tiny_values, tmp_path):
+    """Both tokens are of the vocabulary: only the digest tells them apart."""
+    copy = shutil.copytree(tiny_data, tmp_path / "DATA")
+    content = bytearray((copy / "train.src.npy").read_bytes())
+    content[-2] ^= 1
+    (copy / "train.src.npy").write_bytes(content)
+    with pytest.raises(UserError, match=r"train\.src\.npy: is damaged or changed"):
+        train(tiny_values(max_update=1, valid_interval_updates=0), copy, tmp_path / "MODEL", CPU)
+    assert saved_steps(tmp_path / "MODEL") == []

@@ -6,7 +6,8 @@ import shutil
 import pytest
 import torch
 
-from fasttfm.data import PreparedData, bleu
+from fasttfm.data.prepared import PreparedData
+from fasttfm.data.scoring import bleu
 from fasttfm.decoding import DecodingConfig
 from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError

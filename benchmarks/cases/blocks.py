@@ -1,0 +1,263 @@
+"""Group blocks: one encoder and one decoder layer of the paper's base model, ours beside torch.nn's and Hugging Face's.
+
+Every layer carries the same weights and is told the same padding; sentences have from half of the length to all of it.
+Padding's own rows are left out of the check and get no gradient, since packed layers do not compute them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measure import numerics
+from benchmarks.measure import providers as peers
+from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure.providers import Absent, Provider
+from fasttfm import nn as fnn
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import Cost
+
+PACKED = f"{peers.OURS}, packed"
+COMPILED = f"{peers.TORCH_NN}, compiled"
+
+
+def cases(setting: Setting) -> list[Case]:
+    smoke = setting.level == "smoke"
+    B, L = (3, 9) if smoke else (250, 100) if setting.on_gpu else (4 if setting.level == "quick" else 16, 100)
+    found = []
+    for d_model, heads in [(32, 2)] if smoke else [(512, 8)] + ([(1024, 16)] if setting.level == "full" else []):
+        for decoder in (False, True):
+            for dropout, passes in ((0.0, "forward"), (0.1, "training forward"), (0.1, "backward")):
+                found.append(_case(decoder, B, L, d_model, heads, dropout, passes, setting))
+    return found
+
+
+def _case(
+    decoder: bool, B: int, L: int, d_model: int, heads: int, dropout: float, passes: str, setting: Setting
+) -> Case:
+    shape = {"B": B, "L": L, "d_model": d_model, "heads": heads, "d_ff": 4 * d_model, "dropout": dropout}
+    # where every minute counts the compiler gets training, which it is meant for
+    compile = setting.at_least("standard") or (setting.level == "quick" and not decoder and dropout > 0)
+    return Case(
+        group="blocks",
+        name="decoder layer" if decoder else "encoder layer",
+        shape=shape,
+        dtype=setting.dtype_name,
+        passes=passes,
+        cost=_cost(decoder, B, L, d_model, heads, dropout > 0, setting.dtype.itemsize, passes == "backward"),
+        make=partial(_make, decoder, B, L, d_model, heads, dropout, compile),
+    )
+
+
+def _lengths(B: int, L: int) -> list[int]:
+    return [int(x) for x in torch.linspace(L / 2, L, B).ceil()]
+
+
+def _cost(decoder: bool, B: int, L: int, d: int, heads: int, dropout: bool, size: int, backward: bool) -> Cost:
+    """Of the real tokens alone: padding is work that need not be done."""
+    lengths = _lengths(B, L)
+    T = sum(lengths)
+    total = Cost()
+    for N, F in [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)] + ([(d, d), (d, 2 * d), (d, d)] if decoder else []):
+        total += costs.linear_backward(T, N, F, size, bias=True) if backward else costs.linear(T, N, F, size)
+    attend = costs.attention_backward_short if backward else costs.attention
+    for length in lengths:
+        sizes = (1, heads, length, length, d // heads, size)
+        total += attend(*sizes, causal=decoder, dropout=dropout)
+        if decoder:
+            total += attend(*sizes, causal=False, dropout=dropout)
+    for _ in range(3 if decoder else 2):
+        if backward:
+            total += costs.residual_layer_norm_backward(T, d, size, stream=False, dropout=dropout)
+        else:
+            total += costs.residual_layer_norm(T, d, size, dropout=dropout)
+    return Cost(total.flops, total.bytes)
+
+
+class _Encoder(nn.Module):
+    """A layer with torch.nn's interface, and the padding that it is told."""
+
+    def __init__(self, layer: nn.Module, padding: Tensor) -> None:
+        super().__init__()
+        self.layer, self.padding = layer, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, src_key_padding_mask=self.padding)
+
+
+class _Decoder(nn.Module):
+    def __init__(self, layer: nn.Module, padding: Tensor) -> None:
+        super().__init__()
+        self.layer, self.padding = layer, padding
+        length = padding.shape[1]
+        self.mask = torch.ones(length, length, dtype=torch.bool, device=padding.device).triu(1)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.layer(
+            x,
+            memory,
+            tgt_mask=self.mask,
+            tgt_is_causal=True,
+            tgt_key_padding_mask=self.padding,
+            memory_key_padding_mask=self.padding,
+        )
+
+
+class _Packed(nn.Module):
+    """Ours over the real tokens alone; packing and unpacking, which a model does once, count here."""
+
+    def __init__(self, layer: nn.Module, padding: Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self.packing = fnn.Packing.from_padding_mask(padding)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        x = self.packing.pack(x)
+        if memory is None:
+            return self.packing.unpack(self.layer(x, packing=self.packing))
+        memory = self.packing.pack(memory)
+        y = self.layer(x, memory, tgt_is_causal=True, packing=self.packing, memory_packing=self.packing)
+        return self.packing.unpack(y)
+
+
+def _make(
+    decoder: bool, B: int, L: int, d_model: int, heads: int, dropout: float, compile: bool, setting: Setting
+) -> Work:
+    device, dtype = setting.device, setting.dtype
+    lengths = torch.tensor(_lengths(B, L), device=device)
+    padding = torch.arange(L, device=device) >= lengths[:, None]
+    torch.manual_seed(setting.seed)
+    kind = "TransformerDecoderLayer" if decoder else "TransformerEncoderLayer"
+    options: dict[str, Any] = {"batch_first": True, "device": device, "dtype": dtype}
+    plain = getattr(nn, kind)(d_model, heads, 4 * d_model, 0.0, **options)
+    for parameter in plain.parameters():  # no bias of zeros, no weight of ones
+        nn.init.normal_(parameter, std=d_model**-0.5 if parameter.dim() > 1 else 0.5)
+    wrap: Any = _Decoder if decoder else _Encoder
+
+    def layers(p: float) -> Mapping[str, Provider | Absent]:
+        theirs = copy.deepcopy(plain)
+        _set_dropout(theirs, p)
+        ours = [getattr(fnn, kind)(d_model, heads, 4 * d_model, p, **options) for _ in range(2)]
+        for layer in ours:
+            layer.load_state_dict(plain.state_dict())
+        found: dict[str, Any] = {
+            peers.OURS: wrap(ours[0], padding),
+            PACKED: _Packed(ours[1], padding),
+            peers.TORCH_NN: wrap(theirs, padding),
+        }
+        if compile:
+            found[COMPILED] = peers.compiled(wrap(copy.deepcopy(theirs), padding), device)
+        found[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, lambda: _hugging_face(plain, padding, p))
+        for module in found.values():
+            if isinstance(module, nn.Module):
+                module.train(dropout > 0)
+        return found
+
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        x = (torch.randn(B, L, d_model, device=device).to(dtype).requires_grad_() for _ in range(1 + decoder))
+        return tuple(x)
+
+    def gradient(output: Tensor) -> Tensor:
+        return numerics.cotangent(output).masked_fill(padding[..., None], 0)
+
+    def error(found: Any, expected: Any) -> float:
+        """Of the real tokens."""
+        return numerics.kinked_error(*(_without_padding(value, padding) for value in (found, expected)))
+
+    return Work(
+        inputs=inputs,
+        providers=layers(dropout),
+        reference=wrap(copy.deepcopy(plain).double(), padding).train(dropout > 0),
+        without_dropout=layers(0.0) if dropout else None,
+        plain=peers.TORCH_NN,
+        gradient=gradient,
+        error=error,
+        measure=numerics.KINKED_MEASURE,
+        unit="real tokens/s",
+        units=lambda *x: float(lengths.sum()),
+    )
+
+
+def _without_padding(value: Any, padding: Tensor) -> list[Tensor]:
+    rows = padding.shape
+    return [x.masked_fill(padding[..., None], 0) if x.shape[:2] == rows else x for x in numerics.tensors(value)]
+
+
+def _set_dropout(layer: nn.Module, p: float) -> None:
+    for module in layer.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = p
+        elif isinstance(module, nn.MultiheadAttention):
+            module.dropout = p
+
+
+class _HuggingFace(nn.Module):
+    """https://huggingface.co/docs/transformers/model_doc/marian: post-norm and ReLU as in the paper, on SDPA."""
+
+    def __init__(self, layer: nn.Module, padding: Tensor, decoder: bool) -> None:
+        super().__init__()
+        self.layer, self.decoder = layer, decoder
+        real = ~padding[:, None, None, :]
+        length = padding.shape[1]
+        # one mask a batch, made once, as the model does
+        self.cross = real.expand(-1, 1, length, -1)
+        triangle = torch.ones(length, length, dtype=torch.bool, device=padding.device).tril()
+        self.mask = real & triangle if decoder else self.cross
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        if not self.decoder:
+            return self.layer(x, self.mask)
+        y = self.layer(
+            x,
+            attention_mask=self.mask,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=self.cross,
+            use_cache=False,
+        )
+        return y[0] if isinstance(y, tuple) else y
+
+
+def _hugging_face(plain: Any, padding: Tensor, p: float) -> nn.Module:
+    from transformers import MarianConfig
+    from transformers.models.marian.modeling_marian import MarianDecoderLayer, MarianEncoderLayer
+
+    decoder = isinstance(plain, nn.TransformerDecoderLayer)
+    d_model, heads = plain.self_attn.embed_dim, plain.self_attn.num_heads
+    options: dict[str, Any] = {
+        "d_model": d_model,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": 4 * d_model,
+        "decoder_ffn_dim": 4 * d_model,
+        "activation_function": "relu",
+        "dropout": p,
+        "attention_dropout": p,
+        "activation_dropout": p,
+        "attn_implementation": "sdpa",  # https://huggingface.co/docs/transformers/attention_interface
+    }
+    config = MarianConfig(**options)
+    layer: nn.Module = (MarianDecoderLayer if decoder else MarianEncoderLayer)(config, layer_idx=0)
+    layer.load_state_dict(dict(_hugging_face_weights(plain.state_dict(), decoder)))
+    weight = plain.linear1.weight
+    return _HuggingFace(layer.to(weight.device, weight.dtype), padding, decoder)
+
+
+def _hugging_face_weights(state: Mapping[str, Tensor], decoder: bool) -> list[tuple[str, Tensor]]:
+    """torch.nn's names and joint projections to Hugging Face's."""
+    found = []
+    attentions = [("self_attn", "self_attn")] + ([("multihead_attn", "encoder_attn")] if decoder else [])
+    for theirs, name in attentions:
+        for kind in ("weight", "bias"):
+            for part, x in zip("qkv", state[f"{theirs}.in_proj_{kind}"].chunk(3)):
+                found.append((f"{name}.{part}_proj.{kind}", x))
+            found.append((f"{name}.out_proj.{kind}", state[f"{theirs}.out_proj.{kind}"]))
+    norms = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if decoder else []), "final_layer_norm"]
+    pairs = [("linear1", "fc1"), ("linear2", "fc2"), *((f"norm{i}", name) for i, name in enumerate(norms, 1))]
+    for theirs, name in pairs:
+        found += [(f"{name}.{kind}", state[f"{theirs}.{kind}"]) for kind in ("weight", "bias")]
+    return found

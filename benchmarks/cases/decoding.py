@@ -1,0 +1,248 @@
+"""Group decoding: whole translations, batch 1 to 128, beam 1, 4 and 8, beside Hugging Face and CTranslate2.
+
+The model is paper-base with random weights, the same in every provider, and every output has exactly `length` tokens,
+because a model that has learnt nothing ends nowhere: all do the same work, and throughput is target tokens/s. (Ours and
+the paper's searches then write the end of the sentence, one step more than the peers take; it is not counted.) The
+last LayerNorm is drawn wide, so that outputs vary and ties are rare; special tokens embed to zero, so that forbidding
+them before or after the softmax comes to the same.
+
+Checked before the clock: all K hypotheses of every sentence against a float64 search by fasttfm. The error is the mean
+over sentences of how far the log-probability of the hypotheses found lies from that of the hypotheses expected,
+relative to the latter: 0 where they are equal token for token. 1e-5 is allowed in float32 (a tie that rounding
+decides). In less, where other words may win, 0.05 for the best hypothesis of the first sentences.
+
+The cases called reuse take away what fasttfm keeps between two tokens, one thing after the other (decoding_steps.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cases import synthetic
+from benchmarks.cases.decoding_steps import RUNGS, Less
+from benchmarks.cases.training_step import model_config
+from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure.providers import CTRANSLATE2, HUGGING_FACE, OURS, Absent, Provider, provider
+from benchmarks.peers import ctranslate2, huggingface
+from fasttfm.data.tokenizer import BOS
+from fasttfm.decoding import DecodingConfig, search_ids
+from fasttfm.decoding.batches import padded
+from fasttfm.kernels.proof.costs import Cost
+from fasttfm.models import Transformer, TransformerConfig
+
+Hypotheses = list[list[list[int]]]
+"""Of each sentence its K hypotheses, without begin- and end-of-sentence."""
+SOURCE = 27
+"""Source tokens, end-of-sentence counted: the mean of WMT14 English-German."""
+_ALLOWED = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05}
+_LOSSY = 8
+"""Sentences that are looked at below float32: scoring those that differ takes longer than translating them."""
+_ROUNDS = {"smoke": 1, "quick": 3, "standard": 5, "full": 10}
+
+
+def cases(setting: Setting) -> list[Case]:
+    """Every batch, beam and dtype that the level asks for, then the reuse steps."""
+    smoke, quick, full = setting.level == "smoke", not setting.at_least("standard"), setting.at_least("full")
+    length = 4 if smoke else 8 if quick and not setting.on_gpu else SOURCE
+    batches = (2,) if smoke else (1, 32) if quick else (1, 8, 32, 128) if full or setting.on_gpu else (1, 8, 32)
+    beams = (1, 4) if quick else (1, 4, 8)
+    found = []
+    for batch in batches:
+        for beam in beams:
+            found.append(_case(setting, setting.dtype, batch, beam, length))
+            # a CPU translates faster in bfloat16; --quick looks at one such case
+            if (
+                not setting.on_gpu
+                and setting.dtype == torch.float32
+                and (not quick or (batch, beam) == (batches[-1], 4))
+            ):
+                found.append(_case(setting, torch.bfloat16, batch, beam, length))
+    for beam in (1,) if quick else (1, 4):
+        batch = 2 if smoke else 64 if setting.on_gpu else 4 if quick else 16
+        found.append(_case(setting, setting.dtype, batch, beam, length, reuse=True))
+    return found
+
+
+def _config(setting: Setting) -> TransformerConfig:
+    config = model_config("paper-base")
+    changes: dict[str, Any] = {"vocab_size": 8_000, "dropout": 0.0} if not setting.on_gpu else {"dropout": 0.0}
+    if setting.level == "smoke":
+        changes |= {"vocab_size": 200, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 2}
+    values = {name: getattr(config, name) for name in TransformerConfig.__dataclass_fields__}
+    return TransformerConfig(**(values | changes))
+
+
+@functools.lru_cache(maxsize=1)
+def random_model(config: TransformerConfig, seed: int) -> Transformer:
+    """A float32 model on the CPU whose searches give varied outputs."""
+    torch.manual_seed(seed)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        model.decoder.layers[-1].norm3.weight.normal_(std=4.0)
+        model.target_embedding.weight[:4] = 0.0
+    return model
+
+
+def _case(setting: Setting, dtype: torch.dtype, batch: int, beam: int, length: int, *, reuse: bool = False) -> Case:
+    config = _config(setting)
+    return Case(
+        group="decoding",
+        name="reuse" if reuse else "paper-base",
+        shape={"batch": batch, "beam": beam, "source": SOURCE, "length": length, "vocabulary": config.vocab_size},
+        dtype=str(dtype).removeprefix("torch."),
+        passes="decode",
+        cost=search_cost(config, batch=batch, beam=beam, source=SOURCE, length=length, size=dtype.itemsize),
+        make=partial(_work, config, dtype, batch, beam, length, reuse),
+    )
+
+
+def search_cost(config: TransformerConfig, *, batch: int, beam: int, source: int, length: int, size: int) -> Cost:
+    """Products once, every weight of the decoder once a step, both caches read as far as they are filled."""
+    d, layers, F, V = config.d_model, config.decoder_layers, config.d_ff, config.vocab_size
+    sources, rows = batch * source, batch + batch * beam * (length - 1)  # the first token is chosen from one row
+    encoder, decoder = config.encoder_layers * (4 * d * d + 2 * d * F), layers * (6 * d * d + 2 * d * F) + V * d
+    cross = layers * 2 * d * d
+    flops: float = 2 * (sources * (encoder + cross) + rows * decoder)
+    flops += 4 * config.encoder_layers * sources * source * d + 4 * layers * rows * d * (source + length / 2)
+    caches = layers * 2 * d * (length * sources + rows * length / 2)
+    return Cost(flops=int(flops), bytes=int(size * (encoder + cross + length * decoder + caches)))
+
+
+def _work(
+    config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, length: int, reuse: bool, setting: Setting
+) -> Work:
+    weights = random_model(config, setting.seed).state_dict()
+
+    def ours(as_dtype: torch.dtype) -> Transformer:
+        model = Transformer(config)
+        model.load_state_dict(weights)
+        return model.to(device=setting.device, dtype=as_dtype).eval()
+
+    search = partial(Ours, beam=beam, length=length)
+    model, exact = ours(dtype), exact_model(config, setting.seed, setting.device)
+    providers: dict[str, Provider | Absent] = {OURS: search(model)}
+    if reuse:
+        providers |= {name: search(Less(model, **keeps)) for name, keeps in RUNGS.items()}
+    else:
+        providers |= _peers(config, weights, dtype, beam, length, setting)
+    return Work(
+        inputs=lambda i: (synthetic.sources(batch, SOURCE, config.vocab_size, seed=1_000 * setting.seed + i),),
+        providers=providers,
+        reference=lambda sources: (sources, _expected(exact, beam, length, tuple(map(tuple, sources)))),
+        error=partial(error, exact) if dtype == torch.float32 else partial(error, exact, sentences=_LOSSY, best=1),
+        allowed=_ALLOWED[str(dtype).removeprefix("torch.")],
+        unit="target tokens/s",
+        units=lambda sources: float(batch * length),
+        warm_up=2 if setting.on_gpu else 0,  # the first call and the check have warmed all there is to warm
+        rounds=None if setting.on_gpu else _ROUNDS[setting.level],
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def exact_model(config: TransformerConfig, seed: int, device: torch.device) -> Transformer:
+    """random_model() in float64 on the device."""
+    model = Transformer(config).double()
+    model.load_state_dict(random_model(config, seed).state_dict())
+    return model.to(device).eval()
+
+
+@functools.lru_cache(maxsize=1)
+def _expected(exact: Transformer, beam: int, length: int, sources: tuple[tuple[int, ...], ...]) -> Hypotheses:
+    """Kept, because a case in less precision follows the one in float32 on the same inputs."""
+    return Ours(exact, beam=beam, length=length)(sources)
+
+
+def _peers(
+    config: TransformerConfig,
+    weights: dict[str, Tensor],
+    dtype: torch.dtype,
+    beam: int,
+    length: int,
+    setting: Setting,
+) -> dict[str, Provider | Absent]:
+    found: dict[str, Provider | Absent] = {}
+    found[HUGGING_FACE] = provider(
+        HUGGING_FACE,
+        setting.device,
+        lambda: huggingface.Generate(
+            huggingface.marian(config, weights).to(device=setting.device, dtype=dtype), beam, length
+        ),
+    )
+    # CTranslate2 computes in bfloat16 on GPUs alone; int8 is what it has for a CPU that need not be exact
+    name, compute_type = CTRANSLATE2, str(dtype).removeprefix("torch.")
+    if dtype != torch.float32 and not setting.on_gpu:
+        name, compute_type = f"{CTRANSLATE2} int8", "int8"
+    found[name] = provider(
+        CTRANSLATE2,
+        setting.device,
+        lambda: ctranslate2.Translate(
+            config,
+            weights,
+            beam=beam,
+            length=length,
+            compute_type=compute_type,
+            device=setting.device,
+            threads=setting.threads,
+        ),
+    )
+    return found
+
+
+class Ours:
+    """fasttfm's search on id lists: K hypotheses of exactly `length` tokens for each source."""
+
+    def __init__(self, model: nn.Module, *, beam: int, length: int) -> None:
+        self.model: Any = model
+        self.config = DecodingConfig(
+            beam=beam,
+            nbest=beam,
+            min_len=length,
+            max_len_a=0.0,
+            max_len_b=length,
+            length_penalty="none",
+            batch_tokens=1 << 30,  # the whole batch at once
+        )
+
+    def __call__(self, sources: Sequence[Sequence[int]]) -> Hypotheses:
+        found = search_ids(self.model, sources, self.config)
+        return [[each.tokens for each in hypotheses] for hypotheses in found]
+
+
+def error(
+    exact: Transformer,
+    found: Hypotheses,
+    expected: tuple[Sequence[Sequence[int]], Hypotheses],
+    *,
+    sentences: int | None = None,
+    best: int | None = None,
+) -> float:
+    """See the head of this file; exact is the float64 model. sentences, best: how many are looked at; None: all."""
+    sources, right = expected
+    if [len(each) for each in found] != [len(each) for each in right]:
+        return float("inf")
+    compared = list(zip(sources, found, right))[:sentences]
+    total = 0.0
+    for source, ours, theirs in compared:
+        ours, theirs = ours[:best], theirs[:best]
+        if {*map(tuple, ours)} != {*map(tuple, theirs)}:
+            wanted = log_probability(exact, source, theirs)
+            total += abs(log_probability(exact, source, ours) - wanted) / abs(wanted)
+    return total / len(compared)
+
+
+@torch.no_grad()
+def log_probability(model: Transformer, source: Sequence[int], hypotheses: list[list[int]]) -> float:
+    """The sum over hypotheses of one length; -inf where the lengths differ."""
+    if len({len(each) for each in hypotheses}) != 1:
+        return -float("inf")
+    device = model.output.weight.device
+    ids, lengths = padded([source] * len(hypotheses), device)
+    tokens = torch.tensor([[BOS, *each] for each in hypotheses], device=device)
+    logits = model(ids, tokens[:, :-1], lengths).log_softmax(dim=2)
+    return float(logits.gather(2, tokens[:, 1:, None]).sum())

@@ -1,0 +1,100 @@
+"""Group kernels: every fused operator in every form, forward and backward apart.
+
+On a GPU about 25,000 tokens a batch, as in training; on a CPU the same forms on a fraction of the tokens. The standard
+level has every form, quick leaves out torch.compile where compiling takes longer than all the rest, full adds the long
+rows and the big model's width, smoke has every form on a few tokens.
+"""
+
+from __future__ import annotations
+
+from benchmarks.cases.kernels_attention import Form, dense, packed, weights
+from benchmarks.cases.kernels_rows import (
+    cross_entropy,
+    embedding,
+    feed_forward,
+    layer_norm,
+    linear_cross_entropy,
+    residual_layer_norm,
+)
+from benchmarks.measure.case import Case, Setting
+
+PASSES = ("forward", "backward")
+
+
+def _kept(passes: str, dropout: float) -> str:
+    """Dropout is for training, whose forward pass keeps what the backward needs."""
+    return "training forward" if passes == "forward" and dropout else passes
+
+
+def cases(setting: Setting) -> list[Case]:
+    return [*_attention(setting), *_rows(setting)]
+
+
+def _attention(setting: Setting) -> list[Case]:
+    smoke, standard, full = setting.level == "smoke", setting.at_least("standard"), setting.level == "full"
+    tokens = 48 if smoke else 25_000 if setting.on_gpu else 1_600 if standard else 800
+    H, D = (2, 16) if smoke else (8, 64)
+    short = (8, 12) if smoke else (27, 100)
+    found = []
+    for passes in PASSES:
+        for length in short:
+            B = tokens // length
+            for mask, dropout in (("lengths", 0.0), ("lengths+causal", 0.0), ("lengths", 0.1)):
+                # compiled once a length where time is short: forms differ little in what a compiler can do
+                compile = standard or (not smoke and mask == "lengths" and not dropout and length == short[-1])
+                form = Form(B=B, H=H, L=length, S=length, D=D, mask=mask, dropout=dropout)
+                found.append(dense(form, _kept(passes, dropout), setting, compile=compile))
+        length, B = short[-1], tokens // short[-1]
+        for mask in ("none", "bool", "additive"):
+            form = Form(B=B, H=H, L=length, S=length, D=D, mask=mask)
+            found.append(dense(form, passes, setting, compile=standard))
+        cross = Form(B=B, H=H, L=length, S=length * 5 // 4, D=D, mask="lengths")
+        found.append(dense(cross, passes, setting, compile=standard))
+        for causal in (False, True):
+            found.append(
+                packed(B, length, H, D, passes, setting, causal=causal, compile=standard or (setting.on_gpu and causal))
+            )
+        found.append(weights(Form(B=B, H=H, L=length, S=length, D=D, mask="lengths"), passes, setting))
+        for length in _long(setting):
+            large = setting.on_gpu and not setting.small_memory
+            B = max(1, (16_384 if large else 1024) // length)
+            heads = 16 if large else H
+            form = Form(B=B, H=heads, L=length, S=length, D=D, mask="causal")
+            # the compiled formula of a long row takes minutes on a CPU, FlexAttention is at its best there on a GPU
+            compile = (standard and not full) if not setting.on_gpu else standard or length == 4096
+            found.append(dense(form, passes, setting, compile=compile))
+    return found
+
+
+def _long(setting: Setting) -> tuple[int, ...]:
+    if setting.level == "smoke":
+        return (32,)
+    if setting.on_gpu:
+        return (1024, 4096) if setting.level == "quick" else (1024, 2048, 4096)
+    return {"quick": (1024,), "standard": (1024, 2048), "full": (1024, 2048, 4096)}[setting.level]
+
+
+def _rows(setting: Setting) -> list[Case]:
+    smoke, standard, full = setting.level == "smoke", setting.at_least("standard"), setting.level == "full"
+    rows = 40 if smoke else 25_000 if setting.on_gpu else 1_600 if standard else 800
+    length = 10 if smoke else 100
+    widths = (16,) if smoke else (512, 1024) if setting.on_gpu or full else (512,)
+    V = 50 if smoke else 37_000 if setting.on_gpu else 8_000
+    # of rows as wide as a vocabulary, where time or memory is short
+    few = rows if smoke or (setting.on_gpu and not setting.small_memory) else rows // 4
+    found = []
+    for N in widths:
+        for passes in PASSES:
+            found.append(layer_norm(rows, N, passes, setting, compile=standard))
+            found.append(residual_layer_norm(rows, N, 0.0, passes, setting, compile=standard))
+            found.append(residual_layer_norm(rows, N, 0.1, _kept(passes, 0.1), setting, compile=not smoke))
+            found.append(feed_forward(rows, N, 4 * N, 0.0, passes, setting, compile=standard))
+            found.append(feed_forward(rows, N, 4 * N, 0.1, _kept(passes, 0.1), setting, compile=standard))
+        found.append(linear_cross_entropy(few, N, V, setting, compile=standard))
+    for passes in PASSES:
+        found.append(cross_entropy(few, V, passes, setting, compile=standard))
+        if passes == "backward":  # and both in one, for those that cannot be told apart
+            found.append(cross_entropy(few, V, "forward+backward", setting, compile=standard))
+        kept = _kept(passes, 0.1)
+        found.append(embedding(rows // length, length, widths[0], V, 0.1, kept, setting, compile=standard))
+    return found

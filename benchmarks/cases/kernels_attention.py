@@ -1,0 +1,408 @@
+"""Attention in its forms, ours beside everybody's: dense with masks and dropout, packed, and with its weights.
+
+The inputs have a model's strides: query, key and value are seen in one projection's output. A provider that cannot take
+a form (a mask, dropout) says so by raising, which makes its row "refused".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as nnF
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.measure import providers as peers
+from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure.providers import Absent, Provider
+from fasttfm import functional as F
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import Cost
+
+MASKS = ("none", "causal", "lengths", "lengths+causal", "bool", "additive")
+"""lengths: keys at and past a sentence's end are not attended, ends from half of S to all. bool: three of four keys at
+random. additive: a float for every head, query and key, such as relative positions add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One form of dense attention: q (B, H, L, D), k and v (B, H, S, D)."""
+
+    B: int
+    H: int
+    L: int
+    S: int
+    D: int
+    mask: str = "none"
+    dropout: float = 0.0
+
+    def shape(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("B", "H", "L", "S", "D", "mask", "dropout")}
+
+    def lengths(self) -> list[int]:
+        """Keys of every sentence."""
+        if "lengths" not in self.mask:
+            return [self.S] * self.B
+        return [int(x) for x in torch.linspace(self.S / 2, self.S, self.B).ceil()]
+
+    @property
+    def causal(self) -> bool:
+        return "causal" in self.mask
+
+    def cost(self, passes: str, size: int) -> Cost:
+        """Pairs that attend, and every tensor once. A backward is counted as the five products that it cannot avoid."""
+        total = Cost()
+        for keys in self.lengths():
+            sizes = (1, self.H, self.L, keys, self.D, size)
+            options = {"causal": self.causal, "dropout": self.dropout > 0}
+            if "forward" in passes:
+                total += costs.attention(*sizes, **options)
+            if "backward" in passes:
+                total += costs.attention_backward_short(*sizes, **options)
+        mask = {"bool": self.L * self.S, "additive": self.H * self.L * self.S * size}.get(self.mask, 0)
+        return Cost(total.flops, total.bytes + mask * len(passes.split("+")), len(passes.split("+")), total.philox)
+
+
+def dense(form: Form, passes: str, setting: Setting, *, compile: bool = True) -> Case:
+    name = "attention" if form.L == form.S else "cross attention"
+    cost = form.cost(passes, setting.dtype.itemsize)
+    make = partial(_dense, form, compile)
+    return Case(
+        group="kernels",
+        name=name,
+        shape=form.shape(),
+        dtype=setting.dtype_name,
+        passes=passes,
+        cost=cost,
+        make=make,
+    )
+
+
+def _dense(form: Form, compile: bool, setting: Setting) -> Work:
+    device, dtype = setting.device, setting.dtype
+    B, H, L, S, D = form.B, form.H, form.L, form.S, form.D
+    lengths = torch.tensor(form.lengths(), device=device) if "lengths" in form.mask else None
+    mask = _mask(form, lengths, setting)  # what a provider without arguments for lengths or causal is told
+
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        joint = torch.randn(B, S, 3, H, D, dtype=dtype, device=device)
+        q, k, v = (x.detach().requires_grad_() for x in joint.permute(2, 0, 3, 1, 4))
+        if L != S:
+            q = torch.randn(B, L, H, D, dtype=dtype, device=device).transpose(1, 2).detach().requires_grad_()
+        return q, k, v
+
+    def with_compiler(p: float) -> dict[str, Provider]:
+        flex = _flex(form, lengths, mask, p, device)
+        return {peers.COMPILE: _compiled(_eager(mask, p), device), peers.FLEX: flex}
+
+    def functions(p: float) -> Mapping[str, Provider | Absent]:
+        return {
+            peers.OURS: _ours(form, lengths, mask, p),
+            peers.EAGER: _eager(mask, p),
+            **_sdpa(form, mask, p, device),
+            **(with_compiler(p) if compile else {}),
+            peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, lambda: _flash_attn(form, p)),
+            peers.XFORMERS: peers.provider(peers.XFORMERS, device, lambda: _xformers(form, mask, p, dtype)),
+        }
+
+    return Work(
+        inputs=inputs,
+        providers=functions(form.dropout),
+        reference=_eager(mask, 0.0),
+        without_dropout=functions(0.0) if form.dropout else None,
+    )
+
+
+def _mask(form: Form, lengths: Tensor | None, setting: Setting) -> Tensor | None:
+    """As SDPA takes it: bool, True attends, or floats that are added; None attends everywhere."""
+    L, S, device = form.L, form.S, setting.device
+    generator = torch.Generator(device).manual_seed(setting.seed)
+    if form.mask == "bool":
+        found = torch.rand(1, 1, L, S, device=device, generator=generator) < 0.75
+        return found | torch.eye(L, S, dtype=torch.bool, device=device)  # so that every query has a key
+    if form.mask == "additive":
+        return torch.randn(1, form.H, L, S, device=device, generator=generator).to(setting.dtype)
+    mask = None
+    if lengths is not None:
+        mask = (torch.arange(S, device=device) < lengths[:, None])[:, None, None, :]
+    if form.causal:
+        triangle = torch.ones(L, S, dtype=torch.bool, device=device).tril()
+        mask = triangle if mask is None else mask & triangle
+    return mask
+
+
+def _ours(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float) -> Provider:
+    given = mask if form.mask in ("bool", "additive") else None
+    return lambda q, k, v: F.attention(q, k, v, key_lengths=lengths, mask=given, causal=form.causal, dropout_p=p)
+
+
+def _eager(mask: Tensor | None, p: float) -> Provider:
+    """Equation 1 as one writes it."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        if mask is not None:
+            additive = mask.is_floating_point()
+            scores = scores + mask.to(scores.dtype) if additive else scores.masked_fill(~mask, float("-inf"))
+        return nnF.dropout(torch.softmax(scores, dim=-1), p) @ v
+
+    return run
+
+
+def _compiled(function: Provider, device: torch.device) -> Provider:
+    """Inductor would put SDPA in the formula's place, whose rows stand beside.
+
+    On a CPU that pattern matcher is off: there torch 2.13 fails on the replaced formula in training.
+    """
+    if device.type == "cpu":
+        return peers.compiled(function, device, pattern_matcher=False)
+    return peers.compiled(function, device)
+
+
+def _sdpa(form: Form, mask: Tensor | None, p: float, device: torch.device) -> dict[str, Provider]:
+    """https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"""
+    alone = form.mask == "causal"  # then it is told by is_causal, which opens the backends that take no mask
+
+    def run(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return nnF.scaled_dot_product_attention(q, k, v, None if alone else mask, p, is_causal=alone)
+
+    found: dict[str, Provider] = {
+        peers.SDPA_MATH: partial(run, SDPBackend.MATH),
+        peers.SDPA_FLASH: partial(run, SDPBackend.FLASH_ATTENTION),
+    }
+    if device.type == "cuda":
+        found[peers.SDPA_EFFICIENT] = partial(run, SDPBackend.EFFICIENT_ATTENTION)
+        found[peers.SDPA_CUDNN] = partial(run, SDPBackend.CUDNN_ATTENTION)
+    return found
+
+
+def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, device: torch.device) -> Provider:
+    """https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
+
+    The block mask is made once: a model makes one a batch and uses it in every layer.
+    """
+    if p:
+        return peers.refusing(NotImplementedError("flex_attention takes no dropout"))
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def allowed(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        keep = key >= 0
+        if lengths is not None:
+            keep = keep & (key < lengths[b])
+        if form.causal:
+            keep = keep & (query >= key)
+        if form.mask == "bool" and mask is not None:
+            keep = keep & mask[0, 0, query, key]
+        return keep
+
+    def add(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        assert mask is not None
+        return score + mask[0, h, query, key]
+
+    block_mask = None
+    if form.mask not in ("none", "additive"):
+        sentences = form.B if lengths is not None else None
+        block_mask = create_block_mask(allowed, sentences, None, form.L, form.S, device=device)
+    function = peers.compiled(flex_attention, device)
+    return partial(function, score_mod=add if form.mask == "additive" else None, block_mask=block_mask)
+
+
+def _flash_attn(form: Form, p: float) -> Provider:
+    """https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"""
+    if form.mask not in ("none", "causal"):
+        return peers.refusing(NotImplementedError("flash_attn_func takes no mask and no key lengths"))
+    from flash_attn import flash_attn_func
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, L, H, D), as it lies in memory
+        return flash_attn_func(q, k, v, dropout_p=p, causal=form.causal).transpose(1, 2)
+
+    return run
+
+
+def _xformers(form: Form, mask: Tensor | None, p: float, dtype: torch.dtype) -> Provider:
+    """https://facebookresearch.github.io/xformers/components/ops.html: a tensor bias is added to the scores.
+
+    It wants the bias's rows aligned: where S is no multiple of 8, sliced from a wider tensor, as its errors advise.
+    """
+    from xformers.ops import LowerTriangularMask, memory_efficient_attention
+
+    bias: Any = LowerTriangularMask() if form.mask == "causal" else mask
+    if isinstance(bias, Tensor):
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=dtype).masked_fill_(~bias, float("-inf"))
+        bias = nnF.pad(bias, (0, -form.S % 8))[..., : form.S].expand(form.B, form.H, form.L, form.S)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return memory_efficient_attention(q, k, v, attn_bias=bias, p=p).transpose(1, 2)
+
+    return run
+
+
+def packed(
+    sequences: int, longest: int, H: int, D: int, passes: str, setting: Setting, *, causal: bool, compile: bool = True
+) -> Case:
+    """Sentences one after the other, without padding, lengths from a quarter of the longest to all of it."""
+    lengths = [int(x) for x in torch.linspace(longest / 4, longest, sequences).ceil()]
+    size = setting.dtype.itemsize
+    total = Cost()
+    for length in lengths:
+        if "forward" in passes:
+            total += costs.attention(1, H, length, length, D, size, causal=causal, dropout=False)
+        if "backward" in passes:
+            total += costs.attention_backward_short(1, H, length, length, D, size, causal=causal, dropout=False)
+    shape = {"T": sum(lengths), "sequences": sequences, "longest": longest, "H": H, "D": D, "causal": causal}
+    return Case(
+        group="kernels",
+        name="packed attention",
+        shape=shape,
+        dtype=setting.dtype_name,
+        passes=passes,
+        cost=Cost(total.flops, total.bytes, len(passes.split("+")), total.philox),
+        make=partial(_packed, lengths, H, D, causal, compile),
+    )
+
+
+def _packed(lengths: list[int], H: int, D: int, causal: bool, compile: bool, setting: Setting) -> Work:
+    device, dtype = setting.device, setting.dtype
+    tokens, longest = sum(lengths), max(lengths)
+    starts = nnF.pad(torch.tensor(lengths, device=device).cumsum(0), (1, 0)).to(torch.int32)
+    number = torch.repeat_interleave(torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device))
+    row = torch.arange(tokens, device=device) - starts[number]
+    real = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
+    mask = real[:, None, None, :]
+    if causal:
+        mask = mask & torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
+
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        joint = torch.randn(tokens, 3, H, D, dtype=dtype, device=device)
+        q, k, v = (x.detach().requires_grad_() for x in joint.unbind(1))
+        return q, k, v
+
+    def padded(attend: Provider) -> Provider:
+        """What one does without a kernel for packed rows: to (B, H, longest, D) and back."""
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (
+                x.new_zeros(len(lengths), longest, H, D).index_put((number, row), x).transpose(1, 2) for x in (q, k, v)
+            )
+            return attend(q, k, v).transpose(1, 2)[number, row]
+
+        return run
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nnF.scaled_dot_product_attention(q, k, v, mask)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.varlen_attention(q, k, v, starts, starts, longest, longest, causal=causal)
+
+    return Work(
+        inputs=inputs,
+        providers={
+            peers.OURS: ours,
+            peers.EAGER: padded(_eager(mask, 0.0)),
+            peers.SDPA_PADDED: padded(sdpa),
+            peers.SDPA_NESTED: _nested(starts, longest, causal),
+            **({peers.FLEX: _flex_packed(number, tokens, causal, device)} if compile else {}),
+            peers.FLASH_ATTN: peers.provider(
+                peers.FLASH_ATTN, device, lambda: _flash_attn_packed(starts, longest, causal)
+            ),
+            peers.XFORMERS: peers.provider(peers.XFORMERS, device, lambda: _xformers_packed(lengths, causal)),
+        },
+        reference=padded(_eager(mask, 0.0)),
+    )
+
+
+def _nested(starts: Tensor, longest: int, causal: bool) -> Provider:
+    """https://docs.pytorch.org/docs/stable/nested.html (jagged layout; its way on a CPU wants contiguous rows)"""
+    offsets = starts.long()
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(x if x.is_cuda else x.contiguous(), offsets, max_seqlen=longest)
+            for x in (q, k, v)
+        )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return nnF.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).values()
+
+    return run
+
+
+def _flex_packed(number: Tensor, tokens: int, causal: bool, device: torch.device) -> Provider:
+    """https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html (a token attends in its own sequence)"""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def allowed(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = number[query] == number[key]
+        return same & (query >= key) if causal else same
+
+    block_mask = create_block_mask(allowed, None, None, tokens, tokens, device=device)
+    function = peers.compiled(flex_attention, device)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return function(q, k, v, block_mask=block_mask)[0].transpose(0, 1)
+
+    return run
+
+
+def _flash_attn_packed(starts: Tensor, longest: int, causal: bool) -> Provider:
+    """https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"""
+    from flash_attn import flash_attn_varlen_func
+
+    return lambda q, k, v: flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=causal)
+
+
+def _xformers_packed(lengths: list[int], causal: bool) -> Provider:
+    """https://facebookresearch.github.io/xformers/components/ops.html (BlockDiagonalMask)"""
+    from xformers.ops import memory_efficient_attention
+    from xformers.ops.fmha.attn_bias import BlockDiagonalMask
+
+    bias = BlockDiagonalMask.from_seqlens(lengths)
+    bias = bias.make_causal() if causal else bias
+    return lambda q, k, v: memory_efficient_attention(q[None], k[None], v[None], attn_bias=bias)[0]
+
+
+def weights(form: Form, passes: str, setting: Setting) -> Case:
+    """The weights themselves, as need_weights and the attention pictures want them."""
+    size = setting.dtype.itemsize
+    scores = form.B * form.H * form.L * form.S
+    rows = size * form.B * form.H * (form.L + form.S) * form.D
+    forward = Cost(2 * scores * form.D, rows + size * scores, 2)
+    backward = Cost(4 * scores * form.D, 2 * rows + 2 * size * scores, 3)
+    cost = {"backward": backward, "forward+backward": forward + backward}.get(passes, forward)
+    return Case(
+        group="kernels",
+        name="attention weights",
+        shape=form.shape(),
+        dtype=setting.dtype_name,
+        passes=passes,
+        cost=cost,
+        make=partial(_weights, form),
+    )
+
+
+def _weights(form: Form, setting: Setting) -> Work:
+    lengths = torch.tensor(form.lengths(), device=setting.device) if "lengths" in form.mask else None
+    mask = _mask(form, lengths, setting)
+
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        shape = (form.B, form.S, 2, form.H, form.D)
+        joint = torch.randn(shape, dtype=setting.dtype, device=setting.device).permute(2, 0, 3, 1, 4)
+        return tuple(x.detach().requires_grad_() for x in joint)
+
+    def eager(q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        return torch.softmax(scores if mask is None else scores.masked_fill(~mask, float("-inf")), dim=-1)
+
+    def ours(q: Tensor, k: Tensor) -> Tensor:
+        return F.attention_weights(q, k, key_lengths=lengths, causal=form.causal)
+
+    functions: dict[str, Callable[..., Any]] = {peers.OURS: ours, peers.EAGER: eager}
+    return Work(inputs=inputs, providers=functions, reference=eager)

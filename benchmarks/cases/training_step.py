@@ -1,0 +1,251 @@
+"""Group training_step: forward, backward and optimizer of whole models, at 60, 20 and 5% padding and without any.
+
+On a GPU paper-base and paper-big on 25,000 cells a side; on a CPU the multi30k preset, and paper-base on few with
+--full. The cells (rows times width) are the same for every share of padding, so the throughput, in target tokens that
+are not padding, says what padding costs each provider. Steps run in bfloat16 autocast on a CPU, as the presets train
+there; with --dtype float16 or on a GPU in what was asked for.
+
+The check: the same weights and no dropout give the same loss a token and the same gradient norm, in float64 by
+torch.nn. What is counted against the roofline is the fused step on the tokens that are not padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases import synthetic
+from benchmarks.limits import roofline_step
+from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
+from benchmarks.peers import huggingface, torch_nn
+from fasttfm.config.training import TrainingConfig
+from fasttfm.data.batches import Batch
+from fasttfm.kernels.proof.costs import Shape
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.presets import preset_section
+from fasttfm.training.optimization import Optimization
+
+PADDING = (0.6, 0.2, 0.05, 0.0)
+PACKED = f"{OURS}, packed"
+"""The layers see tokens alone (fasttfm train --packed)."""
+_LR = 1e-4
+_CHECKED = 2_048
+
+
+def cases(setting: Setting) -> list[Case]:
+    """Every model, size and share of padding that the level asks for."""
+    full, quick = setting.at_least("full"), not setting.at_least("standard")
+    if setting.on_gpu:
+        sizes = [("paper-base", 500, 50), *([] if quick else [("paper-big", 500, 50)])]
+    elif setting.level == "smoke":
+        sizes = [("multi30k", 4, 12)]
+    else:
+        sizes = [("multi30k", 32, 32) if quick else ("multi30k", 128, 32), *([("paper-base", 16, 32)] if full else [])]
+    shares = (0.6, 0.05, 0.0) if quick else PADDING
+    return [
+        _case(setting, preset, rows, width, share)
+        for preset, rows, width in sizes
+        for share in (shares if setting.on_gpu or preset == "multi30k" else (0.6, 0.05))
+    ]
+
+
+def precision(setting: Setting) -> torch.dtype:
+    """What matrix products are computed in: on a CPU float32 has no use in training where bfloat16 is faster."""
+    return torch.bfloat16 if not setting.on_gpu and setting.dtype == torch.float32 else setting.dtype
+
+
+def model_config(preset: str) -> TransformerConfig:
+    """The preset's model with the vocabulary that it is meant for."""
+    vocabulary = 37_000 if preset.startswith("paper") else 8_000
+    return TransformerConfig(**{**preset_section(preset, "model"), "vocab_size": vocabulary})
+
+
+def training_config(preset: str, precision: torch.dtype) -> TrainingConfig:
+    """The preset's optimizer, with a constant learning rate that changes little in a few steps."""
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return TrainingConfig(**{**preset_section(preset, "training"), "precision": names[precision], "lr": _LR})
+
+
+def torch_step(
+    model: torch_nn.TorchTransformer,
+    training: TrainingConfig,
+    autocast: torch.dtype | None,
+    *,
+    compiled: bool = False,
+) -> torch_nn.Step:
+    """The plain trainer's step with fasttfm's settings."""
+    return torch_nn.Step(
+        model,
+        lr=training.lr,
+        betas=training.adam_betas,
+        eps=training.adam_eps,
+        clip_norm=training.clip_norm,
+        label_smoothing=training.label_smoothing,
+        autocast=autocast,
+        compiled=compiled,
+    )
+
+
+def shape_of(config: TransformerConfig) -> Shape:
+    """The model as costs counts it."""
+    return Shape(
+        d_model=config.d_model,
+        heads=config.heads,
+        d_ff=config.d_ff,
+        vocabulary=config.vocab_size,
+        layers=config.encoder_layers,
+    )
+
+
+def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) -> Case:
+    config = model_config(preset)
+    tokens = round(rows * width * (1.0 - padding))
+    return Case(
+        group="training_step",
+        name=preset,
+        shape={"rows": rows, "width": width, "padding": padding, "vocabulary": config.vocab_size},
+        dtype=str(precision(setting)).removeprefix("torch."),
+        passes="step",
+        cost=roofline_step.cost(shape_of(config), tokens=tokens, length=min(width, tokens)),
+        make=partial(_work, preset, config, rows, width, padding),
+    )
+
+
+def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding: float, setting: Setting) -> Work:
+    autocast = None if precision(setting) == torch.float32 else precision(setting)
+    training = training_config(preset, precision(setting))
+    torch.manual_seed(setting.seed)
+    weights = torch_nn.TorchTransformer(config).state_dict()
+
+    def plain() -> torch_nn.TorchTransformer:
+        model = torch_nn.TorchTransformer(config)
+        model.load_state_dict(weights)
+        return model.to(setting.device)
+
+    def ours() -> Transformer:
+        model = Transformer(config)
+        model.load_state_dict(weights)
+        return model.to(setting.device)
+
+    def torch_loss(model: torch_nn.TorchTransformer, batch: Batch) -> Tensor:
+        return torch_nn.loss(model, batch, training.label_smoothing)
+
+    providers: dict[str, Provider | Absent] = {
+        OURS: OurStep(ours(), training, setting.device, autocast),
+        PACKED: OurStep(ours(), training, setting.device, autocast, packed=True),
+        TORCH_NN: torch_step(plain(), training, autocast),
+        COMPILE: _compiled(setting, lambda: torch_step(plain(), training, autocast, compiled=True)),
+    }
+    checked: dict[str, Provider | Absent] = {
+        OURS: _checked(ours(), partial(our_loss, training.label_smoothing), setting.device, autocast),
+        PACKED: _checked(ours(), partial(our_loss, training.label_smoothing, packed=True), setting.device, autocast),
+        TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
+    }
+    checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
+    if not config.norm_first:
+        theirs = partial(huggingface.marian, config, weights)
+        providers[HUGGING_FACE] = provider(
+            HUGGING_FACE,
+            setting.device,
+            lambda: huggingface.Step(theirs(dropout=config.dropout).to(setting.device), training, autocast),
+        )
+        checked[HUGGING_FACE] = provider(
+            HUGGING_FACE,
+            setting.device,
+            lambda: _checked(
+                theirs().to(setting.device),
+                partial(huggingface.loss, label_smoothing=training.label_smoothing),
+                setting.device,
+                autocast,
+            ),
+        )
+    return Work(
+        inputs=lambda i: (
+            synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i).to(setting.device),
+        ),
+        providers=providers,
+        without_dropout=checked,
+        reference=_checked(plain().double(), torch_loss, setting.device, None),
+        plain=TORCH_NN,
+        unit="target tokens/s",
+        units=lambda batch: float(batch.target_tokens),
+        rounds=5 if preset.startswith("paper") and not setting.on_gpu else None,  # seconds each
+    )
+
+
+def _compiled(setting: Setting, make: Callable[[], Provider]) -> Provider | Absent:
+    if not setting.on_gpu and not setting.at_least("standard"):
+        return Absent("left out of --quick on a CPU, where it compiles for minutes: run without --quick")
+    return make()
+
+
+class OurStep:
+    """fasttfm's training step as its Trainer runs it."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        training: TrainingConfig,
+        device: torch.device,
+        autocast: torch.dtype | None,
+        *,
+        packed: bool = False,
+    ) -> None:
+        self.packed = packed
+        self.model = model.train()
+        self.optimization = Optimization(model, training, device)
+        self.device, self.autocast = device, autocast
+        self.label_smoothing, self.lr = training.label_smoothing, training.lr
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss a target token before the step, 0-d without gradient."""
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            loss = our_loss(self.label_smoothing, self.model, batch, packed=self.packed) / batch.target_tokens
+        self.optimization.backward(loss)
+        self.optimization.step(self.lr)
+        return loss.detach()
+
+
+def our_loss(label_smoothing: float, model: Transformer, batch: Batch, *, packed: bool = False) -> Tensor:
+    return model.loss(
+        batch.source,
+        batch.target_in,
+        batch.target_out,
+        batch.source_lengths,
+        batch.target_lengths,
+        label_smoothing=label_smoothing,
+        packed_tokens=(batch.source_tokens, batch.target_tokens) if packed else None,
+    )[0]
+
+
+def head(batch: Batch) -> Batch:
+    """The first rows, as many as have _CHECKED cells a side: float64 logits of a whole batch would fill a GPU."""
+    rows = max(1, _CHECKED // max(batch.source.shape[1], batch.target_in.shape[1]))
+    tensors: dict[str, Any] = {
+        name: getattr(batch, name)[:rows]
+        for name in ("source", "source_lengths", "target_in", "target_out", "target_lengths")
+    }
+    counts: dict[str, Any] = {f"{side}_tokens": int(tensors[f"{side}_lengths"].sum()) for side in ("source", "target")}
+    return Batch(**tensors, **counts)
+
+
+def _checked(
+    model: Any, loss: Callable[[Any, Batch], Tensor], device: torch.device, autocast: torch.dtype | None
+) -> Provider:
+    """What the check compares: the loss a token without dropout, and the norm of its gradient in all parameters."""
+    model.eval()
+
+    def run(batch: Batch) -> list[Tensor]:
+        batch = head(batch)
+        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+            value = loss(model, batch) / batch.target_tokens
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        norms = [g.double().norm() for g in torch.autograd.grad(value, parameters)]
+        return [value.detach().double(), torch.stack(norms).norm()]
+
+    return run

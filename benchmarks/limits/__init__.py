@@ -1,0 +1,1 @@
+"""What a device allows: rooflines, machine code, old chips."""

@@ -1,0 +1,265 @@
+"""What the compiled machine code says of kernels that no GPU at hand has run: predicted, not measured.
+
+    python -m benchmarks static-evidence                 every kernel on every device
+    python -m benchmarks static-evidence --device P100   one device, with registers, spills, shared memory, occupancy
+
+From kernels/budgets.csv come what the compiler made of a kernel on a chip: registers, spills, shared memory, matrix
+instructions. From the suite's cases, what each must move and multiply at its shape on a GPU. A prediction is the
+longest of
+
+    memory     bytes over the bandwidth that the resident warps can ask for: where they are few, memory waits for them
+    products   FLOPs over the rate of matrix units where the code has their instructions, else of float32 multiply-adds
+    philox     integer operations of the dropout mask over the integer rate
+
+plus a launch. Of several recorded tiles it takes the best. Rates are the vendors' and neither tile waste nor spill
+traffic is counted, so that it is a hopeful prediction: a measurement far above it shows something that the model does
+not know. Measured rows stand beside it where records have them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cases import kernels
+from benchmarks.limits.devices import DEVICES, Device
+from benchmarks.limits.roofline import floor
+from benchmarks.limits.roofline_decode import GRAPH_LAUNCH_US
+from benchmarks.measure.case import Setting
+from benchmarks.measure.providers import OURS
+from benchmarks.measure.result_files import RESULTS, Entry, Loaded, load, shape_text
+from benchmarks.measure.text_table import aligned
+from fasttfm.cli.parser import Parser
+from fasttfm.errors import UserError
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof.costs import Cost
+from fasttfm.kernels.proof.resources import Resources, occupancy
+
+LABEL = "predicted, not measured"
+
+# What a prediction assumes beside the vendors' rates; leads until a device answers.
+MEMORY_LATENCY_S = 600e-9
+WAITING_SHARE = 0.25
+"""Of a thread's registers, those that wait for a load at a time: what its bytes in flight are counted from."""
+PHILOX_OPERATIONS = 100
+"""Integer operations of one block: seven rounds of ten, and eight lanes compared and applied."""
+INTEGER_SHARE = 0.25
+"""Integer multiplies a second over float32 FLOPs a second: half the lanes, and a multiply-add counts as two FLOPs."""
+
+_RESIDENT_THREADS = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536}
+"""Of a multiprocessor where they are not 2,048 (CUDA C++ programming guide, compute capabilities)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A case of the suite as it is on a GPU, and the kernels that it runs there."""
+
+    case: str
+    passes: str
+    shape: Mapping[str, Any]
+    dtype: str
+    cost: Cost
+    launches: tuple[tuple[str, float], ...]
+    """Kernel, as its budgets are filed, and its share of the cost."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.case} {shape_text(dict(self.shape))}, {self.passes}"
+
+
+_SHORT = 128
+"""Rows of keys up to here are held whole by one program (attention_short.py)."""
+
+
+def _launches(case: str, shape: Mapping[str, Any], passes: str) -> tuple[tuple[str, float], ...]:
+    """The kernels of a case; none for one that is mostly library products or that nobody has mapped."""
+    if "+" in passes:  # its two halves stand apart
+        return ()
+    forward = passes.endswith("forward")
+    if case == "attention" and (shape["dropout"] or shape["mask"] == "causal"):
+        if shape["S"] <= _SHORT:
+            return (("attention.short.forward" if forward else "attention.short.backward", 1.0),)
+        # of the 14 parts of its products dQ needs 6, dK and dV 8; the bytes go about the same way
+        backward = (("attention.backward.queries", 6 / 14), ("attention.backward.keys", 8 / 14))
+        return (("attention.forward", 1.0),) if forward else backward
+    if case == "LayerNorm" or (case == "residual + dropout + LayerNorm" and shape["dropout"]):
+        backward = (("layer_norm.backward", 1.0), ("layer_norm.column_sums", 0.0))
+        return (("layer_norm.forward", 1.0),) if forward else backward
+    if case == "cross entropy":
+        return (("cross_entropy.forward" if forward else "cross_entropy.backward", 1.0),)
+    if case == "embedding":
+        return (("embedding.forward" if forward else "embedding.sum_rows", 1.0),)
+    return ()
+
+
+class _LargeGpu(Setting):
+    """A GPU with memory for every case, which need not be here."""
+
+    @property
+    def small_memory(self) -> bool:
+        return False
+
+
+@functools.cache
+def works() -> tuple[Work, ...]:
+    """The suite's half-precision kernel cases on a GPU, as far as they are our kernels alone."""
+    setting = _LargeGpu(device=torch.device("cuda"), dtype=torch.bfloat16)
+    return tuple(
+        Work(case=c.name, passes=c.passes, shape=c.shape, dtype=c.dtype, cost=c.cost, launches=launches)
+        for c in kernels.cases(setting)
+        if c.cost is not None and (launches := _launches(c.name, c.shape, c.passes))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One recorded case of a kernel on a chip."""
+
+    name: str
+    dtype: str
+    resources: Resources
+    occupancy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A work on a device: predicted, not measured."""
+
+    work: Work
+    device: Device
+    compiled: tuple[Compiled, ...]
+    """The tile of every launch."""
+    us: float
+    bound: str
+    """memory, products, philox, or launch."""
+    floor_us: float
+    """What the device's rates alone would allow."""
+
+
+def compiled_cases() -> dict[tuple[str, str], list[Compiled]]:
+    """The recorded cases by kernel and chip."""
+    found: dict[tuple[str, str], list[Compiled]] = {}
+    for (chip, name, dtype), resources in budgets.read()[1].items():
+        warps = re.search(r"w(\d+)s\d+$", name)
+        if warps is None or chip not in CHIPS:
+            raise UserError(f"budgets.csv: the case {name} on {chip} tells no number of warps or is of no known chip")
+        share = occupancy(CHIPS[chip], resources, int(warps[1]))
+        found.setdefault((name.split("/")[0], chip), []).append(Compiled(name, dtype, resources, share))
+    return found
+
+
+def _times_us(cost: Cost, compiled: Compiled, device: Device) -> dict[str, float]:
+    """What each resource of the device would take for a launch, by name."""
+    threads = _RESIDENT_THREADS.get(device.chip, 2048) * compiled.occupancy * device.processors
+    asked = threads * compiled.resources.registers * 4 * WAITING_SHARE / MEMORY_LATENCY_S
+    units = device.half if compiled.resources.matrix else device.fp32
+    return {
+        "memory": 1e6 * cost.bytes / min(device.bandwidth * 1e9, asked),
+        "products": cost.flops / units / 1e6,
+        "philox": cost.philox * PHILOX_OPERATIONS / (device.fp32 * INTEGER_SHARE) / 1e6,
+    }
+
+
+def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence[Compiled]]) -> Prediction | None:
+    """None where a kernel of the work has no recorded case on the device's chip that can be resident.
+
+    A kernel without products may stand for its half-precision self with its float32 case; one with products may not.
+    """
+    us, longest, bound, tiles = 0.0, 0.0, "launch", []
+    for kernel, share in work.launches:
+        whole = work.cost
+        cost = Cost(round(share * whole.flops), round(share * whole.bytes), 1, round(share * whole.philox))
+        recorded = [c for c in cases.get((kernel, device.chip), ()) if c.occupancy]
+        half = [c for c in recorded if c.dtype in ("bf16", "fp16")] or ([] if cost.flops else recorded)
+        if not half:
+            return None
+        tile = min(half, key=lambda c: (max(_times_us(cost, c, device).values()), c.resources.spill, c.name))
+        times = _times_us(cost, tile, device)
+        name = max(times, key=lambda key: times[key])
+        us += times[name] + GRAPH_LAUNCH_US
+        if times[name] > longest:
+            longest, bound = times[name], name
+        tiles.append(tile)
+    if longest < GRAPH_LAUNCH_US * len(tiles):
+        bound = "launch"
+    least = floor(work.cost, device.machine("bfloat16"))
+    return Prediction(work, device, tuple(tiles), us, bound, least.us)
+
+
+def predictions(devices: Iterable[Device] = tuple(DEVICES.values())) -> list[Prediction]:
+    """Every work on every device for which there are compiled cases."""
+    cases = compiled_cases()
+    found = (predict(work, device, cases) for work in works() for device in devices)
+    return [prediction for prediction in found if prediction is not None]
+
+
+def measurement(prediction: Prediction, files: Loaded) -> Entry | None:
+    """Our timed half-precision row of the same case, shape and pass on a device of that name, the last of them."""
+    work, found = prediction.work, None
+    for entry in files.suite:
+        record = entry.record
+        if (
+            entry.timed
+            and record["provider"] == OURS
+            and record["dtype"] != "float32"
+            and (record["case"], record["pass"], record["shape"]) == (work.case, work.passes, work.shape)
+            and prediction.device.name.lower() in str(entry.machine.get("device", "")).lower()
+        ):
+            found = entry
+    return found
+
+
+def measured_us(prediction: Prediction, files: Loaded | None) -> str:
+    """For a table: the median, or a dash for a device that did not run it."""
+    entry = measurement(prediction, files) if files else None
+    return f"{entry.record['time_us']['p50']:,.1f}" if entry else "-"
+
+
+HEAD = (
+    *("work", "device", "registers", "spill B", "shared B", "occupancy", "matrix instr."),
+    *("floor us", "predicted us", "bound by", "measured us"),
+)
+
+
+def row(prediction: Prediction, files: Loaded | None) -> tuple[str, ...]:
+    """The worst of a work's launches in every column of resources."""
+    tiles = prediction.compiled
+    return (
+        prediction.work.title,
+        prediction.device.name,
+        str(max(c.resources.registers for c in tiles)),
+        str(max(c.resources.spill for c in tiles)),
+        f"{max(c.resources.shared for c in tiles):,}",
+        f"{min(c.occupancy for c in tiles):.0%}",
+        str(min(c.resources.matrix for c in tiles)),
+        f"{prediction.floor_us:,.1f}",
+        f"{prediction.us:,.1f}",
+        prediction.bound,
+        measured_us(prediction, files),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="python -m benchmarks static-evidence",
+        description="Times from machine code and shapes: predicted, not measured.",
+    )
+    parser.add_argument("--device", help=f"one of {', '.join(DEVICES)}; default: all")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of records; default: %(default)s")
+    args = parser.parse_args(argv)
+    known = {name.lower(): device for name, device in DEVICES.items()}
+    if args.device is not None and args.device.lower() not in known:
+        raise UserError(f"--device {args.device} is unknown: one of {', '.join(DEVICES)}")
+    devices = DEVICES.values() if args.device is None else [known[args.device.lower()]]
+    version, _ = budgets.read()
+    files = load(args.results)
+    print(f"Compiled by Triton {version}, half precision. Times are {LABEL}; a dash: not run on that device.\n")
+    print(aligned([HEAD, *(row(prediction, files) for prediction in predictions(devices))], names=2))
+    return 0

@@ -1,0 +1,118 @@
+"""Whether files of records are fit to be sent in, or taken: `python -m benchmarks check FILE...`
+
+Beyond its schema a record must be one that somebody else can weigh: of a commit without changes on top, of a level that
+is meant to be kept, no faster than the device it names can be, and with nothing wrong in it that nobody has looked at.
+Exit status 0 when every file is fit, 1 when one is not, 2 when one cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import records
+from benchmarks.measure.machine import ROOT
+from benchmarks.measure.records import Record
+from fasttfm.cli.parser import Parser
+
+_MOST_SHARE = 1.05
+"""Of the roofline; what exceeds it was measured wrongly, or against ceilings measured wrongly."""
+_ROUNDED = 0.01
+"""What rounding to four digits may make of a quotient of two of a record's numbers, generously."""
+
+
+def problems(record: Record) -> list[str]:
+    """What keeps a record that follows its schema from being taken, a sentence each."""
+    machine: dict[str, Any] = record.get("machine", record)
+    found = []
+    if machine.get("uncommitted_changes"):
+        found.append("was made with uncommitted changes: commit or remove them and run it again")
+    commit = machine.get("commit")
+    if not commit:
+        found.append("names no commit: run it from a git checkout")
+    elif _unknown_commit(commit):
+        found.append(f"is of commit {commit[:12]}, which this checkout does not have: fetch it, or run on one it has")
+    if record.get("level") == "smoke":
+        found.append("is of --smoke, whose times mean nothing: run --quick, the standard level or --full")
+    if record.get("status") == "wrong":
+        found.append(f"has a wrong result ({record['reason']}): open an issue with it instead")
+    roofline, time = record.get("roofline"), record.get("time_us")
+    if roofline and time:
+        share = roofline["floor_us"] / time["p50"]
+        if share > _MOST_SHARE:
+            found.append(
+                f"is at {share:.2f} of the roofline: nothing can be faster than the device; run it on an idle one"
+            )
+        if abs(roofline["share"] - share) > _ROUNDED * share:
+            found.append(f"says {roofline['share']:.3g} of the roofline, but its floor and time give {share:.3g}")
+    return found
+
+
+@functools.cache
+def _unknown_commit(commit: str) -> bool:
+    """Whether this checkout can tell that it does not have the commit."""
+    shallow = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"], capture_output=True, text=True, check=False
+    )
+    if shallow.returncode or shallow.stdout.strip() == "true":
+        return False
+    exists = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True)
+    return exists.returncode != 0
+
+
+def title(record: Record) -> str:
+    """The record in a few words."""
+    if "schema" not in record:
+        return str(record.get("benchmark") or record.get("example"))
+    shape = " ".join(f"{key}={value}" for key, value in record["shape"].items())
+    return f"{record['group']} {record['case']} {shape} {record['dtype']} {record['pass']}, {record['provider']}"
+
+
+def check(path: Path) -> tuple[list[str], list[str]]:
+    """(what is in a file, what keeps it from being taken). Raises UserError where it is no file of records."""
+    found = records.read(path)
+    machines = sorted({_machine(record) for record in found})
+    statuses = Counter(record.get("status", "kept") for record in found)
+    counted = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    said = [f"{path}: {len(found)} records ({counted or 'none'}) of {'; '.join(machines) or 'no machine'}"]
+    wrong: dict[str, list[str]] = {}
+    seen: set[tuple[str, str]] = set()
+    for record in found:
+        what = problems(record)
+        if "schema" in record:
+            measured = records.key(record), _machine(record)
+            what += ["was measured before in the same file: keep one of them"] if measured in seen else []
+            seen.add(measured)
+        for problem in what:
+            wrong.setdefault(problem, []).append(title(record))
+    complaints = [
+        f"{path}: {len(titles)} of {len(found)} records: {titles[0]}{', ...' if len(titles) > 1 else ''} {problem}"
+        for problem, titles in wrong.items()
+    ]
+    if not found:
+        complaints.append(f"{path}: holds no record")
+    return said, complaints
+
+
+def _machine(record: Record) -> str:
+    machine = record.get("machine", record)
+    return str(machine.get("device") or f"{machine['processor']}, {machine['cores']} cores")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(prog="python -m benchmarks check", description=__doc__.split("\n\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of records, JSON lines")
+    args: argparse.Namespace = parser.parse_args(argv)
+    fit = True
+    for path in args.files:
+        said, complaints = check(path)
+        print("\n".join(said + complaints))
+        fit = fit and not complaints
+    if fit:
+        print("fit to be sent in")
+    return 0 if fit else 1

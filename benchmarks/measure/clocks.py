@@ -1,0 +1,113 @@
+"""The clocks of the harness: device events for kernels, the host's clock between synchronizations for everything else.
+
+Both overwrite the last-level cache before a run, both return when what the run started has finished, and neither is
+ever handed to a provider.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure.case import PURE_PASSES, Case, Clock
+from fasttfm.kernels.proof.launch_log import LaunchLog
+from fasttfm.timing import DeviceClock
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself on stderr otherwise
+
+_UNKNOWN_CACHE = 64 << 20
+
+
+class HostClock:
+    """Wall time of the host, from a cold cache to the end of all that the run has started."""
+
+    name = "host, synchronized"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        size = _device_cache(device) if device.type == "cuda" else last_level_cache()
+        self._flush = torch.empty(2 * size, dtype=torch.int8, device=device)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def microseconds(self, run: Callable[[], Any]) -> float:
+        self._flush.add_(1)
+        self._wait()
+        start = time.perf_counter()
+        run()
+        self._wait()
+        return 1e6 * (time.perf_counter() - start)
+
+    def peak_bytes(self, run: Callable[[], Any]) -> int | None:
+        if self._device.type == "cuda":
+            return DeviceClock.peak_bytes(self, run)  # type: ignore[arg-type]
+        return host_peak_bytes(run)
+
+    def launches(self, run: Callable[[], Any]) -> int | None:
+        return count_launches(run) if self._device.type == "cuda" else None  # a CPU is launched nothing
+
+
+class EventClock(DeviceClock):
+    """CUDA's (and ROCm's) events: time of the device, not of the host that feeds it."""
+
+    name = "device events"
+
+    def launches(self, run: Callable[[], Any]) -> int | None:
+        return count_launches(run)
+
+
+class Clocks:
+    """The clocks of one device, made when they are first wanted."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: dict[bool, Clock] = {}
+
+    def of(self, case: Case) -> Clock:
+        """Device events where a GPU runs a kernel or a block; the host's clock for whole steps and on the CPU."""
+        events = self._device.type == "cuda" and case.passes in PURE_PASSES
+        if events not in self._made:
+            self._made[events] = EventClock(self._device) if events else HostClock(self._device)
+        return self._made[events]
+
+
+def count_launches(run: Callable[[], Any]) -> int | None:
+    """Of Triton kernels and ATen operators that compute."""
+    with LaunchLog() as log:
+        run()
+    return log.total
+
+
+def host_peak_bytes(run: Callable[[], Any]) -> int:
+    """Most memory of torch's CPU allocator above what was there before, from the profiler's record of every change."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    results = profile.profiler.kineto_results
+    changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _device_cache(device: torch.device) -> int:
+    return max(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0), 32 << 20)
+
+
+def last_level_cache() -> int:
+    """Bytes of the CPU's largest cache, as Linux tells it; 64 MiB where it does not."""
+    sizes = [
+        int(found[1]) << {"K": 10, "M": 20, "G": 30}[found[2]]
+        for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+        if (found := re.fullmatch(r"(\d+)([KMG])", file.read_text().strip()))
+    ]
+    return max(sizes, default=_UNKNOWN_CACHE)

@@ -1,0 +1,92 @@
+"""Where a measurement was made: device, driver, versions and commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+_NOT_RECORDS = ":(exclude)benchmarks/results"  # a run that writes its own record has not changed what it measured
+
+
+def describe() -> dict[str, Any]:
+    """What a stranger needs to judge or repeat a measurement, as JSON can hold it."""
+    described: dict[str, Any] = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": _command(),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", _NOT_RECORDS)),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        **{package: _version(package) for package in ("fasttfm", "torch", "triton")},
+    }
+    if torch.cuda.is_available():
+        from fasttfm.kernels import choice_cache, launch
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties(device)
+        described |= {
+            "device": torch.cuda.get_device_name(device),
+            "chip": launch.chip(device).name,
+            "processors": properties.multi_processor_count,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "driver": choice_cache.driver(),
+            "cuda": torch.version.cuda or torch.version.hip,
+            "clocks": _clocks(device.index),
+        }
+    return described
+
+
+def _clocks(index: int) -> dict[str, str] | None:
+    """What nvidia-smi says of clocks and power; None where there is none to ask."""
+    wanted = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "persistence_mode")
+    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(wanted)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return dict(zip(wanted, (value.strip() for value in done.stdout.split(","))))
+
+
+def _command() -> str:
+    """How this process was started, as a shell takes it, without the folders of the machine it ran on."""
+    program = Path(sys.argv[0]).resolve()
+    if program.is_relative_to(ROOT):
+        parts = program.relative_to(ROOT).with_suffix("").parts
+        program = Path(".".join(parts[:-1] if parts[-1] == "__main__" else parts))
+        return shlex.join(["python", "-m", str(program), *sys.argv[1:]])
+    return shlex.join(["python", program.name, *sys.argv[1:]])
+
+
+def _processor() -> str:
+    """The CPU's name, as Linux tells it."""
+    try:
+        names = [
+            line.split(":", 1)[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+        ]
+    except OSError:
+        names = []
+    return names[0].strip() if names else platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,262 @@
+"""What a line of benchmarks/results says: its schema, how a file of them is written, read and checked.
+
+One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
+(end_to_end, operator_overhead, launch_overhead, the examples) keep their fields and have schemas of their own;
+kind(record) tells them apart. The schemas are JSON Schema, so that other tools can read them:
+
+    python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from fasttfm.errors import UserError
+
+Record = dict[str, Any]
+RESULTS = Path(__file__).parents[1] / "results"
+GROUPS = ("kernels", "blocks", "training_step", "decoding", "padding", "end_to_end")
+STATUSES = ("timed", "refused", "absent", "wrong")
+
+
+def _object(properties: dict[str, Any], *, optional: Iterable[str] = (), more: bool = False) -> dict[str, Any]:
+    required = [name for name in properties if name not in set(optional)]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+_AT_LEAST_ONE: dict[str, Any] = {"type": "integer", "minimum": 1}
+_POSITIVE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
+_RATE: dict[str, Any] = {"type": "number", "minimum": 0}
+_MAYBE: dict[str, Any] = {"type": ["number", "null"], "minimum": 0}
+_SCALAR: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
+
+_MACHINE_FIELDS: dict[str, Any] = {
+    "time": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d$"},
+    "command": _TEXT,
+    "commit": {"type": ["string", "null"], "pattern": "^[0-9a-f]{40}$"},
+    "uncommitted_changes": {"type": "boolean"},
+    "python": _TEXT,
+    "system": _TEXT,
+    "processor": _TEXT,
+    "cores": _COUNT,
+    "fasttfm": {"type": ["string", "null"]},
+    "torch": _TEXT,
+    "triton": {"type": ["string", "null"]},
+}
+MACHINE = _object(_MACHINE_FIELDS, more=True)
+"""machine.describe(); on a GPU also device, chip, driver, cuda, clocks and more."""
+
+BENCHMARK = _object(
+    {
+        "schema": {"const": 1},
+        "group": {"enum": list(GROUPS)},
+        "case": _TEXT,
+        "shape": {"type": "object", "additionalProperties": _SCALAR},
+        "dtype": {"enum": ["float32", "float16", "bfloat16"]},
+        "pass": _TEXT,
+        "provider": _TEXT,
+        "status": {"enum": list(STATUSES)},
+        "reason": {"type": ["string", "null"]},
+        "clock": _TEXT,
+        "time_us": _or_null(_object({"p20": _POSITIVE, "p50": _POSITIVE, "p80": _POSITIVE, "runs": _AT_LEAST_ONE})),
+        "throughput": _or_null(_object({"value": _RATE, "unit": _TEXT})),
+        "tflop_per_s": _MAYBE,
+        "gb_per_s": _MAYBE,
+        "roofline": _or_null(
+            _object(
+                {
+                    "floor_us": _RATE,
+                    "share": _RATE,
+                    "ceilings": _object({"gb_per_s": _POSITIVE, "tflop_per_s": _POSITIVE}),
+                }
+            )
+        ),
+        "peak_bytes": {"type": ["integer", "null"], "minimum": 0},
+        "launches": {"type": ["integer", "null"], "minimum": 0},
+        "compile_s": _MAYBE,
+        "error": _or_null(_object({"value": {"type": "number"}, "allowed": _RATE, "measure": _TEXT})),
+        "seed": {"type": "integer"},
+        "level": {"enum": ["smoke", "quick", "standard", "full"]},
+        "threads": _COUNT,
+        "details": {"type": "object"},
+        "machine": MACHINE,
+    },
+    optional=["details"],
+)
+"""Times in microseconds, memory in bytes, compile_s (the first call) in seconds. throughput: useful units a second."""
+
+END_TO_END = _object(
+    {
+        "benchmark": {"const": "end_to_end"},
+        "corpus": _TEXT,
+        "train_command": _TEXT,
+        "training_minutes": _RATE,
+        "updates": _COUNT,
+        "target_tokens": _COUNT,
+        "target_tokens_per_second": _RATE,
+        "padding": _RATE,
+        "translate_seconds": _RATE,
+        "lines": _COUNT,
+        "bleu": _RATE,
+        "bleu_signature": _TEXT,
+        "chrf": _RATE,
+        "chrf_signature": _TEXT,
+        "training_curve": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "validation_curve": {"type": "array", "items": {"type": "object"}},
+        **_MACHINE_FIELDS,
+    },
+    more=True,
+)
+"""From raw text to BLEU, written by `python -m benchmarks.end_to_end`."""
+
+_OVERHEAD = {"type": "object", "additionalProperties": {"type": "object"}}
+OPERATOR_OVERHEAD = _object(
+    {
+        "benchmark": {"const": "operator_overhead"},
+        "measured": {"type": "object", "required": ["computation_us", "fasttfm"]},
+        "machine": MACHINE,
+    }
+)
+"""Microseconds of the host for one operator call, written by `python -m benchmarks.operator_overhead`."""
+
+LAUNCH_OVERHEAD = _object(
+    {"benchmark": {"const": "launch_overhead"}, "chip": _TEXT, "measured": _OVERHEAD, "machine": MACHINE}
+)
+"""Microseconds of the host for one launch, written by `python -m benchmarks.launch_overhead`."""
+
+EXAMPLE = _object(
+    {"example": _TEXT, "seed": {"type": "integer"}, "updates": _COUNT, "errors": _OVERHEAD, **_MACHINE_FIELDS},
+    more=True,
+)
+"""What a program of examples/ found."""
+
+SCHEMAS = {
+    "benchmark": BENCHMARK,
+    "end_to_end": END_TO_END,
+    "operator_overhead": OPERATOR_OVERHEAD,
+    "launch_overhead": LAUNCH_OVERHEAD,
+    "example": EXAMPLE,
+}
+
+
+def kind(record: Record) -> str:
+    """Which of SCHEMAS a record is meant to follow. Raises ValueError for none."""
+    if not isinstance(record, dict):
+        raise ValueError(f"a line that is no JSON object but {type(record).__name__}")
+    if "schema" in record:
+        return "benchmark"
+    if record.get("benchmark") in ("end_to_end", "operator_overhead", "launch_overhead"):
+        return record["benchmark"]
+    if "example" in record:
+        return "example"
+    raise ValueError(f"a record with the fields {sorted(record)[:5]}... is of no known kind: see SCHEMAS in records.py")
+
+
+def _finite(_: Any, value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_Validator = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator,
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("number", _finite),
+)
+_VALIDATORS = {name: _Validator(schema) for name, schema in SCHEMAS.items()}
+
+
+def problems(record: Record, name: str) -> list[str]:
+    """What is wrong with a record under the schema of that name, a sentence each."""
+    errors = (jsonschema.exceptions.best_match([error]) for error in _VALIDATORS[name].iter_errors(record))
+    return sorted(f"record{error.json_path[1:]}: {error.message}"[:300] for error in errors)
+
+
+def validate(record: Record) -> None:
+    """Raises ValueError with everything that is wrong with a record, beyond its schema too: no time without reason."""
+    name = kind(record)
+    found = problems(record, name)
+    if name == "benchmark" and not found:
+        if (record["status"] == "timed") != (record["time_us"] is not None):
+            found.append(f"record.status is {record['status']} but record.time_us is {record['time_us']}")
+        if (record["status"] == "timed") == bool(record["reason"]):
+            found.append(f"record.status is {record['status']} but record.reason is {record['reason']!r}")
+        time = record["time_us"]
+        if time is not None and not time["p20"] <= time["p50"] <= time["p80"]:
+            found.append(f"record.time_us is not in order: p20 {time['p20']}, p50 {time['p50']}, p80 {time['p80']}")
+        if (
+            record["status"] == "timed"
+            and record["error"]
+            and not record["error"]["value"] <= record["error"]["allowed"]
+        ):
+            found.append("record.error is larger than allowed, and yet there is a time")
+    if found:
+        raise ValueError("; ".join(found))
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """To significant digits, which is more than a measurement is good for; infinite and undefined become 1e308."""
+    if value is None:
+        return None
+    if value != value or value in (float("inf"), float("-inf")):
+        return 1e308
+    return float(f"{value:.{digits}g}")
+
+
+def key(record: Record) -> str:
+    """The same for two measurements of the same thing."""
+    return json.dumps([record[f] for f in ("group", "case", "shape", "dtype", "pass", "provider")], sort_keys=True)
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file, in order. Raises UserError where it is not one that this suite wrote."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8: a file of records is JSON lines") from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            validate(record)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}, is no record of this suite: {error}") from error
+        records.append(record)
+    return records
+
+
+def write(path: Path, records: list[Record]) -> None:
+    """Puts records in the place of those of the same case, shape, dtype, pass and provider; other lines stay.
+
+    So an interrupted run, or one of a part of the cases, loses nothing. The file is replaced as a whole.
+    """
+    for record in records:
+        validate(record)
+    kept = {key(record): record for record in read(path)} if path.exists() else {}
+    # a case's rows stay together and in the order of the last run
+    for record in records:
+        kept.pop(key(record), None)
+    kept |= {key(record): record for record in records}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text("".join(json.dumps(record) + "\n" for record in kept.values()), encoding="utf-8")
+    temporary.replace(path)
+
+
+def file_name(group: str, machine: Record) -> str:
+    """kernels-nvidia-h200.jsonl: one file a group and machine."""
+    name = machine.get("device") or f"{machine['processor']} {machine['cores']} cores"
+    return f"{group}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.jsonl"

@@ -1,0 +1,90 @@
+"""From what the harness measured of a case and a provider to the line that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.measure.case import Case, Ceilings, Clock, Entry, Setting, Work
+from benchmarks.measure.records import Record, rounded
+from fasttfm.kernels.proof.costs import Cost
+from fasttfm.timing import quantile
+
+
+def record(
+    case: Case,
+    work: Work,
+    name: str,
+    entry: Entry,
+    setting: Setting,
+    clock: Clock,
+    ceilings: Ceilings | None,
+    machine: Mapping[str, Any] | None,
+) -> Record:
+    timed = entry.status == "timed"
+    row: Record = {
+        "schema": 1,
+        "group": case.group,
+        "case": case.name,
+        "shape": case.shape,
+        "dtype": case.dtype,
+        "pass": case.passes,
+        "provider": name,
+        "status": entry.status,
+        "reason": entry.reason,
+        "clock": clock.name,
+        "time_us": None,
+        "throughput": None,
+        "tflop_per_s": None,
+        "gb_per_s": None,
+        "roofline": None,
+        "peak_bytes": entry.peak_bytes if timed else None,
+        "launches": entry.launches if timed else None,
+        "compile_s": rounded(entry.compile_s) if timed else None,
+        "error": None,
+        "seed": setting.seed,
+        "level": setting.level,
+        "threads": setting.threads,
+        "machine": dict(machine or {}),
+    }
+    if entry.error is not None and entry.allowed is not None:
+        row["error"] = {
+            "value": rounded(entry.error),
+            "allowed": rounded(entry.allowed),
+            "measure": work.measure,
+        }
+    if timed and entry.times:
+        p50 = quantile(entry.times, 0.5)
+        row["time_us"] = {
+            "p20": rounded(quantile(entry.times, 0.2)),
+            "p50": rounded(p50),
+            "p80": rounded(quantile(entry.times, 0.8)),
+            "runs": len(entry.times),
+        }
+        row |= _rates(case.cost, p50, ceilings)
+        if work.unit is not None and entry.rates:
+            row["throughput"] = {"value": rounded(quantile(entry.rates, 0.5)), "unit": work.unit}
+        if work.details is not None:
+            row["details"] = work.details(entry.last)
+    return row
+
+
+def _rates(cost: Cost | None, p50: float, ceilings: Ceilings | None) -> Record:
+    """What the time comes to in operations and bytes a second, and beside what the device can."""
+    if cost is None:
+        return {}
+    found: Record = {
+        "tflop_per_s": rounded(cost.flops / p50 / 1e6) if cost.flops else None,
+        "gb_per_s": rounded(cost.bytes / p50 / 1e3) if cost.bytes else None,
+    }
+    if ceilings is not None:
+        floor = max(cost.flops / ceilings.flops_per_s, cost.bytes / ceilings.bytes_per_s) * 1e6
+        found["roofline"] = {
+            "floor_us": rounded(floor),
+            "share": rounded(floor / p50),
+            "ceilings": {
+                "gb_per_s": rounded(ceilings.bytes_per_s / 1e9),
+                "tflop_per_s": rounded(ceilings.flops_per_s / 1e12),
+            },
+        }
+    return found

@@ -1,0 +1,202 @@
+"""Which rows became slower from one set of records to another, and whether that can be chance; end-to-end runs beside.
+
+    python -m benchmarks compare BEFORE AFTER [--threshold 0.05]
+
+BEFORE and AFTER are files of records, or folders. Rows of the same group, case, shape, dtype, pass and provider are
+compared by the ratio of their medians, after over before. A record keeps p20, p50, p80 and the number of runs, so the
+logarithm of a time is taken to be normal: its deviation is ln(p80 / p20) / 1.683, the standard error of a median of n
+runs 1.253 times that over the root of n, and the interval holds the ratio with 99% as far as the spread within a run
+tells. What differs from run to run (clocks, neighbours, memory layout) it cannot know; the threshold stands for that,
+and the peers' rows, which did not change, show how far the machine moved.
+
+A regression is a row of fasttfm whose whole interval lies above 1 + threshold, or one that was timed and now is wrong,
+refused or absent. The exit status is 1 when there is one, else 0. Between two machines, or numbers of threads, there is
+none: the ratios then tell those apart. End-to-end records have a table of their own (compare_runs.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import records
+from benchmarks.measure.providers import OURS
+from benchmarks.measure.result_files import Entry, Loaded, load, machine_name, shape_text, short_dtype
+from benchmarks.measure.text_table import aligned
+from benchmarks.report import compare_runs
+from fasttfm.cli.parser import Parser
+from fasttfm.errors import UserError
+
+LEAST_RUNS = 5
+"""A median of fewer runs has no interval."""
+_P20_TO_P80 = 1.6832  # standard deviations between the quantiles of a normal distribution
+_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median in those of a mean
+_NORMAL_99 = 2.5758
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row before and after."""
+
+    before: Entry
+    after: Entry
+    threshold: float
+
+    @property
+    def timed(self) -> bool:
+        return self.before.timed and self.after.timed
+
+    @property
+    def alike(self) -> bool:
+        """Whether both were measured on as much of the same machine."""
+        one, other = ((machine_name(e.machine), e.record["threads"]) for e in (self.before, self.after))
+        return one == other
+
+    @property
+    def ratio(self) -> float:
+        """Median after over median before: above 1 is slower."""
+        return self.after.record["time_us"]["p50"] / self.before.record["time_us"]["p50"]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the ratio, 99%; None where a side has too few runs."""
+        errors = [_log_error(entry.record["time_us"]) for entry in (self.before, self.after)]
+        if any(error is None for error in errors):
+            return None
+        wide = math.exp(_NORMAL_99 * math.hypot(*(error for error in errors if error is not None)))
+        return self.ratio / wide, self.ratio * wide
+
+    @property
+    def verdict(self) -> str:
+        if not self.timed:
+            return "" if not self.before.timed else f"now {self.after.record['status']}"
+        if self.interval is None:
+            return "too few runs"
+        low, high = self.interval
+        least, most = 1 / (1 + self.threshold), 1 + self.threshold
+        if low > most:
+            return "slower"
+        if high < least:
+            return "faster"
+        return "same" if least <= low and high <= most else "unclear"
+
+    @property
+    def regression(self) -> bool:
+        ours = self.after.record["provider"].startswith(OURS)
+        return ours and self.alike and (self.verdict == "slower" or self.verdict.startswith("now "))
+
+
+def _log_error(times: dict[str, Any]) -> float | None:
+    """Standard error of the median's logarithm."""
+    if times["runs"] < LEAST_RUNS:
+        return None
+    return _MEDIAN * math.log(times["p80"] / times["p20"]) / _P20_TO_P80 / math.sqrt(times["runs"])
+
+
+def _by_key(files: Loaded, with_machine: bool) -> dict[tuple[str, str], Entry]:
+    found: dict[tuple[str, str], Entry] = {}
+    for entry in files.suite:
+        key = (records.key(entry.record), machine_name(entry.machine) if with_machine else "")
+        if key in found:
+            raise UserError(
+                f"{files.folder}: {found[key].place} and {entry.place} measure the same thing: compare single files"
+            )
+        found[key] = entry
+    return found
+
+
+def changes(before: Loaded, after: Loaded, threshold: float) -> list[Change]:
+    """Every row of the suite that both hold, the slowest change first.
+
+    Where each side is of one machine the machines may differ; otherwise rows of the same machine are compared.
+    """
+    sides = (before, after)
+    machines = [{machine_name(entry.machine) for entry in files.suite} for files in sides]
+    one, other = (_by_key(files, any(len(names) > 1 for names in machines)) for files in sides)
+    shared = [Change(one[key], other[key], threshold) for key in one if key in other]
+    return sorted(shared, key=lambda change: (change.timed, -change.ratio if change.timed else 0.0))
+
+
+def _contents(files: Loaded) -> str:
+    """What a file or folder holds, for who is told that it cannot be compared."""
+    kinds = {f"{e.record['group']} in {e.record['dtype']}" for e in files.suite}
+    kinds |= {f"end to end on {e.record['corpus']}" for e in files.of_kind("end_to_end")}
+    return f"{files.folder} ({', '.join(sorted(kinds)) or 'nothing that can be compared'})"
+
+
+def notes(before: Loaded, after: Loaded, found: Sequence[Change]) -> list[str]:
+    """What the reader of the ratios should know of the two sides."""
+    said = []
+    if any(not change.alike for change in found):
+        said.append(
+            "The two sides are not of one machine with one number of threads: ratios tell those apart, and no row is "
+            "called a regression."
+        )
+    if all(change.before.record == change.after.record for change in found):
+        said.append("Both sides hold the same records.")
+    first, last = (str(f(e.machine["time"] for e in files.suite)) for f, files in ((min, before), (max, after)))
+    if found and first > last:
+        said.append(f"BEFORE was measured later ({first}) than AFTER ({last}): are they the wrong way round?")
+    return said
+
+
+def table(found: Sequence[Change]) -> str:
+    rows = []
+    for change in found:
+        record = change.after.record
+        ratio = f"{change.ratio:.3f}" if change.timed else ""
+        interval = change.interval if change.timed else None
+        rows.append(
+            (
+                record["case"],
+                shape_text(record["shape"]),
+                short_dtype(record["dtype"]),
+                record["pass"],
+                record["provider"],
+                *(f"{e.record['time_us']['p50']:,.1f}" if e.timed else "" for e in (change.before, change.after)),
+                ratio,
+                f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "",
+                change.verdict + (" (regression)" if change.regression else ""),
+            )
+        )
+    head = ("case", "shape", "dtype", "pass", "provider", "before us", "after us", "ratio", "99% interval", "verdict")
+    return aligned([head, *rows], names=5)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="python -m benchmarks compare", description="What became slower from one set of records to another."
+    )
+    parser.add_argument("before", type=Path, help="file or folder of records")
+    parser.add_argument("after", type=Path, help="the same, of a later run")
+    parser.add_argument(
+        "--threshold", type=float, default=0.05, help="a change up to this share is none; default: %(default)s"
+    )
+    args = parser.parse_args(argv)
+    if not 0 <= args.threshold < math.inf:
+        raise UserError(f"--threshold {args.threshold}: a share, 0 or more (0.05 is 5%)")
+    before, after = load(args.before), load(args.after)
+    found, runs = changes(before, after, args.threshold), compare_runs.pairs(before, after)
+    if not found and not runs:
+        raise UserError(f"{_contents(before)} and {_contents(after)} have no row and no end-to-end run in common")
+    for name, files in (("before", before), ("after", after)):
+        print(f"{name}: {', '.join(sorted({machine_name(entry.machine) for entry in files.entries}))} ({files.folder})")
+    if found:
+        print(f"\n{table(found)}\n")
+        print("\n".join(_summary(before, after, found)))
+    if runs:
+        print(f"\n{compare_runs.text(runs)}")
+    return 1 if any(change.regression for change in found) else 0
+
+
+def _summary(before: Loaded, after: Loaded, found: Sequence[Change]) -> list[str]:
+    lines = notes(before, after, found)
+    peers = sorted(c.ratio for c in found if c.timed and not c.after.record["provider"].startswith(OURS))
+    if peers:
+        lines.append(f"The {len(peers)} rows of other providers: median ratio {peers[len(peers) // 2]:.3f}.")
+    unmatched = len(before.suite) + len(after.suite) - 2 * len(found)
+    regressions = sum(change.regression for change in found)
+    return [*lines, f"{len(found)} rows compared, {unmatched} without a partner, {regressions} regressions."]

@@ -1,0 +1,195 @@
+"""The report's sections of whole runs: BLEU against minutes, and how rows changed from commit to commit."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.measure import records
+from benchmarks.measure.providers import OURS
+from benchmarks.measure.result_files import ENDINGS, Entry, Loaded, machine_name
+from benchmarks.report import plots
+from benchmarks.report.document import Block, Cards, Figure, Section, Table, Text
+from benchmarks.report.headline import corpus_and_peer
+from benchmarks.report.plots import Axes, Point, Series, number
+
+
+def end_to_end(files: Loaded) -> Section | None:
+    """Validation curves and final scores; None without such records."""
+    entries = files.of_kind("end_to_end")
+    if not entries:
+        return None
+    figures = []
+    by_corpus: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        by_corpus.setdefault((corpus_and_peer(entry.record["corpus"])[0], machine_name(entry.machine)), []).append(
+            entry
+        )
+    for place, ((corpus, machine), runs) in enumerate(by_corpus.items()):
+        name, finals = f"bleu-{place}", []
+        series: list[Series] = []
+        for entry in runs:
+            label = corpus_and_peer(entry.record["corpus"])[1] or OURS
+            curve = entry.record["validation_curve"]
+            points = [Point(v["seconds"] / 60, v["bleu"]) for v in curve if {"seconds", "bleu"} <= v.keys()]
+            if points:
+                series.append(Series(label, points, plots.OURS if label == OURS else 1 + len(series) % plots.SERIES))
+            finals.append(f"{label} {entry.record['bleu']:.2f} ({entry.place})")
+        if series:
+            axes = Axes("minutes of training", "BLEU of the validation set", width=420, height=270)
+            svg = plots.lines(name, f"BLEU against minutes, {corpus}", series, axes)
+            note = f"{machine}; test {', '.join(finals)}"
+            figures.append(Figure(name, svg, f"{corpus}: BLEU against minutes", note))
+    rows = [
+        (
+            e.record["corpus"],
+            machine_name(e.machine),
+            f"`{e.record['train_command']}`",
+            e.record.get("note", ""),
+            f"{e.record['bleu']:.2f}",
+            f"{e.record['training_minutes']:.1f}",
+            f"{e.record['updates']:,}",
+            f"{e.record['target_tokens_per_second']:,}",
+            f"{e.record['padding']:.1%}",
+            f"{e.record['translate_seconds']:.1f}",
+            f"{e.record['chrf']:.1f}",
+            e.place,
+        )
+        for e in entries
+    ]
+    head = (
+        *("corpus", "machine", "command", "note", "test BLEU", "minutes", "updates", "target tokens/s", "padding"),
+        *("translate s", "chrF", "record"),
+    )
+    blocks: list[Block] = [
+        Text(
+            "From raw text to a scored translation with the commands that a user types. The curve is of the "
+            "validation set."
+        ),
+        Cards(figures),
+        Table(head, rows, names=4),
+    ]
+    return Section("runs", "From text to BLEU", blocks)
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """git's answer; empty where there is no git, no repository or no such object."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def history(files: Loaded) -> list[Entry]:
+    """Every record that git or the folder holds of these files, each once, the oldest measurement first.
+
+    A committed record and the same one in the folder are one, so that committing changes nothing. Lines that are no
+    records of today's schema are left out.
+    """
+    folder = files.folder if files.folder.is_dir() else files.folder.parent
+    found: dict[str, Entry] = {}
+    for version in _git(folder, "log", "--format=%H", "--", ".").split():
+        names = _git(folder, "diff-tree", "--root", "--no-commit-id", "--name-only", "--relative", "-r", version).split(
+            "\n"
+        )
+        for name in names:
+            if name.endswith(ENDINGS) and "/" not in name:
+                text = _git(folder, "show", f"{version}:./{name}")
+                for line, record in _readable(text):
+                    found.setdefault(json.dumps(record, sort_keys=True), Entry(name, line, record))
+    for entry in files.entries:
+        found.setdefault(json.dumps(entry.record, sort_keys=True), entry)
+    return sorted(found.values(), key=lambda e: (str(e.machine["time"]), e.file, json.dumps(e.record, sort_keys=True)))
+
+
+def _readable(text: str) -> Iterable[tuple[int, records.Record]]:
+    for place, line in enumerate(text.splitlines(), 1):
+        try:
+            record = json.loads(line)
+            records.validate(record)
+        except (ValueError, TypeError, AttributeError):
+            continue
+        yield place, record
+
+
+def time_line(files: Loaded) -> Section:
+    """How fasttfm's own rows and the end-to-end scores changed over the commits that they were measured at."""
+    entries = history(files)
+    section = Section("time-line", "Time line of commits")
+    section.blocks.append(
+        Text(
+            "The same row measured at several commits, from the records' history in git. A point is the geometric mean "
+            "of fasttfm's times relative to each row's first measurement: below 1 is faster than it was."
+        )
+    )
+    figures = [*_speed_figures(entries), *_score_figures(entries)]
+    if figures:
+        section.blocks.append(Cards(figures))
+    else:
+        section.blocks.append(Text("Every row has one measurement so far: a line needs two."))
+    rows = _rows(entries)
+    if rows:
+        head = ("what", "machine", "commit", "measured at", "rows")
+        section.blocks.append(Table(head, rows, names=4, folded=f"{len(rows)} measurements"))
+    return section
+
+
+def _commit(entry: Entry) -> str:
+    return str(entry.machine["commit"] or "none")[:7] + ("+" if entry.machine["uncommitted_changes"] else "")
+
+
+def _what(entry: Entry) -> str:
+    return str(entry.record.get("group") or entry.record.get("corpus") or entry.record.get("example") or entry.kind)
+
+
+def _rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+    found: dict[tuple[str, ...], int] = {}
+    for entry in entries:
+        key = (_what(entry), machine_name(entry.machine), f"`{_commit(entry)}`", str(entry.machine["time"])[:16])
+        found[key] = found.get(key, 0) + 1
+    return [(*key, str(count)) for key, count in found.items()]
+
+
+def _speed_figures(entries: Sequence[Entry]) -> list[Figure]:
+    groups: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    for entry in entries:
+        if entry.kind == "benchmark" and entry.timed and entry.record["provider"] == OURS:
+            place = (entry.record["group"], machine_name(entry.machine))
+            key = records.key(entry.record) + entry.record["level"]
+            groups.setdefault(place, {}).setdefault(key, {})[_commit(entry)] = entry.record["time_us"]["p50"]
+    figures = []
+    for nth, ((group, machine), rows) in enumerate(groups.items()):
+        commits = list(dict.fromkeys(commit for times in rows.values() for commit in times))
+        means = []
+        for at, commit in enumerate(commits):
+            logs = [math.log(t[commit] / next(iter(t.values()))) for t in rows.values() if commit in t and len(t) > 1]
+            if logs:
+                means.append(Point(at, math.exp(sum(logs) / len(logs))))
+        if len(means) > 1:
+            name = f"time-line-{nth}"
+            axes = Axes("commit", "time relative to the first", width=420, height=250, x_names=commits)
+            svg = plots.lines(name, f"{group} over commits", [Series(OURS, means)], axes, level=1.0)
+            figures.append(Figure(name, svg, f"{group.replace('_', ' ')}: fasttfm's time", machine))
+    return figures
+
+
+def _score_figures(entries: Sequence[Entry]) -> list[Figure]:
+    runs: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        if entry.kind == "end_to_end":
+            runs.setdefault((entry.record["corpus"], machine_name(entry.machine)), []).append(entry)
+    figures = []
+    for nth, ((corpus, machine), members) in enumerate(runs.items()):
+        if len(members) < 2:
+            continue
+        name = f"time-line-bleu-{nth}"
+        points = [Point(at, e.record["bleu"]) for at, e in enumerate(members)]
+        axes = Axes("commit", "test BLEU", width=420, height=250, x_names=[_commit(e) for e in members])
+        svg = plots.lines(name, f"{corpus} over commits", [Series(corpus, points)], axes)
+        speed = ", ".join(f"{number(e.record['target_tokens_per_second'])}" for e in members)
+        figures.append(Figure(name, svg, f"{corpus}: BLEU by commit", f"{machine}; target tokens/s {speed}"))
+    return figures

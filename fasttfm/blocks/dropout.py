@@ -1,0 +1,42 @@
+"""Which numbers decide a dropout: the seed of a pass, and the site, which tells the dropouts of a model apart."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Dropout(NamedTuple):
+    """One dropout, as the operators of fasttfm.functional take it."""
+
+    p: float = 0.0
+    """Probability of a zero."""
+    seed: Tensor | None = None
+    """(1,) int64; None: drawn from torch's generator."""
+    site: int = 0
+    """Two dropouts of one seed draw the same mask at the same site alone."""
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments."""
+        return {"dropout_p": self.p, "seed": self.seed, "site": self.site}
+
+
+NO_DROPOUT = Dropout()
+
+
+class Dropouts(NamedTuple):
+    """The dropouts of one layer in one pass; a layer that is used twice is given other sites the second time."""
+
+    seed: Tensor | None = None
+    """None: nothing is dropped."""
+    first_site: int = 0
+    """Of the layer."""
+
+    def __call__(self, site: IntEnum, p: float) -> Dropout:
+        """The dropout with probability p at a site of the layer."""
+        return NO_DROPOUT if self.seed is None else Dropout(p, self.seed, self.first_site + int(site))
+
+
+NO_DROPOUTS = Dropouts()

@@ -1,0 +1,87 @@
+"""Tokens to vectors, and the sinusoids added to them (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm import functional as F
+from fasttfm.blocks.dropout import Dropout
+from fasttfm.blocks.inspect import EMBEDDING, ordinary, untouched
+from fasttfm.blocks.packing import Packing
+from fasttfm.reference import positional_encoding
+
+
+class Sinusoids(nn.Module):
+    """A table (length, width) of sinusoids, in no state dict; it is made anew where a model leaves the meta device."""
+
+    table: Tensor
+
+    def __init__(
+        self,
+        length: int,
+        width: int,
+        variant: str = "paper",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.variant = variant
+        table = positional_encoding(length, width, variant)
+        self.register_buffer("table", table.to(device, dtype or torch.get_default_dtype()), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """What every conversion goes through; to_empty() would leave the table unwritten."""
+        was_meta = self.table.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.table.is_meta:
+            self._fill(self.table.shape[0], self.table.device)
+        return self
+
+    def _fill(self, length: int, device: torch.device) -> None:
+        with torch.device("cpu"):
+            table = positional_encoding(length, self.table.shape[1], self.variant)
+        self.table = table.to(device, self.table.dtype)
+
+    def rows(self, length: int, device: torch.device) -> Tensor:
+        """The table, with at least `length` rows, on device."""
+        if length > self.table.shape[0]:
+            self._fill(2 * length, device)
+        elif self.table.is_meta and device.type != "meta":  # parameters were assigned to a model on the meta device
+            self._fill(self.table.shape[0], device)
+        return self.table
+
+
+def embed(
+    tokens: Tensor,
+    embedding: Any,
+    positions: Sinusoids,
+    *,
+    pad_id: int,
+    dropout: Dropout,
+    first_position: int = 0,
+    packing: Packing | None = None,
+) -> Tensor:
+    """dropout(embedding(tokens) * sqrt(width) + position), tokens (B, L) to (B, L, width); zero at pad_id.
+
+    packing: tokens are packed, (1, T). An embedding that is more than its class is called.
+    """
+    last = packing.length if packing is not None else first_position + tokens.shape[1]
+    table = positions.rows(last, tokens.device)
+    if packing is not None:
+        table = table[packing.columns]
+    scale = table.shape[1] ** 0.5
+    if untouched(embedding, EMBEDDING) and ordinary(embedding.weight) and not embedding.max_norm:
+        return F.embed(
+            tokens,
+            embedding.weight,
+            table,
+            scale=scale,
+            pad_id=pad_id,
+            first_position=first_position,
+            **dropout.options(),
+        )
+    x = embedding(tokens) * scale + table[first_position : first_position + tokens.shape[1]]
+    return nn.functional.dropout(x.masked_fill((tokens == pad_id)[..., None], 0.0), dropout.p)

@@ -1,0 +1,294 @@
+"""The one door to merged launches: an optional pass over a model, which no layer takes notice of.
+
+A training step reads some two hundred parameters. Inside merged() one node of the autograd graph a stack of layers
+(functional/parameters.py) reads them all: it casts them together, projects the memory to the keys and values of all
+decoder layers by one product, and adds up in one launch the gradients of biases and norms that kernels leave in parts.
+The blocks ask read() for what to take in a parameter's place; outside of merged() that is the parameter.
+
+Nothing is merged without gradients or kernels, under torch.compile, for parameters that are not ordinary float32
+tensors, where any module in a stack has hooks or is of another class than was built, and inside
+fasttfm.functional.merging.merged_launches(False).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.blocks.inspect import ATTENTION, LINEAR, NORM, hooked, is_relu, untouched
+from fasttfm.functional.merging import attention_bias_parts, feed_forward_bias_parts, norm_adds_bias, norm_parts
+from fasttfm.functional.parameters import Part, Sum, read_parameters
+
+_thread = threading.local()
+
+
+class Projection(NamedTuple):
+    """The linear layer from a width to queries, keys, values, or several of them."""
+
+    weight: Tensor
+    bias: Tensor | None
+    bias_sums: Tensor | None = None
+    """Takes the gradient of the bias where attention sums it; `bias` takes none then."""
+
+
+class Rows(NamedTuple):
+    """What a stack sees: padding counts, unless the sequences are packed."""
+
+    sequences: int
+    tokens: int
+    longest: int
+    """Tokens of the longest sequence."""
+
+
+class Work(NamedTuple):
+    """A stack of layers, and the rows that it is going to see."""
+
+    stack: Any
+    """Has `layers`, which have self_attn, linear1, linear2, norm1 and norm2 (decoder layers also multihead_attn and
+    norm3), and `norm`, or None."""
+    rows: Rows
+    memory: Rows | None = None
+    """Of the encoder's output, for a decoder."""
+
+
+class _Reading:
+    """What a pass takes in the place of parameters."""
+
+    def __init__(self) -> None:
+        self.values: dict[Hashable, Tensor] = {}
+        """By the parameter's id, or by what is read and the attention's id."""
+        self.sums: dict[Hashable, Tensor] = {}
+        """What takes the gradient of a bias in its place; keys likewise."""
+        self.memory_numbers: dict[int, int] = {}
+        """The place of an attention over the memory, by its id, among those of its stack."""
+        self.products: tuple[Tensor, ...] = ()
+        """Keys and values (B, S, 2, H, D) of the memory for each of them, once they are computed."""
+
+
+def _reading() -> _Reading | None:
+    return None if torch.compiler.is_compiling() else getattr(_thread, "reading", None)
+
+
+def read(parameter: Any) -> Any:
+    """What a block reads in the place of a parameter, or of None."""
+    reading = _reading()
+    return parameter if reading is None else reading.values.get(id(parameter), parameter)
+
+
+def gradient_parts(bias: Any) -> Tensor | None:
+    """What takes the gradient of a bias, in parts, if not what is read of it."""
+    reading = _reading()
+    return None if reading is None else reading.sums.get(id(bias))
+
+
+def self_projection(attention: Any) -> Projection | None:
+    """To queries, keys and values; None where the attention's own parameters are to be read."""
+    reading, bias = _reading(), attention.in_proj_bias
+    if reading is None or id(attention.in_proj_weight) not in reading.values:
+        return None
+    return Projection(read(attention.in_proj_weight), read(bias), reading.sums.get(id(bias)))
+
+
+def query_projection(attention: Any) -> Projection | None:
+    """To the queries of attention over a memory; None as in self_projection()."""
+    reading, key = _reading(), _query(attention, "bias")
+    if reading is None or key not in reading.values:
+        return None
+    return Projection(reading.values[_query(attention, "weight")], reading.values[key], reading.sums.get(key))
+
+
+def memory_product(attention: Any, memory: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """Keys and values (B, S, 2, H, D) of the memory (B, S, d), and what takes the gradient of their bias; None as in
+    self_projection(). One product makes those of all layers.
+    """
+    reading = _reading()
+    if reading is None or id(attention) not in reading.memory_numbers:
+        return None
+    if not reading.products:
+        product = nn.functional.linear(memory, reading.values["memory weight"], reading.values["memory bias"])
+        heads = product.view(*memory.shape[:2], -1, 2, attention.heads, memory.shape[2] // attention.heads)
+        reading.products = heads.unbind(2)
+    return reading.products[reading.memory_numbers[id(attention)]], reading.sums.get(_memory(attention))
+
+
+@contextlib.contextmanager
+def merged(*works: Work) -> Iterator[None]:
+    """Inside, on this thread, blocks read the parameters of these stacks through one node each, if that is of use."""
+    before = getattr(_thread, "reading", None)
+    _thread.reading = _read_together(works)
+    try:
+        yield
+    finally:
+        _thread.reading = before
+
+
+def _read_together(works: tuple[Work, ...]) -> _Reading | None:
+    like = next(works[0].stack.parameters(), None)
+    if like is None or not torch.is_grad_enabled() or not norm_adds_bias(like):
+        return None
+    plans = []
+    for work in works:
+        if not work.rows.tokens or not _is_plain(work.stack):
+            return None
+        plans.append(_Plan(work, like.device))
+        if not plans[-1].complete:
+            return None
+    reading = _Reading()
+    for plan in plans:
+        plan.add_to(reading)
+    return reading
+
+
+def _is_plain(stack: nn.Module) -> bool:
+    """Whether nothing under the stack has hooks, and all parameters are float32 and ordinary."""
+    return not any(hooked(module) for module in stack.modules()) and all(
+        type(p) is nn.Parameter and p.dtype == torch.float32 for p in stack.parameters()
+    )
+
+
+def _query(attention: Any, name: str) -> Hashable:
+    return "query", name, id(attention)
+
+
+def _memory(attention: Any) -> Hashable:
+    return "memory", id(attention)
+
+
+class _Plan:
+    """What the layers of a stack read. `complete` is False where a module is of another class than was built."""
+
+    def __init__(self, work: Work, device: torch.device) -> None:
+        self.rows, self.memory_rows, self.device = work.rows, work.memory, device
+        autocast = torch.is_autocast_enabled(device.type)
+        self.dtype = torch.get_autocast_dtype(device.type) if autocast else torch.float32
+        self.complete = True
+        self.parts: dict[Hashable, int | None] = {}
+        """Into how many parts each kind of gradient comes: asked once, not once a layer."""
+        self.products: dict[Hashable, list[Part]] = {}
+        self.biases: dict[Hashable, list[Part]] = {}
+        self.sums: dict[Hashable, Sum] = {}
+        layers: list[Any] = list(dict.fromkeys(work.stack.layers))  # a layer may be used several times
+        self.cross = [layer.multihead_attn for layer in layers if hasattr(layer, "multihead_attn")]
+        attentions = [layer.self_attn for layer in layers] + self.cross
+        if not all(untouched(attention, ATTENTION) for attention in attentions):
+            self.complete = False
+            return
+        for layer in layers:
+            self._self_attention(layer.self_attn)
+            if hasattr(layer, "multihead_attn"):
+                self._cross_attention(layer.multihead_attn)
+            last = layer is work.stack.layers[-1] and layer.norm_first and work.stack.norm is None
+            self._feed_forward(layer, ends_in_norm=not last)
+            self._norms(layer.norm1, layer.norm2, getattr(layer, "norm3", None))
+        self._norms(work.stack.norm)
+        self._memory()
+
+    def add_to(self, reading: _Reading) -> None:
+        """Makes the node, and tells what it gives."""
+        groups = (list(self.products.values()), list(self.biases.values()), list(self.sums.values()))
+        products, biases, sums = read_parameters(*groups, self.dtype)
+        reading.values |= dict(zip(self.products, products)) | dict(zip(self.biases, biases))
+        memory = {_memory(attention) for attention in self.cross}
+        for key, value in zip(self.sums, sums):
+            (reading.sums if key in self.biases or key in memory else reading.values)[key] = value
+        reading.memory_numbers |= {id(attention): number for number, attention in enumerate(self.cross)}
+
+    def _linear(self, module: Any) -> bool:
+        """Whether the module is a linear layer with a bias; the plan is not complete where it is not."""
+        if untouched(module, LINEAR) and module.bias is not None:
+            return True
+        self.complete = False
+        return False
+
+    def _norms(self, *norms: Any) -> None:
+        for norm in norms:
+            if norm is None:
+                continue
+            if not untouched(norm, NORM):
+                self.complete = False
+                return
+            self._vector(norm.weight)
+            self._vector(norm.bias)
+
+    def _whole(self, parameter: Tensor) -> None:
+        self.products[id(parameter)] = [Part(parameter)]
+
+    def _vector(self, parameter: Tensor) -> None:
+        """A parameter of a norm, or the bias that the norm adds."""
+        width = parameter.shape[0]
+        if width not in self.parts:
+            self.parts[width] = norm_parts(self.rows.tokens, width, self.device)
+        parts = self.parts[width]
+        if parts is not None:
+            self.sums[id(parameter)] = Sum(Part(parameter), parts)
+
+    def _attention_bias(self, key: Hashable, part: Part, keys: int, head_size: int) -> bool:
+        """Whether attention sums the gradient of this bias of a projection."""
+        kind = "attention", keys, head_size
+        if kind not in self.parts:
+            self.parts[kind] = attention_bias_parts(self.rows.sequences, keys, head_size, self.dtype, self.device)
+        parts = self.parts[kind]
+        if parts is None:
+            return False
+        self.sums[key] = Sum(part, parts)
+        return True
+
+    def _self_attention(self, attention: Any) -> None:
+        weight, bias = attention.in_proj_weight, attention.in_proj_bias
+        self._whole(weight)
+        summed = self._attention_bias(id(bias), Part(bias), self.rows.longest, weight.shape[1] // attention.heads)
+        (self.biases if summed else self.products)[id(bias)] = [Part(bias)]
+        self._last(attention.out_proj)
+
+    def _cross_attention(self, attention: Any) -> None:
+        assert self.memory_rows is not None
+        weight, bias = attention.in_proj_weight, attention.in_proj_bias
+        width = weight.shape[1]
+        self.products[_query(attention, "weight")] = [Part(weight, 0, width)]
+        key, part = _query(attention, "bias"), Part(bias, 0, width)
+        summed = self._attention_bias(key, part, self.memory_rows.longest, width // attention.heads)
+        (self.biases if summed else self.products)[key] = [part]
+        self._last(attention.out_proj)
+
+    def _memory(self) -> None:
+        """One projection to the keys and values of all layers."""
+        if not self.cross:
+            return
+        assert self.memory_rows is not None
+        width, keys = self.cross[0].in_proj_weight.shape[1], self.memory_rows.longest
+        self.products["memory weight"] = [Part(attention.in_proj_weight, width) for attention in self.cross]
+        parts = [Part(attention.in_proj_bias, width) for attention in self.cross]
+        head_size = width // self.cross[0].heads
+        summed = [
+            self._attention_bias(_memory(attention), part, keys, head_size)
+            for attention, part in zip(self.cross, parts)
+        ]
+        (self.biases if all(summed) else self.products)["memory bias"] = parts
+
+    def _last(self, linear: Any, *, ends_in_norm: bool = True) -> None:
+        """The last product of a sub-layer."""
+        if self._linear(linear):
+            self._whole(linear.weight)
+            (self._vector if ends_in_norm else self._whole)(linear.bias)
+
+    def _feed_forward(self, layer: Any, *, ends_in_norm: bool) -> None:
+        first, second = layer.linear1, layer.linear2
+        if not (self._linear(first) and self._linear(second)):
+            return
+        self._whole(first.weight)
+        self._whole(first.bias)
+        if is_relu(layer.activation):
+            out, hidden = second.weight.shape
+            kind = "feed-forward", hidden, out
+            if kind not in self.parts:
+                self.parts[kind] = feed_forward_bias_parts(self.rows.tokens, hidden, out, self.dtype, self.device)
+            parts = self.parts[kind]
+            assert parts is not None
+            self.biases[id(first.bias)] = self.products.pop(id(first.bias))
+            self.sums[id(first.bias)] = Sum(Part(first.bias), parts)
+        self._last(second, ends_in_norm=ends_in_norm)

@@ -1,0 +1,193 @@
+"""Checkpoints: a directory each, complete or not there at all.
+
+    MODEL/checkpoints/step-000001000/model.safetensors    weights, as translated with
+                                     state.safetensors    all that resuming needs (newest two checkpoints only)
+                                     sha256sums           of the two, as `sha256sum --check` reads it
+                                     meta.json            step, epoch, the best step so far, the vocabulary's digest
+    MODEL/checkpoints/average/       the same without state
+
+A checkpoint is written under a temporary name, synced to the disk and then renamed, so a process killed at any moment
+leaves the earlier ones as they were. `last` is the newest step, `best` the one whose validation score is best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fasttfm.checkpoints.ownership import claimed, published, recover
+from fasttfm.checkpoints.weights import refuse_what_is_no_number
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.files import sync, unreadable, write_file
+
+MODEL_FILE = "model.safetensors"
+STATE_FILE = "state.safetensors"
+META_FILE = "meta.json"
+DIGESTS_FILE = "sha256sums"
+
+
+class DamagedCheckpoint(UserError):
+    """A file of a checkpoint is missing, or was read and is not what was written."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        """problem: the file and what is wrong with it; remedy: what to do."""
+        super().__init__(f"{problem}; {remedy}")
+        self.problem = problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingState:
+    """All that a run needs, beside the weights, to go on as if it had not stopped."""
+
+    tensors: dict[str, Tensor]
+    """Optimizer moments, generator states, raw weights when an average is what is saved."""
+    values: dict[str, Any]
+    """Numbers and strings (JSON): step, position in the data, best scores, running sums of the log."""
+
+
+def save_checkpoint(
+    target: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any], state: TrainingState | None = None
+) -> None:
+    """Write one checkpoint directory, all or nothing; whatever was there before under that name is replaced.
+
+    Raises UserError when the disk is full or the directory cannot be written; then nothing has changed.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        recover(target.parent)
+        with claimed(target.parent, target.name) as folder:
+            digests = {MODEL_FILE: _write_tensors(folder / MODEL_FILE, weights, {"format": "pt"})}
+            if state is not None:
+                values = {"values": json.dumps(state.values)}
+                digests[STATE_FILE] = _write_tensors(folder / STATE_FILE, state.tensors, values)
+            lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+            write_file(folder / DIGESTS_FILE, lines.encode())
+            # meta.json last: with it the directory would be complete even if the rename were not atomic
+            write_file(folder / META_FILE, (json.dumps(dict(meta), indent=1) + "\n").encode())
+            sync(folder)
+            published(folder, target)
+            sync(target.parent)
+        recover(target.parent)
+    except OSError as error:
+        raise UserError(
+            f"{target}: cannot save the checkpoint: {error.strerror}; earlier checkpoints are untouched: make room or "
+            "make the directory writable, then run the same command again to go on from the last one"
+        ) from error
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
+    """Write a .safetensors file and return the SHA-256 of its bytes."""
+    content = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, metadata)
+    write_file(path, content)  # not save_file, whose files only their owner may read whatever the umask says
+    return hashlib.sha256(content).hexdigest()
+
+
+# Reading
+
+
+def read_meta(checkpoint: Path) -> dict[str, Any]:
+    """meta.json of a checkpoint directory; UserError when it is missing, cut off or cannot be read."""
+    path = checkpoint / META_FILE
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(meta, dict):
+            raise ValueError("not a JSON object")
+    except FileNotFoundError as error:
+        raise _damaged(path, "is missing") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise _damaged(path, f"is cut off or not what its name says ({error})") from error
+    return meta
+
+
+def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """Weights of a checkpoint directory or of a .safetensors file.
+
+    Raises UserError when the file cannot be read, is not what was written, or holds NaN, infinity or complex numbers.
+    """
+    path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint
+    with _opened(path, device) as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        _check_digest(path)
+    refuse_what_is_no_number(weights, path)
+    return weights
+
+
+def read_state(checkpoint: Path) -> TrainingState:
+    """Training state of a checkpoint directory, on the CPU; UserError when it is missing, cut off or damaged."""
+    with _opened(checkpoint / STATE_FILE, "cpu") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        values = (file.metadata() or {}).get("values")
+        if values is None:
+            raise ValueError("it holds no training state")
+        _check_digest(checkpoint / STATE_FILE)
+        return TrainingState(tensors=tensors, values=json.loads(values))
+
+
+def is_resumable(checkpoint: Path) -> bool:
+    """Whether weights and training state of a checkpoint directory are whole. Reads both."""
+    try:
+        read_state(checkpoint)
+        read_weights(checkpoint)
+        read_meta(checkpoint)
+    except UserError:
+        return False
+    return True
+
+
+def _check_digest(path: Path) -> None:
+    """Raise ValueError when a checkpoint's file is not, bit for bit, what was written: safetensors would not notice."""
+    digests = path.parent / DIGESTS_FILE
+    try:
+        lines = digests.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return  # weights that somebody else wrote
+    written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    if path.name not in written:
+        if (path.parent / META_FILE).exists() and path.name in (MODEL_FILE, STATE_FILE):
+            raise ValueError(f"{DIGESTS_FILE} beside it was cut off and does not name it")
+        return
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != written[path.name]:
+        raise ValueError(f"its SHA-256 is not the one in {DIGESTS_FILE}")
+
+
+@contextlib.contextmanager
+def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
+    try:
+        with path.open("rb"):
+            pass  # the operating system's reason, which safetensors does not tell
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise _damaged(path, "is missing") from error
+    except (OSError, SafetensorError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        if isinstance(error, OSError):
+            raise unreadable(path, error) from error
+        raise _damaged(path, f"is cut off or not what its name says ({error})") from error
+
+
+def _damaged(path: Path, problem: str) -> DamagedCheckpoint:
+    if path.parent.name == "average":
+        remedy = "make it anew with fasttfm average"
+    elif path.parent.name.startswith("step-"):
+        remedy = "copy the file back, or use another checkpoint"
+    else:
+        remedy = "give a checkpoint directory of fasttfm train, or a .safetensors file"
+    return DamagedCheckpoint(f"{path}: {problem}", remedy)

@@ -1,0 +1,140 @@
+"""The model directory: everything that translating needs, and a guard against mixing two runs in one place.
+
+MODEL/config.yaml             the resolved configuration, all sections
+      data.yaml               what the prepared data were
+      spm.model               (or spm.src.model and spm.tgt.model)
+      checkpoints/            see fasttfm.checkpoints.checkpoint
+      train.log.jsonl, hypotheses/, tensorboard/
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from fasttfm.checkpoints.steps import saved_steps
+from fasttfm.config import FROM_DATA, SECTIONS, Config, Values, field_types, read_yaml
+from fasttfm.errors import UserError
+from fasttfm.files import entries, refuse_dangling_link, replace_file
+from fasttfm.locks import LOCK_FILE
+
+if TYPE_CHECKING:
+    from fasttfm.data.prepared import PreparedData
+
+CONFIG_FILE = "config.yaml"
+DATA_FILE = "data.yaml"
+
+# What may change between two sessions of one run, because it decides neither what an
+# update does to the weights nor what the scores of earlier validations mean.
+_MAY_CHANGE = {
+    "max_update",
+    "max_epoch",
+    "max_minutes",
+    "patience",
+    "valid_interval_updates",
+    "save_interval_updates",
+    "keep_interval_updates",
+    "keep_best",
+    "average_last",
+    "log_interval",
+    "tensorboard",
+    "threads",
+}
+
+
+def refuse_strangers(path: Path) -> None:
+    """Raise UserError when `path` is a file, a dangling link, or a directory that holds something else than a model."""
+    refuse_dangling_link(path)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path}: is a file; give --out the name of a directory")
+    # .config.yaml is what a kill in the middle of its writing leaves
+    strangers = [name for name in entries(path) if name not in (LOCK_FILE, f".{CONFIG_FILE}")]
+    if strangers and not (path / CONFIG_FILE).exists():
+        raise UserError(f"{path}: is not empty and no model directory; give --out a new or empty directory")
+
+
+def prepare_model_dir(path: Path, config: Config, data: PreparedData) -> None:
+    """Create `path` for a new run, or check that it may be gone on with.
+
+    Raises UserError for a run that was begun with another model, recipe, vocabulary or corpus.
+    """
+    if saved_steps(path):
+        _refuse_other_data(path, data)
+        _refuse_other_recipe(path, config)
+    path.mkdir(parents=True, exist_ok=True)
+    # config.yaml first: it marks the directory as ours, so that a kill or a full disk behind it can be gone on from
+    replace_file(path / CONFIG_FILE, config.to_yaml().encode())
+    for file in [*data.model_files, data.path / DATA_FILE]:
+        replace_file(path / file.name, file.read_bytes())
+
+
+def read_config(path: Path) -> Values:
+    """config.yaml of a model directory; UserError when there is none."""
+    if not (path / CONFIG_FILE).is_file():
+        raise UserError(f"{path}: is not a model directory (it has no {CONFIG_FILE}); fasttfm train --out makes one")
+    values = read_yaml(path / CONFIG_FILE)
+    for section, cls in SECTIONS.items():
+        for name in field_types(cls):
+            if name not in values[section]:
+                raise UserError(
+                    f"{path / CONFIG_FILE}: is cut off: it has no {section}.{name}; copy it back, or train into "
+                    "another --out"
+                )
+    return values
+
+
+def _refuse_other_recipe(path: Path, config: Config) -> None:
+    before, now = read_config(path), config.to_values()
+    for section in ("model", "data", "training"):
+        for name, value in now[section].items():
+            old = before[section][name]
+            changes_rate = name == "max_update" and config.training.schedule == "cosine"
+            if old == value or (name in _MAY_CHANGE and not changes_rate):
+                continue
+            if name in FROM_DATA:
+                remedy = "give the --data it was begun with, or another --out"
+            else:
+                remedy = f"go on with the old value ({_flag(name, old)}) or give another --out"
+            raise UserError(
+                f"{path}: this run was begun with {section}.{name} {_show(old)}, now it is {_show(value)}: {remedy}"
+            )
+
+
+def _refuse_other_data(path: Path, data: PreparedData) -> None:
+    for file in data.model_files:
+        copy = path / file.name
+        if not copy.exists() or copy.read_bytes() != file.read_bytes():
+            raise UserError(
+                f"{path}: this run was begun with another vocabulary than {file}: give the --data it was begun with, "
+                "or another --out"
+            )
+    try:
+        before = yaml.safe_load((path / DATA_FILE).read_bytes())
+    except (OSError, yaml.YAMLError):
+        before = None
+    if not isinstance(before, dict):
+        raise UserError(
+            f"{path / DATA_FILE}: is missing or damaged: copy {data.path / DATA_FILE} there if this run was begun with "
+            "it, or give another --out"
+        )
+    if before.get("fingerprint") != data.description.get("fingerprint"):
+        raise UserError(
+            f"{path}: this run was begun with other text than {data.path} was made from: give the --data it was begun "
+            "with, or another --out"
+        )
+
+
+def _flag(name: str, value: object) -> str:
+    """The words of the command line that set a field to a value."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {_show(value)}"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

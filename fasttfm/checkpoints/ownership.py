@@ -1,0 +1,124 @@
+"""One owner of each unfinished checkpoint.
+
+Processes that share a directory may live in other containers or on other hosts, where a process number says nothing.
+An unfinished checkpoint therefore holds a file `.owner`, locked while its process lives, with the identity of the
+running kernel: within one kernel the lock tells whether the owner is alive, whatever the container. Work of another
+kernel, and of an owner who is not named, is left alone for a day.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from fasttfm.locks import boot_identity, fcntl, identity
+
+WRITING = ".writing-"
+REPLACED = ".replaced-"
+DELETING = ".deleting-"
+_OWNER_FILE = ".owner"
+_ABANDONED_AFTER = 24 * 3600
+"""Seconds without a change after which unfinished work of another kernel is taken for abandoned."""
+
+
+@contextmanager
+def claimed(folder: Path, name: str) -> Iterator[Path]:
+    """A new directory in `folder` that is this process's own; what is left of it when the block ends is deleted.
+
+    `published` gives it its final name.
+    """
+    path = folder / f"{WRITING}{name}-{secrets.token_hex(4)}"
+    path.mkdir()
+    file: IO[str] | None = None
+    try:
+        file = (path / _OWNER_FILE).open("w")
+        if fcntl is None:
+            file.write(json.dumps(identity()))
+            file.close()  # an open file could not be deleted there
+        else:
+            with suppress(OSError):  # a disk without locks: age decides
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(identity()))  # after the lock: who reads a name can trust the lock
+            file.flush()
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if file is not None:
+            file.close()
+
+
+def published(path: Path, target: Path) -> None:
+    """Give a claimed directory its final name; what had that name is replaced."""
+    with _exclusive(target.parent):
+        if target.exists():
+            # a kill between these two renames is what recover puts right
+            os.replace(target, target.parent / f"{REPLACED}{target.name}")
+        os.replace(path, target)
+    os.unlink(target / _OWNER_FILE)  # last: up to its final name the directory has an owner
+
+
+def recover(folder: Path) -> None:
+    """Tidy up behind a process that was killed while it wrote, replaced or deleted a checkpoint."""
+    if not folder.is_dir():
+        return
+    with _exclusive(folder):
+        for path in folder.glob(f"{REPLACED}*"):
+            original = folder / path.name.removeprefix(REPLACED)
+            if original.exists():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.replace(path, original)
+        for path in folder.glob(f"{DELETING}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in folder.glob(f"{WRITING}*"):
+            if _is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def delete(folder: Path) -> None:
+    """Delete a directory so that a kill in the middle leaves no half of it under a good name."""
+    doomed = folder.parent / f"{DELETING}{folder.name}-{secrets.token_hex(4)}"
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the owner of an unfinished directory is gone."""
+    owner = path / _OWNER_FILE
+    boot = boot_identity()
+    try:
+        if boot and fcntl is not None and json.loads(owner.read_text(encoding="utf-8"))["boot"] == boot:
+            with owner.open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+    except BlockingIOError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no owner is named, or its disk has no locks
+    try:
+        changed = max(each.stat().st_mtime for each in (path, *path.iterdir()))
+    except OSError:
+        return False  # it has just got its final name, or is another user's
+    return time.time() - changed > _ABANDONED_AFTER
+
+
+@contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Only one process at a time renames in a directory, as far as its disk has locks."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

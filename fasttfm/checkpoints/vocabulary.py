@@ -1,0 +1,39 @@
+"""Which vocabulary a checkpoint was trained with: another one of the same size would load, and translate nonsense."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, read_meta
+from fasttfm.errors import UserError
+
+_NAMES = ("spm.model", "spm.src.model", "spm.tgt.model")
+
+
+def vocabulary_digest(model_dir: str | Path) -> str | None:
+    """The SHA-256 of the SentencePiece models of a model directory; None when it has none."""
+    files = [path for path in (Path(model_dir) / name for name in _NAMES) if path.is_file()]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest() if files else None
+
+
+def checkpoint_vocabulary(checkpoint: Path) -> str | None:
+    """The digest of the vocabulary that a checkpoint, a directory or the model file in one, was trained with.
+
+    None for weights that do not say, such as those of another program.
+    """
+    folder = checkpoint.parent if checkpoint.name == MODEL_FILE and not checkpoint.is_dir() else checkpoint
+    return read_meta(folder).get("vocabulary") if (folder / META_FILE).is_file() else None
+
+
+def check_vocabulary(checkpoint: Path, model_dir: str | Path) -> None:
+    """Raise UserError when a checkpoint says that it was trained with another vocabulary than is in `model_dir`."""
+    trained_with = checkpoint_vocabulary(checkpoint)
+    if trained_with is not None and trained_with != vocabulary_digest(model_dir):
+        raise UserError(
+            f"{checkpoint}: was trained with another vocabulary than the SentencePiece model in {model_dir}: give a "
+            "checkpoint of this model, or copy its SentencePiece model back"
+        )

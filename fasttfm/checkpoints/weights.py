@@ -1,0 +1,71 @@
+"""Weights by name: taken from a model, put into one, and checked to be numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fasttfm.errors import UserError
+
+
+def model_weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; a shared one (tied embeddings) appears once, under its first name."""
+    seen: set[int] = set()
+    weights = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            weights[name] = tensor
+    return weights
+
+
+def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
+    """Copy `weights` into `model`; UserError naming `source` and the first parameter that does not fit."""
+    wanted = model_weights(model)
+    for name, tensor in wanted.items():
+        if name not in weights:
+            raise UserError(f"{source}: is of another model: it has no {name}; give the checkpoint of this model")
+        if weights[name].shape != tensor.shape:
+            given, needed = tuple(weights[name].shape), tuple(tensor.shape)
+            what = "vocabulary" if "embed" in name and given[1:] == needed[1:] else "model"
+            raise UserError(
+                f"{source}: is of another {what}: {name} is {given}, this model needs {needed}; "
+                "give the checkpoint of this model"
+            )
+    for name in weights:
+        if name not in wanted:
+            raise UserError(
+                f"{source}: is of another model: it has {name}, which this one has not; give this model's own"
+            )
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(weights[name])
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a real tensor holds neither NaN nor infinity; no memory is taken for the types that training uses."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    try:
+        ends = torch.stack(torch.aminmax(tensor.detach()))  # NaN passes through both
+    except (RuntimeError, NotImplementedError):  # a type with 8 bits
+        ends = tensor.detach().float()
+    return bool(ends.isfinite().all())
+
+
+def refuse_what_is_no_number(weights: Mapping[str, Tensor], source: Path) -> None:
+    """Raise UserError for complex weights, and for NaN and infinity, which would answer anything with nothing."""
+    for name, tensor in weights.items():
+        if tensor.is_complex():
+            raise UserError(
+                f"{source}: {name} holds complex numbers ({str(tensor.dtype).removeprefix('torch.')}), which no model "
+                "here has; give the weights of fasttfm train"
+            )
+        if not is_finite(tensor):
+            raise UserError(
+                f"{source}: {name} holds NaN or infinity: that training diverged; give an earlier checkpoint, or train "
+                "anew with a lower --lr"
+            )

@@ -1,0 +1,30 @@
+"""Configuration: a frozen dataclass a section, filled from presets, YAML and the command line by the loader."""
+
+from fasttfm.config.convert import convert, to_float, to_int
+from fasttfm.config.fields import FROM_DATA, SECTIONS, Values, all_fields, field_help, field_types, section_of
+from fasttfm.config.flags import add_flags, flag_values
+from fasttfm.config.loader import Config, build, check, gather, resolve, with_defaults
+from fasttfm.config.yaml_file import dump_yaml, read_yaml
+
+__all__ = [
+    "FROM_DATA",
+    "SECTIONS",
+    "Config",
+    "Values",
+    "add_flags",
+    "all_fields",
+    "build",
+    "check",
+    "convert",
+    "dump_yaml",
+    "field_help",
+    "field_types",
+    "flag_values",
+    "gather",
+    "read_yaml",
+    "resolve",
+    "section_of",
+    "to_float",
+    "to_int",
+    "with_defaults",
+]

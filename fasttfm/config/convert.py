@@ -1,0 +1,97 @@
+"""What was written for a field, as the field's type: one reading for YAML, the command line and Python.
+
+Numbers are written as JSON has them, with a sign + and a bare decimal point allowed. What only Python or only YAML 1.1
+reads as a number is refused, because nobody can know what was meant: 1_0 (ten), 010 (ten or eight), 1:30 (ninety).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+import types
+import typing
+from typing import Any, Literal
+
+from fasttfm.errors import UserError
+
+WHOLE_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
+NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
+
+_SHOWN = reprlib.Repr()  # a value may be a whole file, or a few lines of YAML that stand for millions
+_SHOWN.maxstring = _SHOWN.maxother = 200
+_SHOWN.maxlevel = 1
+
+_RULES = {
+    bool: "true or false",
+    int: "a whole number below 2^63, such as 64 or 1e5",
+    float: "a number such as 0.1 or 5e-4",
+    str: "a text",
+}
+
+
+def convert(value: Any, kind: Any, place: str) -> Any:
+    """`value` (from YAML, the command line or Python) as type `kind`; else UserError, which starts with `place`."""
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+            return None
+        (kind,) = [option for option in options if option is not types.NoneType]
+        return convert(value, kind, place)
+    plain = not isinstance(value, (list, dict, set))  # str() of one may be endless
+    if typing.get_origin(kind) is Literal:
+        if plain and str(value) in options:
+            return str(value)
+        raise UserError(f"{place}: {_SHOWN.repr(value)} was given, allowed are {', '.join(map(str, options))}")
+    if typing.get_origin(kind) is tuple:
+        items = value.strip("()[] ").split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)) or (options[-1] is not ... and len(items) != len(options)):
+            raise UserError(
+                f"{place}: {_SHOWN.repr(value)} was given, it must be {len(options)} values such as 0.9,0.98"
+            )
+        kinds = [options[0]] * len(items) if options[-1] is ... else options
+        return tuple(convert(item, kind, place) for item, kind in zip(items, kinds, strict=True))
+    try:
+        if kind is bool and plain:
+            return _to_bool(value)
+        if kind is int:
+            return to_int(value)
+        if kind is float:
+            return to_float(value)
+        if kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"{place}: {_SHOWN.repr(value)} was given, it must be {_RULES.get(kind, kind)}")
+
+
+def to_int(value: Any) -> int:
+    """A whole number, 1e5 and 64.0 among them; ValueError or TypeError for anything else."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is no number")
+    if isinstance(value, str):
+        text = value.strip()
+        value = int(text) if WHOLE_NUMBER.fullmatch(text) else to_float(text)
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value} is not whole")
+    whole = int(value)
+    if abs(whole) >= 1 << 63:
+        raise ValueError(f"{whole} has more than 64 bits")
+    return whole
+
+
+def to_float(value: Any) -> float:
+    """A finite number; ValueError or TypeError for anything else."""
+    if isinstance(value, bool) or (isinstance(value, str) and not NUMBER.fullmatch(value.strip())):
+        raise ValueError(f"{value!r} is no number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not finite")
+    return number
+
+
+def _to_bool(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return text == "true"

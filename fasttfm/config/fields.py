@@ -1,0 +1,101 @@
+"""The four sections of a configuration, each of them one frozen dataclass, and what their fields are.
+
+    model     TransformerConfig     data      DataConfig
+    training  TrainingConfig        decoding  DecodingConfig
+
+Field names are unique over all sections, so `--d-model 128` says by itself that it means model.d_model.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from fasttfm.config.data import DataConfig
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.model import TransformerConfig
+from fasttfm.config.training import TrainingConfig
+from fasttfm.errors import UserError
+
+SECTIONS: dict[str, type] = {
+    "model": TransformerConfig,
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "decoding": DecodingConfig,
+}
+FROM_DATA = ("vocab_size", "source_vocab_size", "pad_id")
+"""Model fields that the prepared data decide, so that no preset and no flag sets them."""
+
+
+class Values(dict[str, dict[str, Any]]):
+    """Section -> field -> value, already of the field's type; only what was given, no defaults."""
+
+    places: dict[str, str]
+    """Field -> where its value was given: `my.yaml, line 3`, or the flag `--d-model`."""
+
+    def __init__(self) -> None:
+        super().__init__({section: {} for section in SECTIONS})
+        self.places = {}
+
+    def put(self, name: str, value: Any, place: str) -> None:
+        """Set field `name`, whatever it was before."""
+        self[section_of(name)][name] = value
+        self.places[name] = place
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Field name -> type of a dataclass."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+@cache
+def field_help(cls: type) -> dict[str, str]:
+    """Field name -> the sentence under it in the source of the dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    sentences = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and documented:
+            sentences[field.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")  # type: ignore[attr-defined]
+    return sentences
+
+
+@cache
+def all_fields() -> dict[str, str]:
+    """Field name -> section, over all sections. Two sections may not share a name: a flag could not tell them apart."""
+    fields: dict[str, str] = {}
+    for section, cls in SECTIONS.items():
+        for name in field_types(cls):
+            if name in fields:
+                raise TypeError(f"field {name} is in section {fields[name]} and in section {section}")
+            fields[name] = section
+    return fields
+
+
+def section_of(name: str) -> str:
+    """The section that field `name` belongs to; UserError with the nearest known name when there is none."""
+    if name not in all_fields():
+        raise UserError(f"{name} is unknown: {nearest(name, all_fields())}")
+    return all_fields()[name]
+
+
+def flag_name(name: str) -> str:
+    """The flag of field `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question for the known name that `name` may have been meant for, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

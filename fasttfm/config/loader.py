@@ -1,0 +1,151 @@
+"""Where the numbers of a run come from: preset < YAML files < command line, each checked against the same dataclasses.
+
+What the prepared data decide (the sizes of the vocabularies, the padding's id) comes from them alone: a file may say it
+too, as the config.yaml of every model does, but not otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasttfm.config.convert import convert
+from fasttfm.config.data import DataConfig
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.fields import FROM_DATA, SECTIONS, Values, field_types, flag_name, section_of
+from fasttfm.config.model import TransformerConfig
+from fasttfm.config.training import TrainingConfig
+from fasttfm.config.yaml_file import dump_yaml, read_yaml
+from fasttfm.errors import UserError
+from fasttfm.presets import preset_path
+
+_ANY_VOCABULARY = 8000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """All that a run is made of. Build it with `resolve`."""
+
+    model: TransformerConfig
+    data: DataConfig
+    training: TrainingConfig
+    decoding: DecodingConfig
+
+    def to_values(self) -> dict[str, dict[str, Any]]:
+        """Every field of every section as plain values."""
+        return {section: dataclasses.asdict(getattr(self, section)) for section in SECTIONS}
+
+    def to_yaml(self) -> str:
+        """The whole configuration as a YAML text that `read_yaml` reads back to an equal one."""
+        return dump_yaml(self.to_values())
+
+
+def resolve(
+    preset: str | None = None,
+    files: Iterable[str | Path] = (),
+    overrides: Mapping[str, Any] | None = None,
+    from_data: Mapping[str, int | None] | None = None,
+) -> Config:
+    """Preset, then each YAML file, then `overrides` (field -> value); later ones win.
+
+    from_data holds the fields that the prepared data decide, as for `build`.
+    Raises UserError naming file, line and nearest known key for what is unknown, of a wrong type or out of range.
+    """
+    return build(gather(preset, files, overrides), from_data)
+
+
+def gather(
+    preset: str | None = None, files: Iterable[str | Path] = (), overrides: Mapping[str, Any] | None = None
+) -> Values:
+    """What preset, files and overrides say together, without defaults and without what the data decide."""
+    values = Values()
+    sources = [preset_path(preset)] if preset else []
+    for path in [*sources, *map(Path, files)]:
+        given = read_yaml(path)
+        for fields in given.values():
+            for name, value in fields.items():
+                values.put(name, value, given.places[name])
+    for name, value in (overrides or {}).items():
+        kind = field_types(SECTIONS[section_of(name)])[name]
+        values.put(name, convert(value, kind, flag_name(name)), flag_name(name))
+    return values
+
+
+def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> Config:
+    """Construct the four sections. A value out of range becomes a UserError with the place where it was given.
+
+    from_data: vocab_size and source_vocab_size of prepared data (the latter None or absent for a joint vocabulary). A
+    value that says otherwise is refused. Without from_data the values decide, as in the config.yaml of a model.
+    """
+    sections: dict[str, dict[str, Any]] = dict(values)
+    if from_data is not None:
+        decided = {**_undecided_defaults(), **from_data}
+        _refuse_other_than(decided, values)
+        sections["model"] = {**values["model"], **decided}
+    built = {}
+    for section, cls in SECTIONS.items():
+        try:
+            built[section] = cls(**sections[section])
+        except (ValueError, TypeError) as error:
+            raise UserError(_with_places(str(error), section, values)) from error
+    return Config(**built)
+
+
+def check(values: Values) -> None:
+    """Raise UserError for what is out of range, whatever the data will be."""
+    fields = values["model"]
+    vocab_size = fields.get("vocab_size", _ANY_VOCABULARY)
+    build(values, {"vocab_size": vocab_size, "source_vocab_size": fields.get("source_vocab_size")})
+
+
+def with_defaults(values: Values) -> dict[str, dict[str, Any]]:
+    """`values` with every field that has a default filled in: what --dump-config prints."""
+    filled = {}
+    for section, cls in SECTIONS.items():
+        fields = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+        filled[section] = {**fields, **values.get(section, {})}
+    for name in FROM_DATA:
+        filled["model"].pop(name, None)
+    return filled
+
+
+def _undecided_defaults() -> dict[str, Any]:
+    """The defaults of the fields that data decide, except of vocab_size, which has none."""
+    fields = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
+    return {name: fields[name] for name in FROM_DATA if fields[name] is not dataclasses.MISSING}
+
+
+def _refuse_other_than(decided: Mapping[str, int | None], values: Values) -> None:
+    """Raise UserError when a file gives a field that the data decide another value than theirs."""
+    for name, size in decided.items():
+        given = values["model"].get(name)
+        if name == "source_vocab_size" and size is None:
+            size = decided.get("vocab_size")  # a joint vocabulary is that of both sides
+        if given is not None and given != size:
+            raise UserError(
+                f"{values.places.get(name, 'model')}: model.{name} is {given:,}, but {size:,} in the data: leave it "
+                "out, the data decide it"
+            )
+
+
+def _with_places(message: str, section: str, values: Values) -> str:
+    """A dataclass's message with its fields as the user gave them: by flag, or by file and line."""
+    known = field_types(SECTIONS[section])
+    lines = []
+    flags = False
+    for name in dict.fromkeys(re.findall(r"\w+", message)):
+        place = values.places.get(name) if name in known else None
+        if place is None:
+            continue
+        flag = place == flag_name(name)
+        message = re.sub(rf"(?<![\w-]){name}\b", place if flag else f"{section}.{name}", message)
+        flags |= flag
+        if not flag and place not in lines:
+            lines.append(place)
+    if lines:
+        return f"{' and '.join(lines)}: {message}"
+    return message if flags else f"{section}: {message}"

@@ -1,0 +1,96 @@
+"""What a Transformer is made of: one frozen dataclass."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerConfig:
+    """An encoder-decoder Transformer (Vaswani et al. 2017). Wrong values raise ValueError on construction."""
+
+    vocab_size: int
+    """Number of target tokens; also of source tokens unless source_vocab_size says otherwise."""
+    source_vocab_size: int | None = None
+    """Number of source tokens when each side has its own vocabulary; needs share_embeddings other than all."""
+    d_model: int = 512
+    """Width of the residual stream; a multiple of heads."""
+    heads: int = 8
+    """Attention heads; each works on d_model / heads channels."""
+    d_ff: int = 2048
+    """Width of the feed-forward sub-layer's hidden activation."""
+    encoder_layers: int = 6
+    """Number of encoder layers."""
+    decoder_layers: int = 6
+    """Number of decoder layers."""
+    norm_first: bool = False
+    """False: LayerNorm(x + Sublayer(x)), the paper. True: x + Sublayer(LayerNorm(x)), tensor2tensor."""
+    final_norm: bool = False
+    """One more LayerNorm on the output of the encoder and of the decoder; belongs to norm_first."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Between the two matrices of the feed-forward sub-layer."""
+    dropout: float = 0.1
+    """On every sub-layer's output before it is added to the residual (section 5.4)."""
+    embedding_dropout: float | None = None
+    """On embedding + position; None means the value of dropout, as in the paper."""
+    attention_dropout: float = 0.0
+    """On the attention weights after the softmax (tensor2tensor)."""
+    relu_dropout: float = 0.0
+    """After the activation in the feed-forward sub-layer (tensor2tensor)."""
+    layer_norm_eps: float = 1e-5
+    """Added to the variance; 1e-6 in tensor2tensor."""
+    positional_encoding: Literal["paper", "tensor2tensor"] = "paper"
+    """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines."""
+    init: Literal["xavier", "torch"] = "xavier"
+    """xavier: Glorot uniform matrices, embeddings normal(0, d_model^-0.5). torch: what torch.nn's layers draw."""
+    share_embeddings: Literal["all", "decoder", "none"] = "all"
+    """all: one table for source, target and output (the paper). decoder: target and output share. none: three."""
+    max_length: int = 1024
+    """Longest sequence the position table is made for at first; longer input extends it."""
+    pad_id: int = 0
+    """Token that fills short sequences: embeds to zero, is never attended to, carries no loss."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "heads", "d_ff", "encoder_layers", "decoder_layers", "max_length"):
+            _positive(name, getattr(self, name))
+        if self.d_model % self.heads:
+            raise ValueError(f"d_model {self.d_model} is not a multiple of heads {self.heads}")
+        if self.d_model % 2:
+            raise ValueError(f"d_model {self.d_model} is odd: the positional encoding needs pairs of channels")
+        for name in ("dropout", "embedding_dropout", "attention_dropout", "relu_dropout"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} {value} is not a probability: it must lie in [0, 1]")
+        if not 0 < self.layer_norm_eps < math.inf:
+            raise ValueError(f"layer_norm_eps {self.layer_norm_eps} must be a finite number greater than 0")
+        for name, allowed in (
+            ("activation", ("relu", "gelu")),
+            ("positional_encoding", ("paper", "tensor2tensor")),
+            ("init", ("xavier", "torch")),
+            ("share_embeddings", ("all", "decoder", "none")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown: choose {' or '.join(allowed)}")
+        if self.source_vocab_size is not None:
+            _positive("source_vocab_size", self.source_vocab_size)
+            if self.share_embeddings == "all" and self.source_vocab_size != self.vocab_size:
+                raise ValueError(
+                    f"source_vocab_size {self.source_vocab_size} differs from vocab_size {self.vocab_size}, but "
+                    "share_embeddings all needs one vocabulary: choose share_embeddings decoder or none"
+                )
+        if self.final_norm and not self.norm_first:
+            raise ValueError("final_norm needs norm_first: a post-norm stack already ends in a LayerNorm")
+        if not 0 <= self.pad_id < self.vocab_size:
+            raise ValueError(f"pad_id {self.pad_id} lies outside the vocabulary of {self.vocab_size}")
+
+    @property
+    def embedding_dropout_p(self) -> float:
+        """The dropout in force on embedding + position."""
+        return self.dropout if self.embedding_dropout is None else self.embedding_dropout
+
+
+def _positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} {value!r} must be a whole number of at least 1")

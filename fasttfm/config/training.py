@@ -1,0 +1,128 @@
+"""What a training run is: batch, optimizer, schedule, regularisation, when to save, validate and stop.
+
+Names are fairseq's where the meaning is the same. Source: Vaswani et al. 2017, section 5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """The recipe of one run; see each field. Wrong values raise ValueError on construction."""
+
+    packed: bool = False
+    """The layers see sentences one after the other and compute no padding, instead of padded rows."""
+    update_freq: int = 1
+    """Batches whose gradients are summed into one update."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """adam adds weight_decay to the gradient; adamw shrinks the weights by lr * weight_decay instead."""
+    schedule: Literal["noam", "inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
+    """Learning rate over updates, all with linear warm-up; noam is the paper's, which takes noam_scale and not lr."""
+    lr: float = 5e-4
+    """Highest learning rate, reached after warmup_updates (schedule noam computes its own)."""
+    noam_scale: float = 1.0
+    """Factor before d_model^-0.5 * min(step^-0.5, step * warmup_updates^-1.5); the paper 1, tensor2tensor 2."""
+    warmup_updates: int = 4000
+    """Updates over which the learning rate rises from 0."""
+    adam_betas: tuple[float, float] = (0.9, 0.98)
+    """Decay rates of Adam's two running means."""
+    adam_eps: float = 1e-9
+    """What Adam adds to the denominator."""
+    weight_decay: float = 0.0
+    """Weight decay of the optimizer."""
+    clip_norm: float = 0.0
+    """Gradients are scaled down to this joint norm; 0 leaves them as they are."""
+    label_smoothing: float = 0.1
+    """Probability mass of the target spread over the vocabulary."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type of the matrix products; weights and statistics stay fp32, fp16 scales the loss."""
+    ema_decay: float = 0.0
+    """Per-update decay of a moving average of the weights, which is then what is validated and saved; 0: none."""
+    max_update: int = 100_000
+    """Stop after this many updates."""
+    max_epoch: int = 0
+    """Stop after this many passes over the training data; 0: no limit."""
+    max_minutes: float = 0.0
+    """Stop after this many minutes, validation included and earlier sessions of the run counted; 0: no limit."""
+    patience: int = 0
+    """Stop after this many validations in a row without a better score; 0: never."""
+    valid_interval_updates: int = 1000
+    """Validate every so many updates, and at the end; 0: never."""
+    valid_bleu: bool = True
+    """Translate the validation set and choose the best checkpoint by BLEU; otherwise by validation loss."""
+    valid_beam: int = 1
+    """Beam size of those translations; 1 is greedy."""
+    valid_bleu_tokenizer: str = "13a"
+    """How sacreBLEU splits words for it: 13a, intl, or char and zh for scripts without spaces."""
+    save_interval_updates: int = 1000
+    """Save a checkpoint every so many updates, and at the end; 0: only at the end and when validation improves."""
+    keep_interval_updates: int = 10
+    """Keep this many of the newest checkpoints; -1 keeps all."""
+    keep_best: int = 1
+    """Keep this many of the checkpoints with the best validation scores as well."""
+    average_last: int = 0
+    """At the end, average this many of the newest checkpoints into the checkpoint `average`; 0: do not."""
+    seed: int = 1
+    """Seed of initialisation, dropout and data order; the same seed gives the same run."""
+    log_interval: int = 50
+    """Write the training loss every so many updates."""
+    tensorboard: bool = True
+    """Write TensorBoard event files beside train.log.jsonl."""
+    threads: int = 0
+    """CPU threads; 0 leaves torch's choice. Exact repetition needs the same number."""
+
+    def __post_init__(self) -> None:
+        for name in ("update_freq", "max_update", "valid_beam", "log_interval", "keep_best"):
+            _require(self, name, getattr(self, name) >= 1, "must be at least 1")
+        for name in ("weight_decay", "clip_norm", "max_minutes"):
+            _require(self, name, math.isfinite(getattr(self, name)), "must be a finite number")
+        for name in ("warmup_updates", "max_epoch", "max_minutes", "patience", "valid_interval_updates"):
+            _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
+        for name in ("save_interval_updates", "average_last", "seed", "threads", "weight_decay", "clip_norm"):
+            _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
+        # OpenMP crashes where it cannot start as many threads as it is told to
+        _require(self, "threads", self.threads <= 1024, "must be at most 1024")
+        _require(self, "seed", self.seed < 1 << 63, f"must be below {1 << 63}")
+        for name in ("lr", "noam_scale", "adam_eps"):
+            value = getattr(self, name)
+            _require(self, name, value > 0 and math.isfinite(value), "must be a positive number")
+        for name in ("label_smoothing", "ema_decay"):
+            _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and below 1")
+        _require(self, "optimizer", self.optimizer in ("adam", "adamw"), "must be adam or adamw")
+        schedules = ("noam", "inverse-sqrt", "cosine", "constant")
+        _require(self, "schedule", self.schedule in schedules, f"must be one of {', '.join(schedules)}")
+        _require(self, "precision", self.precision in ("fp32", "bf16", "fp16"), "must be fp32, bf16 or fp16")
+        betas = len(self.adam_betas) == 2 and all(0 <= beta < 1 for beta in self.adam_betas)
+        _require(self, "adam_betas", betas, "must be two numbers, each at least 0 and below 1")
+        _require(
+            self,
+            "keep_interval_updates",
+            self.keep_interval_updates == -1 or self.keep_interval_updates >= 1,
+            "must be at least 1, or -1 to keep all",
+        )
+        if self.schedule == "noam":
+            _require(self, "warmup_updates", self.warmup_updates >= 1, "must be at least 1 with schedule noam")
+        if self.schedule == "cosine":
+            enough = self.warmup_updates < self.max_update
+            _require(
+                self,
+                "warmup_updates",
+                enough,
+                f"must be below max_update ({self.max_update}) with schedule cosine, such as {self.max_update // 10}",
+            )
+        if self.patience:
+            _require(self, "patience", self.valid_interval_updates > 0, "needs valid_interval_updates above 0")
+        if 0 < self.keep_interval_updates < self.average_last:
+            message = (
+                f"must be at most keep_interval_updates ({self.keep_interval_updates}): older checkpoints are gone"
+            )
+            _require(self, "average_last", False, message)
+
+
+def _require(config: TrainingConfig, name: str, holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}: {getattr(config, name)!r} was given, it {rule}")

@@ -1,0 +1,124 @@
+"""Opens text that may be packed: gzip, bzip2, xz and, where Python can read it, zstandard; told by its first bytes."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from fasttfm.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """One way of packing."""
+
+    name: str
+    begins: bytes
+    """The first bytes of such a file."""
+    tool: str
+    """What unpacks it at the command line."""
+    open: Callable[[BinaryIO], BinaryIO] | None
+    """Makes a stream of the content; None where nothing here reads it."""
+
+
+def _open_zstandard(file: BinaryIO) -> BinaryIO:
+    for module in ("compression.zstd", "backports.zstd"):  # Python 3.14, and the package that brings it to older ones
+        try:
+            return import_module(module).ZstdFile(file)
+        except ImportError:
+            continue
+    raise UserError("is zstandard data, which this Python cannot read: unpack it first, with zstd -d")
+
+
+_PACKINGS = (
+    Packing("gzip", b"\x1f\x8b", "gunzip or zcat", lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
+    Packing("xz", b"\xfd7zXZ\0", "xz -d or xzcat", lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115
+    # the head of a first block, because "BZh" alone may begin a text
+    Packing("bzip2", b"1AY&SY", "bunzip2 or bzcat", lambda file: cast(BinaryIO, bz2.BZ2File(file))),
+    Packing("zstandard", b"\x28\xb5\x2f\xfd", "zstd -d or zstdcat", _open_zstandard),
+    Packing("zip", b"PK\x03\x04", "unzip", None),
+)
+_HEAD = 10
+"""As many bytes tell the packing."""
+
+
+def kind_of(head: bytes) -> Packing | None:
+    """How a stream that begins with these bytes is packed; None for plain text."""
+    for packing in _PACKINGS:
+        start = 4 if packing.name == "bzip2" and head.startswith(b"BZh") else 0
+        if head[start:].startswith(packing.begins):
+            return packing
+    return None
+
+
+class DamagedPackingError(Exception):
+    """Packed data that are cut off or wrong; says what packing and why."""
+
+    def __init__(self, packing: str, reason: BaseException) -> None:
+        super().__init__(f"{packing}: {reason}")
+        self.packing, self.reason = packing, reason
+
+
+class Hashed(io.RawIOBase):
+    """A file whose bytes are hashed as they are read, once and in order: it may be a pipe."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._digest = hashlib.sha256()
+        self.buffered = io.BufferedReader(self, 1 << 16)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        count = self._file.readinto(buffer) or 0
+        self._digest.update(memoryview(buffer)[:count])
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def finish(self) -> str:
+        """Read what is left, and give the SHA-256 of all."""
+        while self.read(1 << 20):
+            pass
+        return self._digest.hexdigest()
+
+
+def unpacked(file: Hashed, path: Path) -> BinaryIO:
+    """The content of a file. Raises UserError for a packing that cannot be read; reading it, DamagedPackingError."""
+    buffered = file.buffered
+    packing = kind_of(buffered.peek(_HEAD)[:_HEAD])  # not read and sought back: it may be a pipe
+    if packing is None:
+        return cast(BinaryIO, buffered)
+    if packing.open is None:
+        raise UserError(f"{path}: is a {packing.name} archive: unpack it first, with {packing.tool}")
+    try:
+        return cast(BinaryIO, _checked(packing.open(cast(BinaryIO, buffered)), packing.name))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _checked(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    try:
+        yield from stream
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise DamagedPackingError(name, error) from None
+    except OSError as error:
+        if error.errno is not None:  # of the disk, not of bz2
+            raise
+        raise DamagedPackingError(name, error) from None
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise DamagedPackingError(name, error) from None

@@ -1,0 +1,95 @@
+"""What attention is given besides query, key and value, as records."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.dropout import dropout_for
+from fasttfm.functional.operator import Size, lower_precision
+
+
+class Options(NamedTuple):
+    """Everything but query, key and value, as attention() and its kernels name it."""
+
+    key_lengths: Tensor | None
+    mask: Tensor | None
+    causal: bool
+    causal_offset: Size
+    dropout_p: float
+    scale: float
+    seed: Tensor | None
+    site: int
+
+    @classmethod
+    def of(
+        cls,
+        heads: torch.Size,
+        device: torch.device,
+        scale: float | None,
+        dropout: tuple[float, Tensor | None, int],
+        *,
+        causal: bool,
+        causal_offset: int = 0,
+        key_lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Options:
+        """With the scale and the seed that a call without them takes. heads (..., D) on device;
+        dropout: dropout_p, seed, site."""
+        dropout_p, seed, site = dropout_for(device, *dropout)
+        scale = heads[-1] ** -0.5 if scale is None else scale
+        return cls(key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
+
+    def arguments(self) -> dict[str, Any]:
+        """For kernels."""
+        return {
+            "key_lengths": self.key_lengths,
+            "mask": self.mask,
+            "causal": self.causal,
+            "causal_offset": self.causal_offset,
+            "dropout_p": self.dropout_p,
+            "scale": self.scale,
+            "seed": self.seed,
+            "site": self.site,
+        }
+
+
+class Sequences(NamedTuple):
+    """Sequences one after the other on both sides."""
+
+    query_starts: Tensor
+    """(B + 1,) int32 or int64: where each begins among the queries, and the end of the last."""
+    key_starts: Tensor
+    """Likewise among the keys."""
+    max_query: Size
+    """No sequence has more queries."""
+    max_key: Size
+    """No sequence has more keys."""
+
+    @property
+    def batch(self) -> int:
+        return self.query_starts.shape[0] - 1
+
+
+def absent(like: Tensor) -> Tensor:
+    """What stands for an output that a call does not have: an operator always returns the same number of them."""
+    return like.new_empty(0)
+
+
+def autocast_operands(call: Any, dtype: torch.dtype) -> Any:
+    """Query, key and value as matrix products take them; an additive mask keeps its precision."""
+    query, key, value = (lower_precision(x, dtype) for x in (call.query, call.key, call.value))
+    return call._replace(query=query, key=key, value=value)
+
+
+def autocast_projections(call: Any, dtype: torch.dtype) -> Any:
+    """Likewise projections."""
+    return call._replace(joint=lower_precision(call.joint, dtype), query=lower_precision(call.query, dtype))
+
+
+def check_offset(causal_offset: int) -> None:
+    """Raises ValueError for what kernels cannot take in 32 bits."""
+    if not -(1 << 30) <= causal_offset <= 1 << 30:
+        raise ValueError(f"causal_offset is {causal_offset}: it must lie in [-2^30, 2^30]")

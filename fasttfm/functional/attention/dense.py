@@ -1,0 +1,196 @@
+"""softmax(Q K^T * scale) V with masks and dropout (Vaswani et al. 2017, equation 1), as torch operators."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.attention import routes
+from fasttfm.functional.attention.arguments import Options, absent, autocast_operands, check_offset
+from fasttfm.functional.attention.layout import empty_heads_last
+from fasttfm.functional.attention.routes import torch_is_faster
+from fasttfm.functional.backends import chosen
+from fasttfm.functional.operator import Gradients, Operator, casts
+
+__all__ = ["attention", "casts", "check", "torch_is_faster"]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """softmax(Q K^T * scale) V with masking and dropout fused (Vaswani et al. 2017, equation 1).
+
+    query (B, H, L, D), key (B, H, S, D), value (B, H, S, Dv); float32, float16 or bfloat16, one dtype, any strides.
+    key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where
+    the query may attend, or floats that are added to the scaled scores and may take a gradient. causal: query i sees
+    keys up to i + causal_offset. All combine. A query with no key to attend gives zeros and passes no gradient.
+    dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
+    site, below 2^31, tells the calls of one model apart. scale defaults to D^-0.5.
+    Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
+    Raises ValueError for shapes or dtypes that do not agree.
+    """
+    check(query, key, key_lengths, mask, causal_offset)
+    check_value(query, key, value)
+    options = Options.of(
+        query.shape,
+        query.device,
+        scale,
+        (dropout_p, seed, site),
+        causal=causal,
+        causal_offset=causal_offset,
+        key_lengths=key_lengths,
+        mask=mask,
+    )
+    return _attention(_Call(query, key, value, options, chosen()))[0]
+
+
+def check(
+    query: Tensor,
+    key: Tensor,
+    key_lengths: Tensor | None,
+    mask: Tensor | None,
+    causal_offset: int = 0,
+) -> None:
+    """Raises ValueError for arguments of attention() that do not agree."""
+    if query.dim() != 4 or key.dim() != 4:
+        raise ValueError(
+            f"query {tuple(query.shape)} and key {tuple(key.shape)} must have four dimensions: "
+            "(B, H, L, D) and (B, H, S, D)"
+        )
+    if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
+        raise ValueError(
+            f"query {tuple(query.shape)} and key {tuple(key.shape)} must agree in batch, heads and head size "
+            "(expand the keys where heads are shared)"
+        )
+    if query.shape[3] == 0:
+        raise ValueError(f"query {tuple(query.shape)} has heads of size 0: there is nothing to multiply")
+    if query.dtype != key.dtype and not casts(query):
+        raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
+    if query.dtype not in _DTYPES:
+        raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
+    _check_masks(query, key, key_lengths, mask)
+    check_offset(causal_offset)
+
+
+def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Likewise for the values."""
+    if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+        raise ValueError(
+            f"value {tuple(value.shape)} and key {tuple(key.shape)} must agree in batch, heads and length: "
+            "(B, H, S, Dv) and (B, H, S, D)"
+        )
+    if query.dtype != value.dtype and not casts(query):
+        raise ValueError(f"query {query.dtype} and value {value.dtype} must have one dtype")
+
+
+def _check_masks(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
+    for name, given in (("key_lengths", key_lengths), ("mask", mask)):
+        if given is not None and given.device != query.device:
+            raise ValueError(f"{name} is on {given.device} and query on {query.device}: both must be on one device")
+    if key_lengths is not None and (key_lengths.dim() != 1 or key_lengths.shape[0] != query.shape[0]):
+        raise ValueError(f"key_lengths {tuple(key_lengths.shape)} must be ({query.shape[0]},), one length a batch row")
+    if key_lengths is not None and (key_lengths.is_floating_point() or key_lengths.dtype == torch.bool):
+        raise ValueError(f"key_lengths has dtype {key_lengths.dtype}: int32 or int64 is needed")
+    if mask is not None:
+        full = (*query.shape[:3], key.shape[2])
+        if mask.dim() > 4 or any(m not in (1, f) for m, f in zip(mask.shape[::-1], full[::-1])):
+            raise ValueError(f"mask {tuple(mask.shape)} does not broadcast to (B, H, L, S) = {full}")
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ValueError(f"mask has dtype {mask.dtype}: bool (True attends) or floats that are added are needed")
+
+
+class _Call(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: Options
+    route: str
+
+
+class _Saved(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    saved: Tensor
+    """The weights before dropout or the log-sum-exp, as routes.saves_weights() says."""
+    kept: Tensor
+    """The weights after dropout, where the route saves them."""
+    options: Options
+    route: str
+
+
+class _Backward(NamedTuple):
+    grad: Tensor
+    saved: _Saved
+    mask_gradient: bool
+
+
+def _decide(call: _Call) -> str:
+    return routes.decide_dense(call.route, call.query, call.key, call.value, call.options)
+
+
+def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+    output, saved, kept = routes.forward(call.route, call.query, call.key, call.value, call.options)
+    return output, saved, absent(output) if kept is None else kept
+
+
+def _fake(call: _Call) -> tuple[Tensor, ...]:
+    return routes.fake(call.route, call.query, call.key, call.value, call.options)
+
+
+def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
+    return _Saved(call.query, call.key, call.value, *outputs, call.options, call.route)
+
+
+def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, *_: None) -> Gradients:
+    if grad is None:
+        return None
+    d_query, d_key, d_value, d_mask = _attention_backward(_Backward(grad, saved, wanted.mask is True))
+    return {"query": d_query, "key": d_key, "value": d_value, "mask": d_mask if wanted.mask else None}
+
+
+def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, key, value, output, saved, kept, options, route = call.saved
+    d_query, d_key, d_value, d_mask = routes.backward(
+        route, call.grad, query, key, value, output, saved, kept, options, mask_gradient=call.mask_gradient
+    )
+    return d_query, d_key, d_value, absent(query) if d_mask is None else d_mask
+
+
+def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, key, value, mask = call.saved.query, call.saved.key, call.saved.value, call.saved.options.mask
+    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else absent(query)
+    d_query, d_key, d_value = (empty_heads_last(x, x.shape[-1]) for x in (query, key, value))
+    return d_query, d_key, d_value, d_mask
+
+
+_attention_backward = Operator(
+    "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
+)
+_attention = Operator(
+    "attention",
+    _Call,
+    "(Tensor, Tensor, Tensor)",
+    _compute,
+    _fake,
+    decide=_decide,
+    save=_save,
+    backward=_differentiate,
+    autocast=autocast_operands,
+)

@@ -1,0 +1,282 @@
+"""Attention over packed sequences: no padding, and no length ever read by the host."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.attention import routes
+from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands, check_offset
+from fasttfm.functional.backends import chosen
+from fasttfm.functional.operator import Gradients, Operator, casts
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    max_query: int,
+    max_key: int,
+    *,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """attention() over sequences that lie one after the other, on both sides.
+
+    query (Tq, H, D), key (Tk, H, D), value (Tk, H, Dv); float32, float16 or bfloat16, one dtype, any strides.
+    query_starts, key_starts (B + 1,) int32 or int64 on the same device: where each sequence begins, and the end of the
+    last. max_query, max_key: no sequence has more queries or keys; they are trusted, because checking would make the
+    host wait for the device. Rows past the last sequence are filler of a fixed token budget and give zeros.
+    causal, causal_offset (of every sequence), dropout_p, scale, seed, site as attention() takes them; the dropout mask
+    is that of the padded batch. Lengths are in the starts, and there is no mask: pad, and use attention(), for one.
+    Returns (Tq, H, Dv). Raises ValueError for shapes or dtypes that do not agree.
+    """
+    check(query, key, value, query_starts, key_starts, causal_offset)
+    sequences = Sequences(query_starts, key_starts, max_query, max_key)
+    options = Options.of(
+        query.shape, query.device, scale, (dropout_p, seed, site), causal=causal, causal_offset=causal_offset
+    )
+    return _attention(_Call(query, key, value, sequences, options, chosen()))[0]
+
+
+def check(
+    query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, causal_offset: int = 0
+) -> None:
+    """Raises ValueError for arguments of varlen_attention() that do not agree."""
+    if not query.dim() == key.dim() == value.dim() == 3:
+        raise ValueError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must have three "
+            "dimensions: (Tq, H, D), (Tk, H, D) and (Tk, H, Dv)"
+        )
+    if query.shape[1:] != key.shape[1:] or key.shape[:2] != value.shape[:2]:
+        raise ValueError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must agree in heads, "
+            "query and key in head size, key and value in length"
+        )
+    if not (query.dtype == key.dtype == value.dtype or casts(query)):
+        raise ValueError(f"query {query.dtype}, key {key.dtype} and value {value.dtype} must have one dtype")
+    for name, starts in (("query_starts", query_starts), ("key_starts", key_starts)):
+        if starts.dim() != 1 or starts.dtype not in (torch.int32, torch.int64) or starts.device != query.device:
+            raise ValueError(
+                f"{name} is {starts.dtype} {tuple(starts.shape)} on {starts.device}: int32 or int64 (B + 1,) on "
+                f"{query.device} is needed"
+            )
+    if query_starts.shape != key_starts.shape or not query_starts.shape[0]:
+        raise ValueError(
+            f"query_starts {tuple(query_starts.shape)} and key_starts {tuple(key_starts.shape)} must both be (B + 1,)"
+        )
+    check_offset(causal_offset)
+
+
+class _Call(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sequences: Sequences
+    options: Options
+    route: str
+
+
+class Saved(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    saved: Tensor
+    """The weights before dropout, padded, or the log-sum-exp (H, Tq), as routes.saves_weights() says."""
+    kept: Tensor
+    """The weights after dropout, where the route saves them."""
+    sequences: Sequences
+    options: Options
+    route: str
+
+
+class _Backward(NamedTuple):
+    grad: Tensor
+    saved: Saved
+
+
+# ----------------------------------------------------------------------------------------------- kernels on packed rows
+
+
+def _kernel_forward(
+    route: str, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options, covered: bool
+) -> tuple[Tensor, Tensor]:
+    """The output (Tq, H, Dv) and the log-sum-exp (H, Tq); covered: the sequences reach to the last row."""
+    from fasttfm.kernels.attention.launch import Packed, by_head
+
+    tokens, heads, _ = query.shape
+    empty = query.new_empty if covered and key.numel() else query.new_zeros  # zero where no sequence reaches
+    output = empty(tokens, heads, value.shape[-1])
+    lse = empty(heads, tokens, dtype=torch.float32)
+    if output.numel():
+        q, k, v, o = (by_head(x, sequences.batch) for x in (query, key, value, output))
+        kernel = _kernel(route, "forward")
+        out = (o, lse.expand(sequences.batch, -1, -1))
+        kernel.forward(q, k, v, out=out, packed=Packed(*sequences), **options.arguments())
+    return output, lse
+
+
+def kernel_backward(
+    grad: Tensor, saved: Saved, out: tuple[Tensor, ...], sums: tuple[Tensor, ...] | None = None
+) -> None:
+    """Gradients of packed query, key and value into out, which is zero; sums as routes.backward() takes them."""
+    from fasttfm.kernels.attention.launch import Packed, by_head
+
+    query, key, value, output, lse, _, sequences, options, route = saved
+    if not query.numel() or not key.numel():
+        return
+    g, q, k, v, o = (by_head(x, sequences.batch) for x in (grad, query, key, value, output))
+    out = tuple(by_head(d, sequences.batch) for d in out)
+    lse = lse.expand(sequences.batch, -1, -1)
+    given = {"out": out, "packed": Packed(*sequences), **options.arguments()}
+    if route == "short":
+        _kernel(route, "backward").backward(g, q, k, v, lse, sums=sums, **given)
+    else:
+        _kernel(route, "backward").backward(g, q, k, v, o, lse, **given)
+
+
+def _kernel(route: str, direction: str) -> Any:
+    from fasttfm.kernels.attention import backward, forward, short
+
+    return short if route == "short" else {"forward": forward, "backward": backward}[direction]
+
+
+# ------------------------------------------------------------------------------------------------ by way of padded rows
+
+
+def _padded(x: Tensor, starts: Tensor, length: int) -> Tensor:
+    """(T, H, D) to (B, H, length, D). Past its end a sequence repeats its last row: of other sequences and of filler it
+    must not even see what is not a number."""
+    index = starts[:-1, None] + torch.arange(length, device=x.device)
+    return x[torch.minimum(index, starts[1:, None] - 1).clamp_(min=0)].transpose(1, 2)
+
+
+def _joined(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:
+    """The inverse: (B, H, length, D) to (T, H, D), like's T; zero past the last sequence."""
+    rows = like.shape[0]
+    position = torch.arange(x.shape[2], device=x.device)
+    index = starts[:-1, None] + position
+    index = torch.where(position < (starts[1:] - starts[:-1])[:, None], index, rows)  # the rest goes to a row too many
+    x = x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
+    return x.new_zeros(rows + 1, *x.shape[1:]).index_copy_(0, index.flatten(), x)[:rows].clone()
+
+
+def _options(sequences: Sequences, options: Options) -> Options:
+    """Those of the padded batch."""
+    starts = sequences.key_starts
+    return options._replace(key_lengths=starts[1:] - starts[:-1])
+
+
+def _pad(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+    query_starts, key_starts, max_query, max_key = sequences
+    return (
+        _padded(query, query_starts, max_query),
+        _padded(key, key_starts, max_key),
+        _padded(value, key_starts, max_key),
+    )
+
+
+def _padded_forward(
+    route: str, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not query.numel() or not key.numel():
+        weights = query.new_zeros(sequences.batch, query.shape[1], sequences.max_query, sequences.max_key)
+        kept = torch.zeros_like(weights) if route == "explicit" and options.seed is not None else absent(query)
+        return query.new_zeros(*query.shape[:2], value.shape[-1]), weights, kept
+    heads = _pad(query, key, value, sequences)
+    output, weights, dropped = routes.forward(route, *heads, _options(sequences, options))
+    return _joined(output, sequences.query_starts, query), weights, absent(query) if dropped is None else dropped
+
+
+def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, output, weights, kept, sequences, options, route = saved
+    if not query.numel() or not key.numel():
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    query_starts, key_starts, max_query, _ = sequences
+    heads = _pad(query, key, value, sequences)
+    past = torch.arange(max_query, device=grad.device) >= (query_starts[1:] - query_starts[:-1])[:, None]
+    g = _padded(grad, query_starts, max_query).masked_fill(past[:, None, :, None], 0.0)
+    d_query, d_key, d_value, _ = routes.backward(route, g, *heads, output, weights, kept, _options(sequences, options))
+    return _joined(d_query, query_starts, query), _joined(d_key, key_starts, key), _joined(d_value, key_starts, value)
+
+
+# ------------------------------------------------------------------------------------------------------------ operators
+
+
+def forward(
+    route: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: Sequences,
+    options: Options,
+    covered: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (Tq, H, Dv), and what is saved, as Saved has it.
+
+    covered: the sequences reach to the last row, so that none needs to be zero before.
+    """
+    if routes.saves_weights(route):
+        return _padded_forward(route, query, key, value, sequences, options)
+    output, lse = _kernel_forward(route, query, key, value, sequences, options, covered)
+    return output, lse, absent(query)
+
+
+def fake(
+    route: str, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options
+) -> tuple[Tensor, ...]:
+    """What forward() gives, without numbers."""
+    tokens, heads, _ = query.shape
+    output = query.new_empty(tokens, heads, value.shape[-1])
+    if not routes.saves_weights(route):
+        return output, query.new_empty(heads, tokens, dtype=torch.float32), absent(query)
+    shape = (sequences.query_starts.shape[0] - 1, heads, sequences.max_query, sequences.max_key)
+    return output, *routes.fake_saved(route, query, shape, options.seed)
+
+
+def backward(grad: Tensor, saved: Saved) -> tuple[Tensor, ...]:
+    """Gradients of packed query, key and value."""
+    if routes.saves_weights(saved.route):
+        return _padded_backward(grad, saved)
+    gradients = tuple(x.new_zeros(x.shape) for x in (saved.query, saved.key, saved.value))
+    kernel_backward(grad, saved, gradients)
+    return gradients
+
+
+def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> Saved:
+    return Saved(call.query, call.key, call.value, *outputs, call.sequences, call.options, call.route)
+
+
+def _differentiate(saved: Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
+    if grad is None:
+        return None
+    return dict(zip(("query", "key", "value"), _attention_backward(_Backward(grad, saved))))
+
+
+_attention_backward = Operator(
+    "attention_packed_backward",
+    _Backward,
+    "(Tensor, Tensor, Tensor)",
+    lambda call: backward(call.grad, call.saved),
+    lambda call: tuple(x.new_empty(x.shape) for x in (call.saved.query, call.saved.key, call.saved.value)),
+)
+_attention = Operator(
+    "attention_packed",
+    _Call,
+    "(Tensor, Tensor, Tensor)",
+    lambda call: forward(call.route, *call[:-1]),
+    lambda call: fake(call.route, *call[:-1]),
+    decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key),
+    save=_save,
+    backward=_differentiate,
+    autocast=autocast_operands,
+)

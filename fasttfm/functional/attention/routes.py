@@ -1,0 +1,178 @@
+"""The ways attention is computed, and which of them a call takes.
+
+    short, flash    one Triton kernel, for rows of few keys or of any number: kernels/attention
+    softmax         one Triton kernel between two products of cuBLAS: softmax_route.py
+    explicit        products and softmax of PyTorch: torch_route.py
+    fused           PyTorch's own kernel for float32 on a CPU: torch_route.py
+
+A call is decided once, before it computes, and its backward pass takes the same way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.attention import softmax_route, torch_route
+from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.layout import empty_heads_last
+from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
+from fasttfm.functional.operator import Size, casts
+
+_FUSED = (16, 16)
+"""From so many queries and keys on torch's fused CPU kernel is the faster in float32 and keeps no weights: forward and
+backward 1.3 and 1.1 times at 100 keys, 4.3 and 2.2 times at 1,024 under a triangle (`python -m benchmarks kernels`).
+Below 64 keys forward is hardly faster, backward half as long, its memory being touched for the first time.
+Few queries over many keys are a search's (step.py); in bfloat16 its softmax and backward pass are slow."""
+
+
+def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
+    """short, flash, softmax or explicit.
+
+    asked: auto, triton or torch, or this function's own answer, which stays. query (..., D), value (..., Dv); keys of
+    the longest row. The kernels' tables decide where a kernel takes the tensors: by chip, dtype (float32 by whether
+    torch allows TF32 now), head size and keys.
+    """
+    if asked not in BACKENDS:
+        return asked
+    device, dtype = query.device, query.dtype
+    if not kernels_take(asked, device, dtype):
+        return "explicit"
+    from fasttfm.kernels.attention import launch as attention_launch
+    from fasttfm.kernels.launch import chip, product_kind
+
+    device_chip = chip(device)
+    width = attention_launch.width_class(max(query.shape[-1], value.shape[-1]))
+    kind = product_kind(dtype, device_chip)
+    return attention_launch.route(device_chip, kind, width, attention_launch.key_class(keys))
+
+
+def decide_dense(asked: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> str:
+    """decide(), or fused where torch's own kernel is the faster way on a CPU."""
+    if asked in BACKENDS and asked != "triton" and _torch_is_faster(query, key, value, options):
+        return "fused"
+    return decide(asked, query, value, key.shape[2])
+
+
+def _torch_is_faster(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
+    return (
+        query.device.type == "cpu"
+        and query.dtype == key.dtype == value.dtype == torch.float32
+        and options.seed is None
+        and options.scale > 0.0  # its masks are -inf times the scale
+        and query.shape[2] >= _FUSED[0]
+        and key.shape[2] >= _FUSED[1]
+        and value.shape[3] == query.shape[3]
+        and query.numel() > 0
+        and not (options.mask is not None and options.mask.requires_grad)
+    )
+
+
+def torch_is_faster(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether attention() without dropout takes torch's fused CPU kernel, with the default scale."""
+    options = Options(None, mask, False, 0, 0.0, 1.0, None, 0)
+    return chosen() != "triton" and not casts(query) and _torch_is_faster(query, key, value, options)
+
+
+def takes_kernel(asked: str, scores: Tensor) -> str:
+    """The route of attention_weights(): softmax or explicit; asked as decide() takes it."""
+    if asked not in BACKENDS:
+        return asked
+    return "softmax" if kernels_take(asked, scores.device, scores.dtype) else "explicit"
+
+
+def saves_weights(route: str) -> bool:
+    """Whether the forward pass keeps the weights (B, H, L, S) rather than their log-sum-exp (B, H, L)."""
+    return route in ("explicit", "softmax")
+
+
+def writes_where_told(route: str) -> bool:
+    """Whether forward() takes memory to write to."""
+    return route in ("short", "flash")
+
+
+def forward(
+    route: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: Options,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The output (B, H, L, Dv), heads last in memory; the weights before dropout or the log-sum-exp, as saves_weights()
+    says; and from explicit the weights after dropout, if any is dropped.
+
+    out: memory for output and log-sum-exp, where the route writes_where_told().
+    """
+    if route == "explicit":
+        return torch_route.forward(query, key, value, options)
+    if route == "fused":
+        return *torch_route.fused_forward(query, key, value, options), None
+    if route == "softmax":
+        return *softmax_route.forward(query, key, value, options), None
+    from fasttfm.kernels.attention import forward as attention_long
+    from fasttfm.kernels.attention import short as attention_short
+
+    kernel = attention_short if route == "short" else attention_long
+    return *kernel.forward(query, key, value, out=out, **options.arguments()), None
+
+
+def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, ...]:
+    """What forward() gives, without numbers."""
+    output = empty_heads_last(query, value.shape[-1])
+    return output, *fake_saved(route, query, (*query.shape[:3], key.shape[2]), options.seed)
+
+
+def fake_saved(route: str, like: Tensor, shape: tuple, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What is saved of weights of this shape."""
+    absent = like.new_empty(0)
+    if not saves_weights(route):
+        return like.new_empty(shape[:3], dtype=torch.float32), absent
+    weights = like.new_empty(shape)
+    return weights, torch.empty_like(weights) if route == "explicit" and seed is not None else absent
+
+
+def backward(
+    route: str,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    saved: Tensor,
+    kept: Tensor,
+    options: Options,
+    *,
+    mask_gradient: bool = False,
+    out: tuple[Tensor, ...] | None = None,
+    sums: tuple[Tensor, ...] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key, value and, if asked for, of the additive mask; saved and kept as forward() gave them.
+
+    out: memory for the first three. sums: memory for these summed over queries or keys, three (B, H, D); on the short
+    route alone.
+    """
+    tensors = (grad, query, key, value)
+    if route == "explicit":
+        dropped = kept if options.seed is not None else None
+        return torch_route.backward(*tensors, saved, dropped, options, mask_gradient, out)
+    if route == "softmax":
+        return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
+    if route == "fused":
+        d_query, d_key, d_value = torch_route.fused_backward(*tensors, output, saved, options)
+        return d_query, d_key, d_value, None
+    arguments = options.arguments()
+    if route == "short":
+        from fasttfm.kernels.attention import short as attention_short
+
+        gradients = attention_short.backward(*tensors, saved, out=out, sums=sums, **arguments)
+    else:
+        from fasttfm.kernels.attention import backward as attention_long
+
+        gradients = attention_long.backward(*tensors, output, saved, out=out, **arguments)
+    d_mask = None
+    if mask_gradient:
+        from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
+
+        d_mask = attention_mask_gradient.gradient(*tensors, output, saved, **arguments)
+    return gradients[0], gradients[1], gradients[2], d_mask

@@ -1,0 +1,65 @@
+"""torch.nn.functional.scaled_dot_product_attention's signature on our kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.attention.dense import attention
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """attention() with the arguments, meaning and errors of torch.nn.functional.scaled_dot_product_attention.
+
+    query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), whose leading dimensions broadcast; attn_mask
+    broadcastable to (..., Hq, L, S), bool (True attends) or floats that are added; is_causal is aligned top-left.
+    enable_gqa: Hq is a multiple of H, and each key head serves Hq / H query heads. dropout_p applies always, as torch's
+    does. Returns (..., Hq, L, Ev). Raises RuntimeError when is_causal and attn_mask are both given, ValueError for
+    shapes or dtypes that do not agree.
+    """
+    if is_causal and attn_mask is not None:
+        raise RuntimeError(
+            "attn_mask and is_causal are both given: fold the triangle into attn_mask, or give one of them"
+        )
+    if min(query.dim(), key.dim(), value.dim()) < 2:
+        raise ValueError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} need at least the "
+            "dimensions (L, E), (S, E) and (S, Ev)"
+        )
+    if enable_gqa:
+        key, value = _shared_heads(query, key), _shared_heads(query, value)
+    leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    query, key, value = (_four(x, leading) for x in (query, key, value))
+    if attn_mask is not None and attn_mask.dim() > 2:
+        attn_mask = attn_mask if len(leading) == 2 else _four(attn_mask, leading)
+    output = attention(query, key, value, mask=attn_mask, causal=is_causal, dropout_p=dropout_p, scale=scale)
+    return output.reshape(*leading, *output.shape[-2:])
+
+
+def _shared_heads(query: Tensor, x: Tensor) -> Tensor:
+    """x with every head repeated for the query heads that share it."""
+    heads = max(1, x.shape[-3]) if x.dim() > 2 else 1
+    if query.dim() < 3 or x.dim() < 3 or query.shape[-3] % heads:
+        raise ValueError(
+            f"enable_gqa: query {tuple(query.shape)} needs a multiple of the heads (third dimension from the right) of "
+            f"{tuple(x.shape)}"
+        )
+    return x.repeat_interleave(query.shape[-3] // heads, dim=-3)
+
+
+def _four(x: Tensor, leading: torch.Size) -> Tensor:
+    """x (..., M, N) as (B, H, M, N), leading being what its first dimensions broadcast to."""
+    x = x.expand(*leading, *x.shape[-2:])
+    if len(leading) == 2:
+        return x
+    heads = leading[-1] if leading else 1
+    return x.reshape(leading[:-1].numel(), heads, *x.shape[-2:])

@@ -1,0 +1,204 @@
+"""Attention in PyTorch: what runs where no Triton kernel does, and fast on the CPU.
+
+Explicit: matrix products stay in the input's precision, the softmax is float32. The forward pass hands the weights to
+the backward pass: at sentence lengths they are small, and writing them costs less than a second Q K^T and softmax. On a
+CPU this is several times faster in bfloat16 than torch's fused kernel, whose softmax and backward pass are slow there.
+Fused: that kernel, for longer rows of float32, where it is the faster way and keeps a number a row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.layout import heads_last, write
+from fasttfm.functional.dropout import wide
+
+
+def _bias(queries: int, keys: int, like: Tensor, options: Options) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the scaled scores, as small as broadcasting to (B, H, L, S) allows, and which rows see no key.
+
+    Both are None where there is nothing to add, or no row can be empty. like: of the scores' dtype and device.
+    """
+    key_lengths, mask, causal, causal_offset, *_ = options
+    device = like.device
+    if mask is not None and mask.dim() == 0:
+        mask = mask.view(1)  # a 0-d tensor would not take part in type promotion
+    allowed: Tensor | None = None
+    empty: Tensor | None = None
+    if causal and causal_offset < keys - 1:
+        allowed = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(causal_offset)
+        if causal_offset < 0:
+            empty = (torch.arange(queries, device=device) < -causal_offset)[:, None]
+    if key_lengths is not None:
+        lengths = key_lengths.view(-1, 1, 1, 1)
+        within = torch.arange(keys, device=device) < lengths
+        allowed = within if allowed is None else within & allowed
+        without = lengths <= 0
+        empty = without if empty is None else empty | without
+    if mask is not None and mask.dtype == torch.bool:
+        allowed = mask if allowed is None else allowed & mask
+    precise = wide(like.dtype)
+    bias: Tensor | None = None
+    if allowed is not None:
+        bias = torch.zeros(allowed.shape, dtype=precise, device=device).masked_fill_(~allowed, -math.inf)
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            bias = mask.to(precise) if bias is None else bias + mask
+        assert bias is not None
+        empty = bias.amax(dim=-1, keepdim=True) == -math.inf
+    if empty is not None and empty.device.type == "cpu" and not empty.any():
+        empty = None
+    return bias, empty
+
+
+_VECTOR = 16  # floats in the widest CPU register
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """torch.softmax over the last dimension; may return a view of something wider.
+
+    Rows shorter than a register fall to a loop in PyTorch that is ten times slower than a padded row.
+    """
+    keys = scores.shape[-1]
+    if keys < _VECTOR and scores.device.type == "cpu" and scores.numel() > 4096:
+        scores = torch.nn.functional.pad(scores, (0, _VECTOR - keys), value=-math.inf)
+    return torch.softmax(scores, dim=-1)[..., :keys]
+
+
+def weights(scores: Tensor, scale: float, options: Options) -> Tensor:
+    """softmax(scores * scale + mask) over the last dimension of scores (B, H, L, S), in scores' dtype."""
+    if not scores.numel():
+        return torch.empty_like(scores)
+    bias, empty = _bias(scores.shape[-2], scores.shape[-1], scores, options)
+    precise = wide(scores.dtype)
+    if bias is None:
+        scaled = scores * scale if scores.dtype == precise else scores.to(precise).mul_(scale)
+    else:
+        scaled = torch.add(bias, scores, alpha=scale)
+        if scores.dtype == torch.float16:
+            scaled.masked_fill_(bias == -math.inf, -math.inf)  # a hidden score beyond 65,504 is inf, and inf - inf nan
+    p = _softmax(scaled)
+    if empty is not None:
+        p.masked_fill_(empty, 0.0)
+    return p.to(scores.dtype).contiguous()
+
+
+def split_scale(scale: float, dtype: torch.dtype) -> tuple[float, float]:
+    """What queries of this dtype are multiplied by before the product with the keys, and what scores are after it.
+
+    Scaling down before it keeps float16's products in range, as the kernels' float32 sums are; a power of two rounds
+    nothing.
+    """
+    if dtype != torch.float16 or not 0.0 < abs(scale) < 1.0:
+        return 1.0, scale
+    power = 2.0 ** math.floor(math.log2(abs(scale)))
+    return power, scale / power
+
+
+def drop(p: Tensor, options: Options) -> Tensor | None:
+    """Dropout on weights (B, H, L, S), by the convention of kernels/philox.py; None where nothing is dropped."""
+    if options.seed is None:
+        return None
+    batch, heads, queries, keys = p.shape
+    shape = (batch * heads, queries, keys)
+    keep = reference.keep_mask(shape, options.dropout_p, options.seed, options.site).view(p.shape)
+    return (p * reference.dropout_scale(options.dropout_p)).mul_(keep)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """(B, H, L, D) to (B * H, L, D); a copy only where strides leave no other way."""
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2], x.shape[3])
+
+
+def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The output, the weights before dropout (B, H, L, S), and after it (None without dropout)."""
+    batch, heads, queries, _ = query.shape
+    power, left = split_scale(options.scale, query.dtype)
+    q = _flat(query) if power == 1.0 else _flat(query) * power
+    scores = torch.bmm(q, _flat(key).transpose(1, 2)).view(batch, heads, queries, key.shape[2])
+    p = weights(scores, left, options)
+    kept = drop(p, options)
+    output = torch.bmm(_flat(p if kept is None else kept), _flat(value))
+    return heads_last(output.view(batch, heads, queries, value.shape[3])), p, kept
+
+
+def softmax_gradient(grad: Tensor, p: Tensor, kept: Tensor | None) -> Tensor:
+    """The gradient of the scaled and masked scores from that of the weights, float32.
+
+    grad (B, H, L, S) is the gradient after dropout, p the weights before it, kept after it (None without dropout).
+    With P the weights and W = dropout(P): P * (dropout'(G) - rowsum(W * G)) = W * G - P * rowsum(W * G).
+    """
+    precise = wide(p.dtype)
+    p, grad = p.to(precise), grad.to(precise)
+    if kept is None and p.shape[-1] >= _VECTOR:
+        return torch.ops.aten._softmax_backward_data(grad, p, -1, precise)
+    product = grad * (p if kept is None else kept)
+    return product.addcmul_(p, product.sum(dim=-1, keepdim=True), value=-1.0)
+
+
+def backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    p: Tensor,
+    kept: Tensor | None,
+    options: Options,
+    mask_gradient: bool = False,
+    out: tuple[Tensor, ...] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key, value, and of the additive mask if asked for. out: memory for the first three."""
+    grad, q, k, v = _flat(grad), _flat(query), _flat(key), _flat(value)
+    d_value = torch.bmm(_flat(p if kept is None else kept).transpose(1, 2), grad)
+    d_weights = torch.bmm(grad, v.transpose(1, 2)).view(p.shape)
+    d_scores = softmax_gradient(d_weights, p, kept)
+    mask = options.mask if mask_gradient else None
+    d_mask = d_scores.sum_to_size(mask.shape).to(mask.dtype) if mask is not None else None
+    d_scores = _flat((d_scores * options.scale).to(query.dtype))
+    d_query = torch.bmm(d_scores, k).view(query.shape)
+    d_key = torch.bmm(d_scores.transpose(1, 2), q).view(key.shape)
+    gradients = write((d_query, d_key, d_value.view(value.shape)), out)
+    return gradients[0], gradients[1], gradients[2], d_mask
+
+
+# --------------------------------------------------------------------------------------------- torch's fused CPU kernel
+
+
+def _fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
+    """The mask as that kernel takes it; it gives zeros to a query that sees no key, as it must."""
+    key_lengths, mask, causal, causal_offset, *_ = options
+    if causal and causal_offset == 0 and key_lengths is None and mask is None:
+        return {"is_causal": True, "attn_mask": None}
+    bias, _ = _bias(query.shape[2], key.shape[2], query, options)
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.dim())].expand(-1, -1, query.shape[2], key.shape[2])
+    return {"is_causal": False, "attn_mask": bias}
+
+
+def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp (B, H, L) of the scores."""
+    q, k, v = (unit_stride(x) for x in (query, key, value))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output, lse = attend(q, k, v, 0.0, scale=options.scale, **_fused_mask(query, key, options))
+    return heads_last(output), lse
+
+
+def fused_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Options
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key and value."""
+    tensors = [unit_stride(x) for x in (grad, query, key, value, output)]
+    differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    gradients = differentiate(*tensors, lse, 0.0, scale=options.scale, **_fused_mask(query, key, options))
+    return write(gradients, None)
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """x with neighbouring elements in its last dimension, copied where they are not."""
+    return x if x.stride(-1) == 1 else x.contiguous()

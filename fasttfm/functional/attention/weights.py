@@ -1,0 +1,131 @@
+"""The weights of attention by themselves, softmax(Q K^T * scale), as a torch operator on the scores."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.attention import routes, softmax_route, torch_route
+from fasttfm.functional.attention.arguments import Options, absent
+from fasttfm.functional.attention.dense import check
+from fasttfm.functional.backends import chosen
+from fasttfm.functional.operator import Gradients, Operator, casts
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype.
+
+    Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...).
+    """
+    check(query, key, key_lengths, mask, causal_offset)
+    options = Options.of(
+        query.shape,
+        query.device,
+        scale,
+        (dropout_p, seed, site),
+        causal=causal,
+        causal_offset=causal_offset,
+        key_lengths=key_lengths,
+        mask=mask,
+    )
+    dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
+    power, left = torch_route.split_scale(options.scale, dtype)
+    query = query if power == 1.0 else query * power
+    scores = query @ key.transpose(-2, -1)  # (B, H, L, S), under autocast in its dtype
+    return _softmax(_Call(scores, options._replace(scale=left), chosen()))[0]
+
+
+class _Call(NamedTuple):
+    scores: Tensor
+    options: Options
+    route: str
+
+
+class _Saved(NamedTuple):
+    weights: Tensor
+    """The output: after dropout."""
+    p: Tensor
+    """Before dropout; empty where nothing is dropped."""
+    options: Options
+    route: str
+
+
+class _Backward(NamedTuple):
+    grad: Tensor
+    saved: _Saved
+    mask_gradient: bool
+
+
+def _compute(call: _Call) -> tuple[Tensor, Tensor]:
+    scores, options, route = call
+    if route == "softmax":
+        p, kept = softmax_route.weights(scores, options)
+    else:
+        p = torch_route.weights(scores, options.scale, options)
+        kept = torch_route.drop(p, options)
+    return (p, absent(p)) if kept is None else (kept, p)
+
+
+def _fake(call: _Call) -> tuple[Tensor, Tensor]:
+    like = call.scores.new_empty(call.scores.shape)
+    return like, absent(like) if call.options.seed is None else torch.empty_like(like)
+
+
+def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Saved:
+    return _Saved(*outputs, call.options, call.route)
+
+
+def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, _: None) -> Gradients:
+    if grad is None:
+        return None
+    d_scores, d_mask = _softmax_backward(_Backward(grad, saved, wanted.mask is True))
+    return {"scores": d_scores, "mask": d_mask if wanted.mask else None}
+
+
+def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+    grad, (weights, p, options, route), mask_gradient = call
+    dropped = None if options.seed is None else weights
+    p = weights if dropped is None else p
+    if route == "softmax":
+        d_scores, d_mask = softmax_route.weights_gradient(grad, p, options, mask_gradient)
+    else:
+        gradient = torch_route.softmax_gradient(grad, p, dropped)
+        mask = options.mask if mask_gradient else None
+        d_mask = None if mask is None else gradient.sum_to_size(mask.shape).to(mask.dtype)
+        d_scores = (gradient * options.scale).to(weights.dtype)
+    return d_scores, absent(weights) if d_mask is None else d_mask
+
+
+def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+    weights, mask = call.saved.weights, call.saved.options.mask
+    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else absent(weights)
+    return torch.empty_like(weights), d_mask
+
+
+_softmax_backward = Operator(
+    "attention_softmax_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward
+)
+_softmax = Operator(
+    "attention_softmax",
+    _Call,
+    "(Tensor, Tensor)",
+    _compute,
+    _fake,
+    decide=lambda call: routes.takes_kernel(call.route, call.scores),
+    save=_save,
+    backward=_differentiate,
+)

@@ -1,0 +1,101 @@
+"""Which way an operator is computed: Triton kernels or plain PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+from fasttfm.errors import UserError
+
+BACKENDS = ("auto", "triton", "torch")
+_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _checked(choice: str, where: str) -> str:
+    if choice not in BACKENDS:
+        raise ValueError(f"{where} is {choice!r}: choose auto, triton or torch")
+    return choice
+
+
+try:
+    _choice = _checked(os.environ.get("FASTTFM_BACKEND", "auto"), "FASTTFM_BACKEND")
+except ValueError as error:
+    raise UserError(str(error)) from None
+
+
+@contextlib.contextmanager
+def backend(choice: str) -> Iterator[None]:
+    """Computes fasttfm's operators one way inside the block: auto (the default), triton or torch.
+
+    auto takes Triton on CUDA and ROCm tensors wherever a table says that it is not slower than PyTorch alone. triton on
+    CPU tensors needs TRITON_INTERPRET=1 in the environment before the kernels are first imported. The choice holds for
+    the whole process, other threads included. Raises ValueError for another name; an operator that cannot take the way
+    chosen raises fasttfm.errors.UserError.
+    """
+    global _choice
+    before, _choice = _choice, _checked(choice, "backend")
+    try:
+        yield
+    finally:
+        _choice = before
+
+
+@functools.cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def chosen() -> str:
+    """auto, triton or torch, as set by FASTTFM_BACKEND or backend()."""
+    return _choice
+
+
+def use_triton(device: torch.device, choice: str | None = None) -> bool:
+    """Whether operators run their Triton kernels on this device; choice goes before what is set."""
+    choice = _choice if choice is None else choice
+    if choice == "torch":
+        return False
+    if device.type == "cuda":
+        if _triton_installed():
+            return True
+        _warn_once("Triton is not installed: fasttfm computes with plain PyTorch (pip install triton)")
+        return False
+    if choice == "triton":
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") == "1":
+            return True
+        raise UserError(
+            f"backend triton was asked for on a {device.type} tensor: it needs a CUDA or ROCm device, or "
+            "TRITON_INTERPRET=1 in the environment (the interpreter, for tests)"
+        )
+    return False
+
+
+def kernels_take(choice: str, device: torch.device, *dtypes: torch.dtype) -> bool:
+    """Whether Triton kernels compute on tensors of these dtypes on this device; choice as chosen() gives it."""
+    if choice == "torch" or device.type == "meta" or not use_triton(device, choice):
+        return False
+    for dtype in dtypes:
+        if dtype not in _KERNEL_DTYPES:
+            return False
+    return device.type != "cuda" or torch.cuda.is_available()  # a fake tensor may name a device that is not there
+
+
+def kernel_route(choice: str, *tensors: torch.Tensor) -> str:
+    """The route of an operator that has one kernel for these tensors: triton or torch.
+
+    choice as chosen() gives it, or this function's own answer, which stays.
+    """
+    if choice == "torch":
+        return choice
+    return "triton" if kernels_take(choice, tensors[0].device, *[t.dtype for t in tensors]) else "torch"

@@ -1,0 +1,70 @@
+"""Dropout of the operators: its seed, and on the plain PyTorch route how a keep mask is saved and applied."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.functional.random import draw_seed
+
+_HALF = (torch.float16, torch.bfloat16)
+_INT32 = 1 << 31
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics: float32 for half precision, dtype itself otherwise."""
+    return torch.float32 if dtype in _HALF else dtype
+
+
+class Dropout(NamedTuple):
+    """What an operator is told of its dropout, by the names that kernels give it."""
+
+    dropout_p: float
+    seed: Tensor | None
+    site: int
+
+    @property
+    def active(self) -> bool:
+        """Whether any element can be dropped; p below 1/131072 rounds to no dropout."""
+        return self.seed is not None and reference.dropout_threshold(self.dropout_p) > 0
+
+
+def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, site: int) -> Dropout:
+    """Without a seed when nothing is to be dropped, else with one that is drawn now unless it came.
+
+    Raises ValueError unless 0 <= dropout_p <= 1, and for a seed or a site that kernels would take for another.
+    """
+    if reference.dropout_threshold(dropout_p) == 0:
+        return Dropout(dropout_p, None, 0)
+    if not 0 <= site < _INT32:
+        raise ValueError(f"site is {site}: it must be at least 0 and below 2^31, as kernels take it in 32 bits")
+    if seed is None:
+        seed = draw_seed(device)
+    elif seed.dtype is not torch.int64 or seed.shape != (1,) or seed.device != device:
+        raise ValueError(
+            f"seed is {seed.dtype} {tuple(seed.shape)} on {seed.device}: int64 (1,) on {device} is needed, "
+            "as draw_seed() makes it"
+        )
+    return Dropout(dropout_p, seed, site)
+
+
+def keep_mask(x: Tensor, dropout: Dropout) -> Tensor:
+    """The keep mask of x (M, N), (M, N) bool, or an empty tensor (0,) where nothing is dropped."""
+    if dropout.seed is None or not dropout.active:
+        return x.new_empty(0, dtype=torch.bool)
+    return reference.keep_mask((1, *x.shape), dropout.dropout_p, dropout.seed, dropout.site)[0].contiguous()
+
+
+def as_factor(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """keep as zeros and ones of dtype. Through int8, because torch converts bool one element at a time on the CPU."""
+    return keep.view(torch.int8).to(dtype)
+
+
+def fake_keep_mask(x: Tensor, dropout: Dropout, route: str) -> Tensor:
+    """What keep_mask() of x (..., N) looks like: only PyTorch's route saves it, kernels draw it again."""
+    if dropout.seed is None or route == "triton":
+        return x.new_empty(0, dtype=torch.bool)
+    return x.new_empty((x.numel() // x.shape[-1], x.shape[-1]), dtype=torch.bool)

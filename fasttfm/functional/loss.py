@@ -1,0 +1,200 @@
+"""Cross entropy over rows of logits, by kernel or in plain PyTorch: what both loss operators compute with.
+
+loss = sum over counted rows of  lse - (1 - a) x[target] - a / V * sum over v of x[v]        lse = log sum exp x
+d loss / d x[v] = softmax(x)[v] - a / V - (1 - a) [v == target]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.dropout import wide
+from fasttfm.functional.operator import Operator
+
+_BLOCK = 1 << 19
+"""Logits that are worked on in float32 at a time on the CPU: 2 MiB, the second-level caches of two cores."""
+
+
+def check(target: Tensor, label_smoothing: float) -> None:
+    """Raises ValueError for what no loss takes."""
+    if target.dtype != torch.int64:
+        raise ValueError(f"target is {target.dtype}: it must hold int64 class numbers")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing {label_smoothing} must lie in [0, 1]")
+
+
+def _blocks(logits: Tensor, target: Tensor, counted: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor, Any]]:
+    """Rows that fit the CPU's cache (all of them elsewhere): where they lie, the logits in float32 at least, the target
+    as a column that may be gathered with, and which rows do not count, as a column (None where all do).
+    """
+    rows, columns = logits.shape
+    dtype = wide(logits.dtype)
+    step = max(1, min(rows, _BLOCK // max(1, columns))) if logits.device.type == "cpu" else max(1, rows)
+    memory = torch.empty(step, columns, dtype=dtype, device=logits.device) if logits.dtype != dtype else None
+    for r in range(0, rows, step):
+        place = slice(r, r + step)
+        x, t = logits[place], target[place, None]
+        x = x if memory is None else memory[: x.shape[0]].copy_(x)
+        left = None if counted is None else ~counted[place, None]
+        yield place, x, t if left is None else t.masked_fill(left, 0), left
+
+
+def _picked(x: Tensor, t: Tensor) -> Tensor:
+    """x (R, V) at the classes t (R, 1). Raises ValueError for a class that does not exist, where PyTorch notices."""
+    try:
+        return x.gather(1, t)[:, 0]
+    except RuntimeError:
+        wrong = t[(t < 0) | (t >= x.shape[1])]
+        if not wrong.numel():
+            raise
+        raise ValueError(
+            f"target holds {int(wrong[0])}: classes are numbered from 0 to {x.shape[1] - 1}, "
+            "and rows that do not count hold ignore_index"
+        ) from None
+
+
+def _gradient_(p: Tensor, t: Tensor, label_smoothing: float, scale: Tensor | None, left: Tensor | None) -> Tensor:
+    """scale * d loss / d logits from the softmax p of some rows, in p's memory."""
+    if label_smoothing:
+        p -= label_smoothing / p.shape[1]
+    p.scatter_add_(1, t, torch.full_like(t, label_smoothing - 1.0, dtype=p.dtype))
+    if scale is not None:
+        p *= scale
+    return p if left is None else p.masked_fill_(left, 0.0)
+
+
+def plain(
+    logits: Tensor,
+    target: Tensor,
+    label_smoothing: float,
+    *,
+    counted: Tensor | None = None,
+    gradient: Tensor | None = None,
+    scale: Tensor | None = None,
+    statistics: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sums of the loss and of the loss without smoothing over logits (R, V).
+
+    counted (R,) bool: rows that count, all when None. gradient (R, V), which may be logits itself, receives scale * d
+    loss / d logits; statistics (2, R) each row's largest logit and its probability. On the CPU a block of rows goes
+    through every step while it lies in the cache.
+    """
+    dtype, device = wide(logits.dtype), logits.device
+    loss, nll = torch.zeros((), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
+    weights: Tensor | None = None
+    for place, x, t, left in _blocks(logits, target, counted):
+        weights = torch.empty_like(x) if weights is None else weights
+        p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
+        # top - log(share) is the logarithm of the sum of exponentials; formed, it would be rounded as the logits are.
+        top, share = x.amax(dim=1), p.amax(dim=1)
+        logarithm = -share.log()
+        row_nll = logarithm + (top - _picked(x, t))
+        row_loss = row_nll
+        if label_smoothing:
+            row_loss = torch.lerp(row_nll, logarithm + (top - x.mean(dim=1)), label_smoothing)
+        nll += (row_nll if left is None else row_nll.masked_fill(left[:, 0], 0.0)).sum()
+        loss += (row_loss if left is None else row_loss.masked_fill(left[:, 0], 0.0)).sum()
+        if statistics is not None:
+            statistics[0, place], statistics[1, place] = top, share
+        if gradient is not None:
+            gradient[place] = _gradient_(p, t, label_smoothing, scale, left)
+    return loss, nll
+
+
+def plain_gradient(
+    logits: Tensor,
+    target: Tensor,
+    label_smoothing: float,
+    *,
+    counted: Tensor | None,
+    scale: Tensor,
+) -> Tensor:
+    """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it."""
+    gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    weights: Tensor | None = None  # in float32, where the gradient is not
+    for place, x, t, left in _blocks(logits, target, counted):
+        if x.dtype == gradient.dtype:
+            _gradient_(torch.softmax(x, dim=1, out=gradient[place]), t, label_smoothing, scale, left)
+        else:
+            weights = torch.empty_like(x) if weights is None else weights
+            p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
+            gradient[place] = _gradient_(p, t, label_smoothing, scale, left)
+    return gradient
+
+
+def mean_factor(logits: Tensor, target: Tensor, ignore_index: int, mean: bool) -> Tensor | None:
+    """One over the number of counted rows, 0-d, for a mean; as in torch, the mean of nothing is not a number."""
+    if not mean:
+        return None
+    rows = (target != ignore_index).sum(dtype=wide(logits.dtype))
+    return torch.where(rows > 0, rows.reciprocal(), float("nan"))
+
+
+def sums(
+    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, overwrite: bool, route: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss and loss without smoothing, 0-d, and for the backward pass each row's largest logit and its probability
+    (2, M), which is empty with overwrite. route: triton or torch."""
+    factor = mean_factor(logits, target, ignore_index, mean)
+    statistics = logits.new_empty(2, 0 if overwrite else logits.shape[0], dtype=wide(logits.dtype))
+    if route == "triton":
+        from fasttfm.kernels import cross_entropy as kernel
+
+        losses, of_kernel = kernel.forward(
+            logits,
+            target.contiguous(),
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+            overwrite=overwrite,
+            factor=factor,
+            keep_statistics=not overwrite,
+        )
+        statistics = statistics if of_kernel is None else of_kernel
+        loss, nll = losses.sum(1).unbind()
+    else:
+        counted = target != ignore_index
+        all_counted = logits.device.type == "cpu" and bool(counted.all())
+        loss, nll = plain(
+            logits,
+            target,
+            label_smoothing,
+            counted=None if all_counted else counted,
+            gradient=logits if overwrite else None,
+            scale=factor,
+            statistics=None if overwrite else statistics,
+        )
+    return (loss, nll, statistics) if factor is None else (loss * factor, nll * factor, statistics)
+
+
+class _Scaling(NamedTuple):
+    first: Tensor
+    second: Tensor
+    factor: Tensor
+    source: Tensor | None
+
+
+def _scale_both(call: _Scaling) -> tuple[Tensor, Tensor]:
+    first, second = torch._foreach_mul([call.first, call.second], call.factor)  # one launch
+    return first, second
+
+
+_scale_gradients = Operator(
+    "scale_gradients",
+    _Scaling,
+    "(Tensor, Tensor)",
+    _scale_both,
+    lambda call: (torch.empty_like(call.first), torch.empty_like(call.second)),
+)
+
+
+def scale_gradients(first: Tensor, second: Tensor, factor: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Two gradients that the forward pass computed, times that of the loss.
+
+    source: a tensor through which what was differentiated can be reached. Where a backward pass is recorded
+    (create_graph=True) it makes a second derivative end in a message: the two would silently count as constants.
+    """
+    return _scale_gradients(_Scaling(first, second, factor, source))

@@ -1,0 +1,364 @@
+"""Registration of torch operators: schema, computation, fake, autograd and autocast in one place.
+
+Each kernel family defines one operator for its forward and one for its backward pass. What a call is given is a
+NamedTuple, from whose fields the schema is made; records may hold others, such as the options of attention, whose
+fields then stand in the schema in their place.
+
+Host time decides how it is done: a training step makes hundreds of calls, and torch.library.custom_op costs several
+times more per call than the low-level registration here. An eager call on plain tensors does not even need the
+dispatcher, which would run the same Python functions after its detours; Operator.__call__ goes to them directly then,
+and through torch.ops.fasttfm whenever anything looks on: torch.compile, fake tensors, tensor subclasses, dispatch
+modes, torch.func, the profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fasttfm.functional.record import Layout, Overwritten, Size, flat, layout_of
+
+__all__ = ["Gradients", "Operator", "Overwritten", "Size", "casts", "lower_precision"]
+
+_library = torch.library.Library("fasttfm", "DEF")
+_DEVICES = ("CPU", "CUDA", "XPU", "MPS")
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_without_keys = torch._C._ExcludeDispatchKeyGuard
+_after_autograd = torch._C._after_autograd_keyset
+_autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+# Looked up once: each is asked in every call.
+_compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_profiling = torch.autograd._profiler_enabled
+_any_autocast = torch._C._is_any_autocast_enabled  # takes no argument: half the price of asking for a device
+_autocast_enabled = torch.is_autocast_enabled
+_autocast_dtype = torch.get_autocast_dtype
+_set_autocast = torch.set_autocast_enabled
+_current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)  # what torch.cuda.current_device() ends in
+_grad_enabled = torch.is_grad_enabled
+
+Call = TypeVar("Call", bound=tuple)
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
+Gradients = dict[str, Tensor | None] | None
+"""By the names of the tensors; those that are left out, and all with None, have none."""
+
+
+class Operator(Generic[Call]):
+    """One torch operator, torch.ops.fasttfm.<name>; call it with a Call, a NamedTuple.
+
+    compute(call): the outputs; autograd and autocast are off while it runs.
+    fake(call): empty outputs of the right shapes, dtypes and strides.
+    decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
+        its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
+    save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
+        and anything else; backward gets it again, with the tensors of a call that want a gradient as wanted.<name>, and
+        the gradients of the outputs. Without them a derivative ends in a clear message: a second one, that is.
+    differentiable: how many outputs have a gradient, the first ones.
+    autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
+    again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
+        come to backward separately and need no launch of their own to be added. The two share memory, which the
+        dispatcher does not allow: only a direct call that makes a gradient has the additional output.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: type[Call],
+        returns: str,
+        compute: Callable[[Call], Any],
+        fake: Callable[[Call], Any],
+        *,
+        decide: Callable[[Call], str] | None = None,
+        save: Callable[[Call, Any], Any] | None = None,
+        backward: Callable[..., Gradients] | None = None,
+        differentiable: int = 1,
+        autocast: Callable[[Call, torch.dtype], Call] | None = None,
+        again: Callable[[Call, Any], Tensor | None] | None = None,
+    ) -> None:
+        self.name = name
+        layout = layout_of(call)
+        self._tensors = layout.tensors
+        _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
+        self.dispatched = dispatched = getattr(torch.ops.fasttfm, name).default
+        self._compute, self._decide, self._cast = compute, decide, autocast
+
+        def run(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+            with _below_autograd():
+                if not _transforms():
+                    return dispatched.redispatch(keys & _after_autograd, *args)
+                with (
+                    torch.enable_grad()
+                ):  # torch.autograd.Function turns it off, also for the outer levels of torch.func
+                    return dispatched.redispatch(keys & _after_autograd, *args)
+
+        def settled(args: tuple) -> Call:
+            return self._settled(layout.build(args))
+
+        rule = _Rule(name, layout, save, backward, differentiable)
+        self._differentiate: Any = rule.refuse
+        differentiate: Any = rule.refuse
+        if returns != "()":
+            self._differentiate = rule.direct(compute, again)
+            differentiate = rule.dispatched(run)
+
+        def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+            tensors = [a for a in args if isinstance(a, Tensor)]
+            if _grad_enabled() and any(t.requires_grad for t in tensors):
+                args = args if decide is None else flat(settled(args))
+                if not _transforms():
+                    return differentiate(keys, *args)
+                with enable_single_level_autograd_function():  # one level of torch.func: this kernel is called for each
+                    return differentiate(keys, *args)
+            if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+                raise RuntimeError(f"fasttfm::{name} has no forward-mode derivative: use fasttfm.reference for it")
+            return run(keys, *args)
+
+        def cast_and_run(device: str) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                if autocast is not None:
+                    args = flat(autocast(layout.build(args), torch.get_autocast_dtype(device)))
+                with _without_keys(_autocast_keys):
+                    return dispatched(*args)
+
+            return call
+
+        def refuse_batching(*args: Any) -> Any:
+            raise RuntimeError(
+                f"fasttfm::{name} has no torch.vmap rule: it takes batches already, so give it the whole batch at once"
+            )
+
+        for key in _DEVICES:
+            _library.impl(name, _on_its_device(lambda args: compute(settled(args))), key)
+        for device in _AUTOCAST_DEVICES:
+            _library.impl(name, cast_and_run(device), f"Autocast{device.upper()}")
+        _library.impl(name, autograd, "Autograd", with_keyset=True)
+        if backward is not None:  # torch.func.jacrev maps over backward passes: torch's loop does for these
+            _library.impl(name, refuse_batching, "FuncTorchBatched")
+        torch.library.register_fake(f"fasttfm::{name}", lambda *args: fake(settled(args)), lib=_library)
+
+    def _settled(self, call: Call) -> Call:
+        """The call with the route that it takes."""
+        if self._decide is None:
+            return call
+        route = self._decide(call)
+        return call if route == call[-1] else call._make((*call[:-1], route))  # type: ignore[attr-defined]
+
+    def __call__(self, call: Call) -> Any:
+        if _compiling() or _transforms() or _profiling() or forward_ad._current_level >= 0:
+            return self.dispatched(*flat(call))
+        if _dispatch_modes() and not _all_see_through():
+            return self.dispatched(*flat(call))
+        tensors = self._tensors(call)
+        gradient = False
+        for t in tensors:
+            if t is None:
+                continue
+            kind = type(t)
+            if (kind is not Tensor and kind is not Parameter) or t.is_neg():
+                return self.dispatched(*flat(call))
+            if t.requires_grad:
+                gradient = True
+        first = tensors[0]
+        if first.is_cpu:
+            device = "cpu"
+        elif first.is_cuda and first.get_device() == _current_gpu():
+            device = "cuda"
+        else:  # a meta tensor, another GPU than the current one, another kind of device
+            return self.dispatched(*flat(call))
+        gradient = gradient and _grad_enabled()
+        if not _any_autocast() or not _autocast_enabled(device):
+            if self._decide is not None:
+                call = self._settled(call)
+            return self._differentiate(call, *tensors) if gradient else self._compute(call)
+        if self._cast is not None:
+            call = self._cast(call, _autocast_dtype(device))
+            tensors = self._tensors(call)
+        _set_autocast(device, False)
+        try:
+            call = self._settled(call)
+            return self._differentiate(call, *tensors) if gradient else self._compute(call)
+        finally:
+            _set_autocast(device, True)
+
+
+class _Rule(NamedTuple):
+    """The derivative of an operator, as torch.autograd.Function takes it: once for each way to the operator."""
+
+    name: str
+    layout: Layout
+    save: Callable[..., Any] | None
+    backward: Callable[..., Gradients] | None
+    differentiable: int
+
+    def refuse(self, *_: Any) -> Any:
+        """What differentiates an operator without a derivative."""
+        raise RuntimeError(
+            f"fasttfm::{self.name} cannot be differentiated: second derivatives are not implemented; "
+            "use fasttfm.reference for them"
+        )
+
+    def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
+        """Its forward takes the call, and the tensors in it, which are what autograd sees."""
+        if self.backward is None:
+
+            def undifferentiated(ctx: Any, call: Any, *tensors: Any) -> Any:
+                ctx.set_materialize_grads(False)
+                return compute(call)
+
+            return _apply_of(self.name, {"forward": undifferentiated, "backward": self._refuse_gradients})
+        wanted = _wanted(self.layout)
+
+        save, differentiable = self.save, self.differentiable
+        layout: Any = None
+
+        def forward(ctx: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), in fewer calls
+            nonlocal layout
+            outputs = compute(call)
+            if type(outputs) is tuple and len(outputs) > differentiable:
+                ctx.mark_non_differentiable(*outputs[differentiable:])
+            ctx.set_materialize_grads(False)
+            saved = save(call, outputs)  # type: ignore[misc]
+            if layout is None:
+                layout = layout_of(saved.__class__)
+            ctx.save_for_backward(*layout.tensors(saved))
+            ctx.others = layout.others(saved)
+            if again is not None and (once_more := again(call, outputs)) is not None:
+                return *outputs, once_more.detach()
+            return outputs
+
+        def backward(ctx: Any, *gradients: Any) -> tuple:
+            saved = layout.merge(ctx.saved_tensors, ctx.others)
+            found = self.backward(saved, wanted(ctx.needs_input_grad[1:]), *gradients)  # type: ignore[misc]
+            return None, *self._by_name(found)
+
+        return _apply_of(self.name, {"forward": forward, "backward": backward})
+
+    def dispatched(self, run: Callable[..., Any]) -> Any:
+        """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
+        if self.backward is None:
+
+            def undifferentiated(ctx: Any, keys: Any, *args: Any) -> Any:
+                ctx.set_materialize_grads(False)
+                return run(keys, *args)
+
+            return _apply_of(self.name, {"forward": undifferentiated, "backward": self._refuse_gradients})
+        layout, wanted = self.layout, _wanted(self.layout)
+
+        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
+            outputs = run(keys, *args)
+            ctx.count = len(args)
+            self._keep(ctx, layout.build(args), outputs)
+            return outputs
+
+        def backward(ctx: Any, *gradients: Any) -> tuple:
+            wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.places])
+            gradients = tuple(map(_unwrapped, gradients))
+            saved = ctx.layout.merge(tuple(map(_unwrapped, ctx.saved_tensors)), ctx.others)
+            found = self.backward(saved, wants, *gradients)  # type: ignore[misc]
+            result: list[Tensor | None] = [None] * ctx.count
+            for i, gradient in zip(layout.places, self._by_name(found)):
+                result[i] = gradient
+            return None, *result
+
+        return _apply_of(self.name, {"forward": forward, "backward": backward})
+
+    def _refuse_gradients(self, ctx: Any, *gradients: Tensor | None) -> tuple:
+        if any(gradient is not None for gradient in gradients):
+            self.refuse()
+        return (None,) * len(ctx.needs_input_grad)
+
+    def _keep(self, ctx: Any, call: Any, outputs: Any) -> None:
+        if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
+            ctx.mark_non_differentiable(*outputs[self.differentiable :])
+        ctx.set_materialize_grads(False)
+        saved = self.save(call, outputs)  # type: ignore[misc]
+        ctx.layout = layout = layout_of(saved.__class__)
+        ctx.save_for_backward(*layout.tensors(saved))
+        ctx.others = layout.others(saved)
+
+    def _by_name(self, gradients: Gradients) -> list[Tensor | None]:
+        if gradients is None:
+            return [None] * len(self.layout.names)
+        found = [gradients.pop(name, None) for name in self.layout.names]
+        if gradients:
+            raise TypeError(f"fasttfm::{self.name} has no tensor named {', '.join(gradients)}")
+        return found
+
+
+def _apply_of(name: str, methods: dict[str, Any]) -> Any:
+    """The apply of a torch.autograd.Function.
+
+    It is that of C++, which takes tensors as they are: in a direct call nothing of torch.func is on, and from the
+    dispatcher's autograd kernel they come already unwrapped to the level that differentiates.
+    """
+    static = {method: staticmethod(function) for method, function in methods.items()}
+    function: Any = type(name, (torch.autograd.Function,), static)
+    return super(torch.autograd.Function, function).apply
+
+
+def _unwrapped(x: Tensor | None) -> Tensor | None:
+    """The tensor in a wrapper of torch.func whose level has ended, as a pullback of torch.func.vjp meets them."""
+    return None if x is None else unwrap_if_dead(x)
+
+
+def _wanted(layout: Layout) -> Callable[[Any], Any]:
+    return NamedTuple("Wanted", [(name, bool) for name in layout.names])._make
+
+
+def _all_see_through() -> bool:
+    """Whether every dispatch mode that is on, such as a count of launches, wants calls as they are without it."""
+    return all(getattr(mode, "sees_through_operators", False) for mode in _get_current_dispatch_mode_stack())
+
+
+def _on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
+    """compute for the dispatcher: no outputs that share memory, and the first argument's GPU as the current one, where
+    Triton launches."""
+
+    def run(*args: Any) -> Any:
+        first = args[0]
+        if not first.is_cuda or first.get_device() == _current_gpu():
+            return _unshared(compute(args))
+        with torch.cuda.device(first.device):
+            return _unshared(compute(args))
+
+    return run
+
+
+def _unshared(outputs: Any) -> Any:
+    """Outputs, each in memory of its own: the dispatcher allows nothing else, a direct call spares the copy."""
+    if not isinstance(outputs, tuple):
+        return outputs
+    seen: set[int] = set()
+    copies = []
+    for output in outputs:
+        memory = output.untyped_storage().data_ptr() if output.numel() else 0
+        copies.append(output.clone() if memory in seen and memory else output)
+        seen.add(memory)
+    return tuple(copies)
+
+
+def casts(x: Tensor) -> bool:
+    """Whether autocast is on for x's device, and will bring all operands to one dtype."""
+    device = x.device.type
+    return device in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
+
+
+def lower_precision(x: MaybeTensor, dtype: torch.dtype) -> MaybeTensor:
+    """x in dtype, as autocast casts what enters a matrix product: floating-point tensors but float64."""
+    if x is None or x.dtype is dtype or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(dtype)

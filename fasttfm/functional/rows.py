@@ -1,0 +1,48 @@
+"""Tensors as rows, and the residual connection on rows in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.functional.dropout import Dropout, as_factor
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """x (..., N) as contiguous (M, N)."""
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def shaped(rows: Tensor, like: Tensor) -> Tensor:
+    """rows (M, N') with the leading dimensions of like (..., N)."""
+    return rows if like.dim() == 2 else rows.view(*like.shape[:-1], rows.shape[-1])
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), at a tenth of the host time where there is nothing to do."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Tensor:
+    """residual + x * keep / (1 - p), in residual's dtype, in float32 inside; all (M, N), or keep empty."""
+    base = residual
+    if x.dtype is not residual.dtype:  # torch mixes dtypes many times slower than it converts them
+        dtype = torch.promote_types(x.dtype, residual.dtype)
+        x, base = cast(x, dtype), cast(residual, dtype)
+    if keep.numel():
+        s = torch.addcmul(base, x, as_factor(keep, x.dtype), value=reference.dropout_scale(dropout_p))
+    else:
+        s = torch.add(base, x)
+    return cast(s, residual.dtype)
+
+
+def branch_gradient(ds: Tensor, keep: Tensor, dropout: Dropout, dtype: torch.dtype) -> Tensor:
+    """The gradient of x, in dtype, from that of s = residual + dropout(x); both (M, N). keep is empty where nothing was
+    dropped."""
+    if not keep.numel():
+        return ds.to(dtype, copy=True)
+    dx = ds * as_factor(keep, ds.dtype)
+    return cast(dx.mul_(reference.dropout_scale(dropout.dropout_p)), dtype)

@@ -1,0 +1,59 @@
+"""Memory of this process: how much it has taken at most, and the limit that a shell or a cluster has put on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fasttfm.errors import UserError
+
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None  # type: ignore[assignment]
+
+_MIB = 1 << 20
+_NEEDED = 700 * _MIB
+"""Address space that importing PyTorch and numpy takes (600 MB with one thread); with less their libraries end the
+process on their own, without a word or with a page of them."""
+
+
+def refuse_small_limit() -> None:
+    """Raise UserError when this process may not take the address space that PyTorch needs before it can do anything."""
+    limit = _address_space()
+    if limit is not None and limit < _NEEDED:
+        raise UserError(
+            f"out of memory: only {limit // _MIB:,} MiB of address space are allowed (ulimit -v), PyTorch alone "
+            f"needs {_NEEDED // _MIB:,}: raise the limit"
+        )
+
+
+def limit_remedy() -> str:
+    """What else can be done when memory has not sufficed: to raise the limit, where there is one; else ""."""
+    limit = _address_space()
+    return "" if limit is None else f", or raise the limit of {limit // _MIB:,} MiB of address space (ulimit -v)"
+
+
+def peak_memory() -> int:
+    """The most resident memory that this process has had so far, in bytes; 0 where nothing tells."""
+    try:
+        # not getrusage, which counts what the parent had when it started this process
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) << 10
+    except (OSError, IndexError, ValueError):
+        return _peak_by_getrusage()
+
+
+def _peak_by_getrusage() -> int:
+    if resource is None:
+        return 0
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def _address_space() -> int | None:
+    if resource is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft

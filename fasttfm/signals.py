@@ -1,0 +1,90 @@
+"""Ctrl-C, SIGTERM and SIGHUP: noticed at any moment of a command, and never swallowed.
+
+What a signal raises in the middle of an import or of a `__del__` may be dropped by the code around it: Python ignores
+exceptions there, and some packages catch all of them. A signal that strikes there is therefore raised again a moment
+later, when that code is over, and a command that ends as if nothing had happened is reported as stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from fasttfm.errors import ENDING_SIGNALS, Stopped
+
+_RETRY = 0.02  # seconds
+
+
+class _Request:
+    """The signal that has asked this process to end, until somebody acts on it."""
+
+    number: int | None = None
+    command: FrameType | None = None
+    """The frame that runs the command: what is being imported further out is not its business."""
+
+
+_request = _Request()
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP raise Stopped in the block, behind every `finally`; a signal ignored so far stays so.
+
+    Outside the main thread Python delivers no signals and everything stays as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL)}
+    previous: dict[int, Any] = {n: handler for n, handler in ours.items() if signal.getsignal(n) == handler}
+    if hasattr(signal, "SIGALRM"):
+        previous[signal.SIGALRM] = signal.getsignal(signal.SIGALRM)
+    _request.number = None
+    _request.command = sys._getframe(2)  # 0 is this generator, 1 is contextlib
+    for number in previous:
+        signal.signal(number, _handle)
+    try:
+        yield
+        if _request.number is not None:
+            raise Stopped(number=_request.number)
+    finally:
+        taken_over()
+        _request.command = None
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def taken_over() -> int | None:
+    """The number of a signal that has come and was not raised yet, which is the caller's business from now on."""
+    number, _request.number = _request.number, None
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return number
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    is_retry = number == getattr(signal, "SIGALRM", None)
+    if is_retry and _request.number is None:
+        return
+    is_second_interrupt = number == signal.SIGINT and _request.number is not None
+    if not is_retry and _request.number is None:
+        _request.number = number
+    assert _request.number is not None
+    if hasattr(signal, "setitimer") and not is_second_interrupt and _drops_exceptions(frame):
+        signal.setitimer(signal.ITIMER_REAL, _RETRY)
+        return
+    raise Stopped(number=_request.number)
+
+
+def _drops_exceptions(frame: FrameType | None) -> bool:
+    """Whether the command is in an import or in a `__del__`."""
+    while frame is not None and frame is not _request.command:
+        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False

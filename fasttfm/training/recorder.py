@@ -1,0 +1,100 @@
+"""What a run tells while it trains: records of the log, lines for a person, and warnings."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasttfm.memory import peak_memory
+from fasttfm.training.log import RunLog
+from fasttfm.training.progress import Progress
+from fasttfm.training.schedule import learning_rate
+from fasttfm.training.throughput import Throughput
+
+if TYPE_CHECKING:
+    from fasttfm.training.updates import Updates
+    from fasttfm.training.validate import Validation
+
+_HOPELESS = 10
+"""A loss of so many times that of guessing is pointed out. Models begin at one to three times."""
+
+
+class Recorder:
+    """Writes the records of one session and shows its progress."""
+
+    def __init__(self, model_dir: Path, updates: Updates) -> None:
+        config, position = updates.config, updates.position
+        self.model_dir = model_dir
+        self.updates = updates
+        self.log = RunLog(model_dir, config.tensorboard, position.step, position.validated)
+        self.progress = Progress()
+        self._throughput = Throughput()
+        self._is_hopeless = False
+        if self.log.previous is not None:
+            self.progress.say(f"the log of an earlier run in {model_dir} is kept as {self.log.previous.name}")
+
+    def training(self, loss: float, nll: float, norm: float, seconds: float, share: float, seconds_left: float) -> None:
+        """Record the updates since the last record.
+
+        loss, nll and norm are sums over these updates; seconds: time since the run began; share in [0, 1] of the run.
+        """
+        updates, config = self.updates, self.updates.config
+        sums, position = updates.sums, updates.position
+        record: dict[str, Any] = {
+            "kind": "train",
+            "step": position.step,
+            "epoch": position.epoch + 1,
+            "loss": loss / sums.target_tokens,
+            "nll": nll / sums.target_tokens,
+            "lr": learning_rate(config, updates.model.config.d_model, position.step),
+            "padding": 1 - sums.real_cells / sums.cells,
+            "target_tokens": sums.target_tokens,
+            "tokens_per_second": sums.target_tokens / sums.seconds,
+            "seconds": round(seconds, 2),
+            "batch_shapes": len(updates.shapes),
+            "peak_memory": peak_memory(),
+        }
+        if config.clip_norm:
+            record["gradient_norm"] = norm / sums.updates
+        if config.precision == "fp16":
+            record["loss_scale"] = updates.optimization.scaler.get_scale()
+        self.log.write(record)
+        self.progress.train(record, share, seconds_left)
+        self._warn(record)
+
+    def validation(self, score: Validation, step: int, is_best: bool, seconds: float) -> None:
+        """Record a validation and keep its translations."""
+        record = {"epoch": self.updates.position.epoch + 1, "best": is_best, "seconds": round(seconds, 2)}
+        self._score("valid", score, step, f"valid.step-{step:09d}.txt", record)
+        self.progress.say(f"update {step:,}: {score}{' (best so far)' if is_best else ''}")
+
+    def average(self, score: Validation, step: int, steps: list[int]) -> None:
+        """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
+        self._score("average", score, step, "valid.average.txt", {"average_of": steps})
+
+    def close(self) -> None:
+        """Close the log and leave the terminal."""
+        self.progress.close()
+        self.log.close()
+
+    def _score(self, kind: str, score: Validation, step: int, file: str, more: dict[str, Any]) -> None:
+        record = {"kind": kind, "step": step, "loss": score.loss, "nll": score.nll, "perplexity": score.perplexity}
+        if score.bleu is not None:
+            record["bleu"] = score.bleu
+            folder = self.model_dir / "hypotheses"
+            folder.mkdir(exist_ok=True)
+            text = "".join(f"{line}\n" for line in score.translations)
+            (folder / file).write_text(text, encoding="utf-8")
+        self.log.write({**record, **more})
+
+    def _warn(self, record: dict[str, Any]) -> None:
+        guessing = math.log(self.updates.model.config.vocab_size)
+        if record["loss"] > _HOPELESS * guessing and not self._is_hopeless:
+            self._is_hopeless = True
+            self.progress.say(
+                f"warning: the loss {record['loss']:.4g} is far worse than guessing ({guessing:.1f}), training seems "
+                "to diverge: stop it and give another --out with a lower --lr, more --warmup-updates or --clip-norm 1"
+            )
+        if collapse := self._throughput.warning(record["tokens_per_second"]):
+            self.progress.say(collapse)

@@ -1,0 +1,376 @@
+"""Attention for long rows, backward: two launches, no atomics, nothing of size L * S.
+
+    P = 2^(S - LSE)        delta = rowsum(dO * O)        dP = dropout'(dO V^T)        dS = P * (dP - delta)
+    dV = dropout(P)^T dO             dQ = dS K * scale             dK = dS^T Q * scale
+
+The scores are computed anew in both launches (Dao et al. 2022). The first owns tiles of queries: it forms delta, which
+the second needs, and dQ. The second owns tiles of keys and forms dK and dV with transposed scores, so that P^T and dS^T
+are the left operands of their products as they come. 14 * B * H * L * S * D floating-point operations in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fasttfm.kernels.attention.forward import long_cases
+from fasttfm.kernels.attention.launch import distinct, launch_options, like_heads, prepare, strides, unit
+from fasttfm.kernels.attention.tile import (
+    LOG2E,
+    block,
+    hide,
+    keep_tile,
+    key_range,
+    line_of,
+    load_rows,
+    locate,
+    mask_of,
+    product,
+    rows_of,
+    store_rows,
+    value_of,
+)
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
+from fasttfm.kernels.launch import ceil_div
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, Tile
+
+
+@triton.jit
+def _walk_keys(
+    acc,  # (ROWS, D), dQ so far
+    q_tile,  # (ROWS, D)
+    dout_tile,  # (ROWS, DV)
+    lse_tile,  # (ROWS,)
+    delta_tile,  # (ROWS,)
+    k,  # first key of the head
+    v,
+    mask,  # of the head
+    seed_value,
+    first,
+    last,
+    first_row,
+    head,
+    dropout,
+    scale,
+    causal_offset,
+    k_stride,
+    v_stride,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHECKED: tl.constexpr,
+):
+    """Adds what the key tiles from first to last give to dQ."""
+    rows = first_row + tl.arange(0, ROWS)
+    for column in range(first, last, COLUMNS):
+        offset = tl.cast(column, tl.int64)
+        k_tile = load_rows(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
+        s = product(q_tile, tl.trans(k_tile), PRECISION) * scale  # (ROWS, COLUMNS)
+        s = hide(
+            s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_strides,
+            head.queries, head.visible, causal_offset, CAUSAL, CHECKED,
+        )  # fmt: skip
+        p = tl.exp2(s - lse_tile[:, None])
+        v_tile = load_rows(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
+        dp = product(dout_tile, tl.trans(v_tile), PRECISION)
+        if seed_value is not None:
+            keep = keep_tile(seed_value, dropout, head.plane, rows, column, COLUMNS)
+            dp = tl.where(keep, dp * dropout[2], 0.0)
+        ds = p * (dp - delta_tile[:, None])
+        acc += product(ds.to(k_tile.dtype), k_tile, PRECISION)
+    return acc
+
+
+@jit
+def _backward_queries(
+    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
+    k: Pointer,  # (B, H, S, D)
+    v: Pointer,  # (B, H, S, DV)
+    out: Pointer,  # (B, H, L, DV)
+    dout: Pointer,  # (B, H, L, DV)
+    dq: Pointer,  # (B, H, L, D) out
+    lse: Float32Pointer,  # (B, H, L), of the forward pass
+    delta: Float32Pointer,  # (B, H, L) out
+    key_lengths: Int64Pointer,  # (B,) int or None
+    query_starts: Int64Pointer,  # (B + 1,) int or None: packed, see forward.py
+    key_starts: Int64Pointer,  # (B + 1,) int or None
+    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
+    seed: Int64Pointer,  # (1,), or None: no dropout
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    scale: Real,
+    causal_offset: Varying,
+    H: Varying,
+    L: Varying,
+    S: Varying,
+    strides,  # of q, k, v, out, dout, dq
+    lse_b: Varying,  # of lse, delta
+    lse_h: Varying,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    tiles = (L + ROWS - 1) // ROWS
+    tile = tl.program_id(0) % tiles
+    if CAUSAL:
+        tile = tiles - 1 - tile  # the longest rows first
+    head = locate(tl.program_id(0) // tiles, sizes, key_lengths, query_starts, key_starts)
+    first_row = tile * ROWS
+    if first_row >= head.queries:
+        return
+    q_strides, k_strides, v_strides, out_strides, dout_strides, dq_strides = strides
+    seed_value = value_of(seed)
+    row = head.first_query + first_row
+    count = head.queries - first_row
+    k = rows_of(k, k_strides, head, head.first_key)
+    v = rows_of(v, v_strides, head, head.first_key)
+    mask = mask_of(mask, mask_strides, head)
+    q_tile = load_rows(rows_of(q, q_strides, head, row), q_strides[2], count, ROWS, D)
+    out_tile = load_rows(rows_of(out, out_strides, head, row), out_strides[2], count, ROWS, DV)
+    dout_tile = load_rows(rows_of(dout, dout_strides, head, row), dout_strides[2], count, ROWS, DV)
+    rows = tl.arange(0, ROWS)
+    inside = rows < count
+    line = line_of(lse_strides, head, row) + rows
+    lse_tile = tl.load(lse + line, mask=inside, other=float("inf"))  # no weight in rows that do not exist
+    delta_tile = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
+    tl.store(delta + line, delta_tile, mask=inside)
+
+    end, free = key_range(head.visible, first_row, causal_offset, CAUSAL, ROWS, COLUMNS)
+    acc = tl.zeros((ROWS, block(D)), tl.float32)
+    acc = _walk_keys(
+        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, mask, seed_value, 0, free, first_row, head, dropout,
+        scale * LOG2E, causal_offset, k_strides[2], v_strides[2], mask_strides,
+        D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
+    )  # fmt: skip
+    acc = _walk_keys(
+        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, mask, seed_value, free, end, first_row, head, dropout,
+        scale * LOG2E, causal_offset, k_strides[2], v_strides[2], mask_strides,
+        D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+    )  # fmt: skip
+    store_rows(rows_of(dq, dq_strides, head, row), acc * scale, dq_strides[2], count, ROWS, D)
+
+
+@triton.jit
+def _walk_queries(
+    dk_tile,  # (COLUMNS, D), dK so far
+    dv_tile,  # (COLUMNS, DV), dV so far
+    k_tile,  # (COLUMNS, D)
+    v_tile,  # (COLUMNS, DV)
+    q,  # first query of the head
+    dout,
+    lse,
+    delta,
+    mask,  # of the head
+    seed_value,
+    first,
+    last,
+    first_column,
+    head,
+    dropout,
+    scale,
+    causal_offset,
+    q_stride,
+    dout_stride,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHECKED: tl.constexpr,
+):
+    """Adds what the query tiles from first to last give to dK and dV.
+
+    Keys past the visible ones gather rubbish, each in a row of its own, which the caller discards.
+    """
+    for row in range(first, last, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        offset = tl.cast(row, tl.int64)
+        count = head.queries - row
+        q_tile = load_rows(q + offset * q_stride, q_stride, count, ROWS, D)
+        lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))
+        s = product(k_tile, tl.trans(q_tile), PRECISION) * scale  # (COLUMNS, ROWS)
+        s = hide(
+            s, row, first_column, tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None], mask, mask_strides,
+            head.queries, head.visible, causal_offset, CAUSAL, CHECKED,
+        )  # fmt: skip
+        p = tl.exp2(s - lse_tile[None, :])
+        dout_tile = load_rows(dout + offset * dout_stride, dout_stride, count, ROWS, DV)
+        delta_tile = tl.load(delta + rows, mask=rows < head.queries, other=0.0)
+        dp = product(v_tile, tl.trans(dout_tile), PRECISION)
+        kept = p
+        if seed_value is not None:
+            keep = tl.trans(keep_tile(seed_value, dropout, head.plane, rows, first_column, COLUMNS))
+            kept = tl.where(keep, p, 0.0)
+            dp = tl.where(keep, dp * dropout[2], 0.0)
+        dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
+        ds = p * (dp - delta_tile[None, :])
+        dk_tile += product(ds.to(q_tile.dtype), q_tile, PRECISION)
+    return dk_tile, dv_tile
+
+
+@jit
+def _backward_keys(
+    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
+    k: Pointer,  # (B, H, S, D)
+    v: Pointer,  # (B, H, S, DV)
+    dout: Pointer,  # (B, H, L, DV)
+    dk: Pointer,  # (B, H, S, D) out
+    dv: Pointer,  # (B, H, S, DV) out
+    lse: Float32Pointer,  # (B, H, L), of the forward pass
+    delta: Float32Pointer,  # (B, H, L), of _backward_queries
+    key_lengths: Int64Pointer,  # (B,) int or None
+    query_starts: Int64Pointer,  # (B + 1,) int or None: packed, see forward.py
+    key_starts: Int64Pointer,  # (B + 1,) int or None
+    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
+    seed: Int64Pointer,  # (1,), or None: no dropout
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    scale: Real,
+    causal_offset: Varying,
+    H: Varying,
+    L: Varying,
+    S: Varying,
+    strides,  # of q, k, v, dout, dk, dv
+    lse_b: Varying,  # of lse, delta
+    lse_h: Varying,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    tiles = (S + COLUMNS - 1) // COLUMNS
+    head = locate(tl.program_id(0) // tiles, sizes, key_lengths, query_starts, key_starts)
+    first_column = (tl.program_id(0) % tiles) * COLUMNS
+    if first_column >= head.keys:
+        return
+    q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
+    seed_value = value_of(seed)
+    column = head.first_key + first_column
+    count = head.keys - first_column
+    k_tile = load_rows(rows_of(k, k_strides, head, column), k_strides[2], count, COLUMNS, D)
+    v_tile = load_rows(rows_of(v, v_strides, head, column), v_strides[2], count, COLUMNS, DV)
+    q = rows_of(q, q_strides, head, head.first_query)
+    dout = rows_of(dout, dout_strides, head, head.first_query)
+    line = line_of(lse_strides, head, head.first_query)
+    lse += line
+    delta += line
+    mask = mask_of(mask, mask_strides, head)
+
+    first = 0  # rows from it on see some key of the tile
+    free = 0  # rows from it on see all of them
+    if CAUSAL:
+        first = tl.maximum(first_column - causal_offset, 0) // ROWS * ROWS
+        free = (tl.maximum(first_column + COLUMNS - 1 - causal_offset, 0) + ROWS - 1) // ROWS * ROWS
+    end = tl.where(first_column < head.visible, head.queries, 0)
+    dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
+    dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
+    if CAUSAL:
+        dk_tile, dv_tile = _walk_queries(
+            dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, mask, seed_value, first, tl.minimum(free, end),
+            first_column, head, dropout, scale * LOG2E, causal_offset, q_strides[2], dout_strides[2], mask_strides,
+            D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+        )  # fmt: skip
+    dk_tile, dv_tile = _walk_queries(
+        dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, mask, seed_value, free, end,
+        first_column, head, dropout, scale * LOG2E, causal_offset, q_strides[2], dout_strides[2], mask_strides,
+        D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
+    )  # fmt: skip
+    seen = (first_column + tl.arange(0, COLUMNS))[:, None] < head.visible
+    dk_tile = tl.where(seen, dk_tile * scale, 0.0)
+    dv_tile = tl.where(seen, dv_tile * dropout[2], 0.0)
+    store_rows(rows_of(dk, dk_strides, head, column), dk_tile, dk_strides[2], count, COLUMNS, D)
+    store_rows(rows_of(dv, dv_strides, head, column), dv_tile, dv_strides[2], count, COLUMNS, DV)
+
+
+# ------------------------------------------------------------------------------------------------------------ tiles
+
+
+def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
+    sizes = ((128, 64, 8), (64, 128, 8), (64, 64, 8), (64, 64, 4), (64, 32, 4), (32, 64, 4), (32, 32, 4))
+    return [Tile(rows, columns, warps, stages) for rows, columns, warps in sizes for stages in (1, 2)]
+
+
+@choice("attention.backward_queries", alternatives=_alternatives)
+def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
+    """For dQ; arguments as forward.forward_tile()'s."""
+    return BACKWARD_QUERIES(chip, kind, width, extras)
+
+
+@choice("attention.backward_keys", alternatives=_alternatives)
+def keys_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
+    """For dK and dV; arguments as forward.forward_tile()'s."""
+    return BACKWARD_KEYS(chip, kind, width, extras)
+
+
+# --------------------------------------------------------------------------------------------------------- launches
+
+
+def backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    *,
+    out: tuple[Tensor, ...] | None = None,
+    tiles: tuple[Tile, Tile] | None = None,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """grad, output (B, H, L, DV), lse (B, H, L) of forward.forward(); the rest as there.
+
+    Returns the gradients of query, key and value; out: memory for them; tiles: of the first launch and the second.
+    """
+    grad, query, key, value, output = (unit(x) for x in (grad, query, key, value, output))
+    call = prepare(query, key, value, **options)
+    dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
+    of_queries, of_keys = tiles or (queries_tile(*call.size_class), keys_tile(*call.size_class))
+    delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
+    if call.planes and call.queries:
+        _backward_queries[(ceil_div(call.queries, of_queries.rows) * call.planes,)](
+            query, key, value, output, grad, dq, lse, delta, *call.arguments,
+            strides(query, key, value, output, grad, dq), *lse.stride()[:2], call.mask_strides,
+            **call.constants, **launch_options(of_queries),
+        )  # fmt: skip
+    if call.planes and call.keys:
+        _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.planes,)](
+            query, key, value, grad, dk, dv, lse, delta, *call.arguments,
+            strides(query, key, value, grad, dk, dv), *lse.stride()[:2], call.mask_strides,
+            **call.constants, **launch_options(of_keys),
+        )  # fmt: skip
+    return dq, dk, dv
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """As forward.py's."""
+    yield from distinct(long_cases(chip, _backward_queries, "attention.backward.queries", queries_tile))
+    yield from distinct(long_cases(chip, _backward_keys, "attention.backward.keys", keys_tile))

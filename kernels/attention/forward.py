@@ -1,0 +1,266 @@
+"""Attention for long rows, forward: softmax(Q K^T * scale + mask) V without ever writing the scores.
+
+    S = Q K^T * scale + mask           P = softmax(S)           O = dropout(P) V           LSE = log2 sum exp S
+
+A program owns ROWS queries of one head and walks over the keys in tiles of COLUMNS with the softmax kept online
+(Milakov and Gimelshein 2018; Dao et al. 2022): a running maximum m and sum l in float32, in base 2,
+
+    m' = max(m, max S)       l' = l * 2^(m - m') + sum 2^(S - m')       acc' = acc * 2^(m - m') + dropout(2^(S - m')) V
+
+Tiles right of the diagonal and tiles past the visible keys are never touched; only the tiles that cross one of these
+borders pay for comparisons. 4 * B * H * L * S * D floating-point operations (half of it when causal); reads Q, K, V,
+writes O and 4 bytes of log-sum-exp a row. Dropout draws L * S / 8 Philox blocks a head.
+Source: Vaswani et al. 2017, equation 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fasttfm.kernels.attention.launch import (
+    compile_case,
+    distinct,
+    head_constants,
+    launch_options,
+    like_heads,
+    prepare,
+    product_kinds,
+    spills,
+    strides,
+    unit,
+    variant_name,
+)
+from fasttfm.kernels.attention.tile import (
+    LOG2E,
+    block,
+    hide,
+    keep_tile,
+    key_range,
+    line_of,
+    load_rows,
+    locate,
+    mask_of,
+    product,
+    rows_of,
+    store_rows,
+    value_of,
+)
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
+from fasttfm.kernels.launch import ceil_div
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.tiles.attention import FORWARD, Tile
+
+
+@triton.jit
+def _walk(
+    acc,  # (ROWS, DV)
+    peak,  # (ROWS,), the running maximum
+    total,  # (ROWS,), the running sum
+    q_tile,  # (ROWS, D)
+    k,  # first key of the head
+    v,
+    mask,  # of the head
+    seed_value,
+    first,
+    last,
+    first_row,
+    head,
+    dropout,
+    scale,
+    causal_offset,
+    k_stride,
+    v_stride,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHECKED: tl.constexpr,
+):
+    """Takes the key tiles from first to last into the running softmax."""
+    rows = first_row + tl.arange(0, ROWS)
+    for column in range(first, last, COLUMNS):
+        offset = tl.cast(column, tl.int64)
+        k_tile = load_rows(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
+        s = product(q_tile, tl.trans(k_tile), PRECISION) * scale  # (ROWS, COLUMNS)
+        s = hide(
+            s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_strides,
+            head.queries, head.visible, causal_offset, CAUSAL, CHECKED,
+        )  # fmt: skip
+        highest = tl.maximum(peak, tl.max(s, 1))
+        base = highest
+        if CHECKED or mask is not None:
+            base = tl.where(highest == float("-inf"), 0.0, highest)  # no key seen yet: -inf - -inf would be NaN
+        p = tl.exp2(s - base[:, None])
+        fade = tl.exp2(peak - base)
+        total = total * fade + tl.sum(p, 1)
+        peak = highest
+        if seed_value is not None:
+            p = tl.where(keep_tile(seed_value, dropout, head.plane, rows, column, COLUMNS), p, 0.0)
+        v_tile = load_rows(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
+        acc = acc * fade[:, None] + product(p.to(v_tile.dtype), v_tile, PRECISION)
+    return acc, peak, total
+
+
+@jit
+def _forward(
+    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
+    k: Pointer,  # (B, H, S, D)
+    v: Pointer,  # (B, H, S, DV)
+    out: Pointer,  # (B, H, L, DV) out
+    lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
+    key_lengths: Int64Pointer,  # (B,) int or None
+    query_starts: Int64Pointer,  # (B + 1,) int or None: q, out, lse are packed, b's sequence begins at query_starts[b]
+    key_starts: Int64Pointer,  # (B + 1,) int or None, likewise for k and v
+    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
+    seed: Int64Pointer,  # (1,) in device memory, so that a captured graph draws anew at each replay; None: no dropout
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    scale: Real,
+    causal_offset: Varying,
+    H: Varying,
+    L: Varying,
+    S: Varying,
+    strides,  # of q, k, v, out
+    lse_b: Varying,
+    lse_h: Varying,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    tiles = (L + ROWS - 1) // ROWS
+    tile = tl.program_id(0) % tiles
+    if CAUSAL:
+        tile = tiles - 1 - tile  # the longest rows first, so that the last programs to run are short
+    head = locate(tl.program_id(0) // tiles, sizes, key_lengths, query_starts, key_starts)
+    first_row = tile * ROWS
+    if first_row >= head.queries:
+        return
+    q_strides, k_strides, v_strides, out_strides = strides
+    seed_value = value_of(seed)
+    row = head.first_query + first_row
+    count = head.queries - first_row
+    k = rows_of(k, k_strides, head, head.first_key)
+    v = rows_of(v, v_strides, head, head.first_key)
+    mask = mask_of(mask, mask_strides, head)
+    q_tile = load_rows(rows_of(q, q_strides, head, row), q_strides[2], count, ROWS, D)
+
+    end, free = key_range(head.visible, first_row, causal_offset, CAUSAL, ROWS, COLUMNS)
+    acc = tl.zeros((ROWS, block(DV)), tl.float32)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc, peak, total = _walk(
+        acc, peak, total, q_tile, k, v, mask, seed_value, 0, free, first_row, head, dropout, scale * LOG2E,
+        causal_offset, k_strides[2], v_strides[2], mask_strides, D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
+    )  # fmt: skip
+    acc, peak, total = _walk(
+        acc, peak, total, q_tile, k, v, mask, seed_value, free, end, first_row, head, dropout, scale * LOG2E,
+        causal_offset, k_strides[2], v_strides[2], mask_strides, D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+    )  # fmt: skip
+    empty = total == 0.0
+    acc *= (dropout[2] / tl.where(empty, 1.0, total))[:, None]
+    store_rows(rows_of(out, out_strides, head, row), acc, out_strides[2], count, ROWS, DV)
+    rows = tl.arange(0, ROWS)
+    logarithm = tl.where(empty, 0.0, peak + tl.log2(tl.where(empty, 1.0, total)))
+    tl.store(lse + line_of(lse_strides, head, row) + rows, logarithm, mask=rows < count)
+
+
+# ------------------------------------------------------------------------------------------------------------ tiles
+
+
+def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
+    sizes = ((128, 64, 4), (128, 64, 8), (128, 32, 4), (64, 64, 4), (64, 32, 4), (32, 32, 4))
+    return [Tile(rows, columns, warps, stages) for rows, columns, warps in sizes for stages in (2, 3)]
+
+
+@choice("attention.forward", alternatives=_alternatives)
+def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
+    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; extras: how
+    many of mask and dropout there are."""
+    return FORWARD(chip, kind, width, extras)
+
+
+# --------------------------------------------------------------------------------------------------------- launches
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+    tile: Tile | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """query (B, H, L, D), key (B, H, S, D), value (B, H, S, DV); options as launch.prepare() takes them.
+
+    Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for them.
+    """
+    query, key, value = unit(query), unit(key), unit(value)
+    call = prepare(query, key, value, **options)
+    output, lse = out or outputs(query, value.shape[-1])
+    if call.planes and call.queries:
+        tile = tile or forward_tile(*call.size_class)
+        _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
+            query, key, value, output, lse, *call.arguments,
+            strides(query, key, value, output), *lse.stride()[:2], call.mask_strides,
+            **call.constants, **launch_options(tile),
+        )  # fmt: skip
+    return output, lse
+
+
+def outputs(query: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
+    """Memory for the output and the log-sum-exp."""
+    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    return like_heads(query, value_width), lse
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+WIDTHS = (64, 128, 256)
+"""Head sizes that tiles are chosen for. Narrower heads take the tile of 64 and need less of everything."""
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in the heaviest variant that takes it; the usual ones, and float16, at one size."""
+    yield from distinct(long_cases(chip, _forward, "attention.forward", forward_tile))
+
+
+def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) -> Iterator[CompileCase]:
+    """The cases of a kernel for long rows whose tile choose() says, as forward_tile() does."""
+
+    def case(kind: str, width: int, *, dropout: bool = True, mask: str = "add", D: int | None = None) -> CompileCase:
+        tile = choose(chip, kind, width, dropout + (mask != "none"))
+        full = f"{name}/{variant_name(dropout=dropout, mask=mask)}/D{D or width}"
+        return compile_case(kernel, full, kind, tile, dropout=dropout, mask=mask, **head_constants(D or width))
+
+    for width in WIDTHS:
+        for kind in product_kinds(chip):
+            if spills(chip, kind, width):
+                continue  # the route takes another way
+            yield case(kind, width)
+            if choose(chip, kind, width, 1) != choose(chip, kind, width, 2):
+                yield case(kind, width, mask="none")
+            if kind in ("bf16", "fp16"):
+                yield case(kind, width, dropout=False, mask="none")
+    yield case("fp16", 64)
+    yield case("bf16", 64, mask="none")
+    yield case("bf16", 64, mask="bool")
+    yield case("bf16", 64, D=32)

@@ -1,0 +1,256 @@
+"""The host side that all attention kernels share: the route, what is passed on, how a case of theirs is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase, kernel_case
+from fasttfm.kernels.launch import chip, interpreted, product_kind
+from fasttfm.kernels.parameter import kinds_of
+from fasttfm.kernels.philox import dropout_arguments
+from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
+
+MAX_WIDTH = 256
+"""Largest head size of queries, keys and values."""
+
+SHORT = 128
+"""Most keys of the short-row route."""
+
+
+class Packed(NamedTuple):
+    """Sequences one after the other on both sides."""
+
+    query_starts: Tensor
+    """(B + 1,) int32 or int64: where each begins among the queries, and the end of the last."""
+    key_starts: Tensor
+    """Likewise among the keys."""
+    max_query: int
+    """No sequence has more queries."""
+    max_key: int
+    """No sequence has more keys."""
+
+    @property
+    def batch(self) -> int:
+        return self.query_starts.shape[0] - 1
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of attention, as its kernels take it."""
+
+    chip: Chip
+    kind: str
+    """fp32, tf32, fp16 or bf16."""
+    planes: int
+    """Batch times heads."""
+    queries: int
+    keys: int
+    arguments: tuple
+    """key_lengths, query_starts, key_starts, mask, seed and so on to S, which follow the tensors in every kernel."""
+    mask_strides: tuple
+    constants: dict[str, Any]
+
+    @property
+    def size_class(self) -> tuple:
+        """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and how many of mask and
+        dropout take registers as well."""
+        width = width_class(max(64, self.constants["D"], self.constants["DV"]))
+        return self.chip, self.kind, width, sum(x is not None for x in self.arguments[3:5])
+
+
+def key_class(keys: int) -> int:
+    """The size class of rows with that many keys: the power of two from 16 to 2048 that holds them, else 4096."""
+    return _power_of_two(keys, 2048)
+
+
+def width_class(width: int) -> int:
+    """The power of two from 16 to MAX_WIDTH that a head of this size is computed in, else twice MAX_WIDTH."""
+    return _power_of_two(width, MAX_WIDTH)
+
+
+def _power_of_two(size: int, most: int) -> int:
+    power = 16
+    while power < size and power <= most:  # comparisons alone, because size may be symbolic under torch.compile
+        power *= 2
+    return power
+
+
+def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
+    """Whether the kernels for short rows take it without spilling; width and keys as route() takes them."""
+    return keys <= SHORT_KEYS(chip, kind, max(64, width))
+
+
+def spills(chip: Chip, kind: str, width: int) -> bool:
+    """Whether the kernels for long rows spill, or exceed the shared memory, whatever their tile."""
+    return width > LONG_WIDTH(chip, kind)
+
+
+def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
+    if width > MAX_WIDTH or spills(chip, kind, width):
+        return ["softmax"]
+    return ["short", "flash", "softmax"] if fits_short(chip, kind, width, keys) else ["flash", "softmax"]
+
+
+@choice("attention.route", alternatives=_routes)
+def route(chip: Chip, kind: str, width: int, keys: int) -> str:
+    """short, flash or softmax: short.py, forward.py and backward.py, or masked_softmax.py between two cuBLAS products.
+
+    kind as launch.product_kind() names it; width from width_class(); keys from key_class(). Where Triton has no matrix
+    units to use, cuBLAS wins as soon as the products weigh more than the traffic: a chip of 15 TFLOP/s and 900 GB/s
+    does 17 operations in the time of a byte, and a row of S keys needs about S / 2 of them a byte in half precision.
+    Above 1,024 keys the scores would fill the memory; but wide heads in float32 proper spill, because Triton keeps
+    their rows in registers. None of these limits has been measured yet.
+    """
+    if width > MAX_WIDTH:
+        return "softmax"
+    if fits_short(chip, kind, width, keys):
+        return "short"
+    if spills(chip, kind, width):
+        return "softmax"
+    if chip.capability and (not chip.matrix_units or kind == "fp32") and keys <= 1024:
+        return "softmax"
+    return "flash"
+
+
+def unit(x: Tensor) -> Tensor:
+    """x with neighbouring elements in its last dimension, copied where they are not."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def by_head(x: Tensor, batch: int) -> Tensor:
+    """A packed (T, H, D) seen as (B, H, T, D): every sequence reads the same memory, from its own start on."""
+    return unit(x).transpose(0, 1).unsqueeze(0).expand(batch, -1, -1, -1)
+
+
+def strides(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Of each tensor those of batch, head and row."""
+    return tuple([x.stride()[:3] for x in tensors])
+
+
+def like_heads(x: Tensor, width: int | None = None) -> Tensor:
+    """An empty (B, H, L, width) whose memory is (B, L, H, width); x (B, H, L, ...)."""
+    batch, heads, length = x.shape[:3]
+    return x.new_empty(batch, length, heads, x.shape[3] if width is None else width).transpose(1, 2)
+
+
+def mask_arguments(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
+    """The mask as kernels take it, and its strides once broadcast to shape (B, H, L, S)."""
+    if mask is None:
+        return None, (0, 0, 0, 0)
+    mask = mask.expand(shape)
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask, mask.stride()
+
+
+def clamped(causal_offset: int, queries: int, keys: int) -> int:
+    """An offset with the same meaning that can be added to a row in 32 bits: past the ends all or no keys are seen."""
+    return max(-queries, min(causal_offset, keys))
+
+
+def prepare(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float = 1.0,
+    seed: Tensor | None = None,
+    site: int = 0,
+    packed: Packed | None = None,
+) -> Call:
+    """Arguments as fasttfm.functional.attention's; query, key, value (B, H, ., .), through by_head() when packed."""
+    batch, heads, queries, width = query.shape
+    keys, value_width = value.shape[2:]
+    if key_lengths is not None:
+        key_lengths = key_lengths.contiguous()
+    device = chip(query.device)
+    kind = product_kind(query.dtype, device)
+    mask, mask_strides = mask_arguments(mask, (batch, heads, queries, keys))
+    query_starts = key_starts = None
+    if packed is not None:
+        query_starts, key_starts, queries, keys = packed
+        query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
+    seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
+    return Call(
+        chip=device,
+        kind=kind,
+        planes=batch * heads,
+        queries=queries,
+        keys=keys,
+        arguments=(
+            key_lengths, query_starts, key_starts, mask, seed, site, threshold, keep_scale, scale,
+            clamped(causal_offset, queries, keys), heads, queries, keys,
+        ),
+        mask_strides=mask_strides,
+        constants={"D": width, "DV": value_width, "CAUSAL": causal, "PRECISION": precision(kind)},
+    )  # fmt: skip
+
+
+def precision(kind: str) -> str:
+    """As product() takes it."""
+    if kind == "tf32":
+        return "tf32"
+    return "upcast" if kind == "bf16" and interpreted() else "ieee"
+
+
+def launch_options(tile: Tile) -> dict[str, int]:
+    """A tile as a launch takes it."""
+    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def compile_case(
+    kernel: Any, name: str, kind: str, tile: Tile, *, dropout: bool, mask: str, sums: bool = False, **constants: Any
+) -> CompileCase:
+    """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
+
+    name: family, kernel, variant; the tile is added. mask: none, bool or add. sums: with those that a projection's bias
+    gets. constants: the kernel's own, but for those that follow from the other arguments.
+    """
+    element = "fp32" if kind == "tf32" else kind
+    known = {
+        "query_starts": None,
+        "key_starts": None,
+        "mask": {"none": None, "bool": "*u8", "add": f"*{element}"}[mask],
+        "strides": (("i32:16",) * 3,) * list(kinds_of(kernel).values()).count("Pointer"),
+        "sum_strides": ("i32:16",) * 2,
+        "mask_strides": ("i32:16", "i32:16", "i32:16", 1),
+        "PRECISION": "tf32" if kind == "tf32" else "ieee",
+    }
+    known |= {} if dropout else {"seed": None}
+    known |= {} if sums else {"dq_sums": None, "dk_sums": None, "dv_sums": None}
+    known |= constants
+    given = {parameter: value for parameter, value in known.items() if parameter in kernel.arg_names}
+    return kernel_case(kernel, name, kind, tile, given=given)
+
+
+def head_constants(width: int, *, causal: bool = True) -> dict[str, Any]:
+    """The constants of kernels that multiply by heads of this size, a power of two."""
+    return {"D": width, "DV": width, "CAUSAL": causal}
+
+
+def product_kinds(chip: Chip) -> tuple[str, ...]:
+    """What products are computed in and compiled differently: with matrix units float16 takes what bfloat16 takes."""
+    if chip.capability >= 80:
+        return ("bf16", "fp32", "tf32")
+    return ("bf16", "fp32") if chip.matrix_units else ("bf16", "fp16", "fp32")
+
+
+def distinct(cases: Iterable[CompileCase]) -> Iterator[CompileCase]:
+    """Each once."""
+    yield from {(case.name, case.dtype): case for case in cases}.values()
+
+
+def variant_name(*, dropout: bool, mask: str, sums: bool = False) -> str:
+    """The variant in a case's name."""
+    words = ("causal", "lengths", "dropout" * dropout, f"{mask}-mask" * (mask != "none"), "sums" * sums)
+    return "+".join(word for word in words if word)

@@ -1,0 +1,222 @@
+"""Gradient of an additive attention mask, summed over the dimensions in which the mask was broadcast.
+
+    dmask = sum over broadcast batches, heads, queries and keys of P * (dropout'(dO V^T) - rowsum(dO * O))
+
+A program owns a tile of the mask itself and computes the scores anew for every batch row, head and tile that read it,
+so nothing of size L * S is written but the mask's own gradient. Where the mask is small, several programs share a tile;
+each writes a part of its own and the parts are added in a fixed order: no atomics, the same bits every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from fasttfm.kernels.attention.launch import (
+    compile_case,
+    head_constants,
+    launch_options,
+    prepare,
+    product_kinds,
+    spills,
+    strides,
+    unit,
+    variant_name,
+)
+from fasttfm.kernels.attention.tile import (
+    LOG2E,
+    head_of,
+    hide,
+    keep_tile,
+    line_of,
+    load_rows,
+    mask_of,
+    product,
+    rows_of,
+    value_of,
+)
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
+from fasttfm.kernels.launch import ceil_div
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
+
+
+@jit
+def _gradient(
+    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
+    k: Pointer,  # (B, H, S, D)
+    v: Pointer,  # (B, H, S, DV)
+    dout: Pointer,  # (B, H, L, DV)
+    lse: Float32Pointer,  # (B, H, L), of the forward pass
+    delta: Float32Pointer,  # (B, H, L), sum of dO * O
+    parts: Float32Pointer,  # (shares, MB, MH, ML, MS) out
+    key_lengths: Int64Pointer,  # (B,) int or None
+    query_starts: Int64Pointer,  # None: packed sequences take no mask
+    key_starts: Int64Pointer,  # None
+    mask: MaskPointer,  # (B, H, L, S) through its strides
+    seed: Int64Pointer,  # (1,), or None: no dropout
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    scale: Real,
+    causal_offset: Varying,
+    H: Varying,
+    L: Varying,
+    S: Varying,
+    planes: Varying,  # B * H
+    shares: Varying,
+    strides,  # of q, k, v, dout
+    lse_b: Varying,  # of lse, delta
+    lse_h: Varying,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MB: tl.constexpr,  # whether the mask has batches, heads, queries, keys of its own
+    MH: tl.constexpr,
+    ML: tl.constexpr,
+    MS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    q_strides, k_strides, v_strides, dout_strides = strides
+    row_tiles = (L + ROWS - 1) // ROWS
+    column_tiles = (S + COLUMNS - 1) // COLUMNS
+    # The tile of the mask, and which of its readers this program takes: every shares-th.
+    place = tl.program_id(0)
+    share = place % shares
+    place = place // shares
+    mask_row = 0
+    mask_column = 0
+    mask_head = 0
+    mask_batch = 0
+    if MS:
+        mask_column = place % column_tiles
+        place = place // column_tiles
+    if ML:
+        mask_row = place % row_tiles
+        place = place // row_tiles
+    if MH:
+        mask_head = place % H
+        place = place // H
+    if MB:
+        mask_batch = place
+    # What reads the tile, numbered from 0 to readers.
+    B = planes // H
+    batches = 1 if MB else B
+    heads = 1 if MH else H
+    rows_read = 1 if ML else row_tiles
+    columns_read = 1 if MS else column_tiles
+    readers = batches * heads * rows_read * columns_read
+    seed_value = value_of(seed)
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for reader in range(share, readers, shares):
+        column = (mask_column + reader % columns_read) * COLUMNS
+        rest = reader // columns_read
+        row = (mask_row + rest % rows_read) * ROWS
+        rest = rest // rows_read
+        head = head_of(
+            mask_batch + rest // heads, mask_head + rest % heads, sizes, key_lengths, query_starts, key_starts
+        )
+        row_offset = tl.cast(row, tl.int64)
+        column_offset = tl.cast(column, tl.int64)
+        rows = row + tl.arange(0, ROWS)
+        q_tile = load_rows(rows_of(q, q_strides, head, row_offset), q_strides[2], L - row, ROWS, D)
+        count = head.visible - column
+        k_tile = load_rows(rows_of(k, k_strides, head, column_offset), k_strides[2], count, COLUMNS, D)
+        dout_tile = load_rows(rows_of(dout, dout_strides, head, row_offset), dout_strides[2], L - row, ROWS, DV)
+        v_tile = load_rows(rows_of(v, v_strides, head, column_offset), v_strides[2], count, COLUMNS, DV)
+        line = line_of(lse_strides, head, rows)
+        lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # no weight in rows past the end
+        delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
+        s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
+        s = hide(
+            s, row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
+            mask_of(mask, mask_strides, head), mask_strides, L, head.visible, causal_offset, CAUSAL, True,
+        )  # fmt: skip
+        p = tl.exp2(s - lse_tile[:, None])
+        dp = product(dout_tile, tl.trans(v_tile), PRECISION)
+        if seed is not None:
+            keep = keep_tile(seed_value, dropout, head.plane, rows, column, COLUMNS)
+            dp = tl.where(keep, dp * dropout[2], 0.0)
+        acc += p * (dp - delta_tile[:, None])
+    columns_kept = S if MS else 1
+    rows_kept = L if ML else 1
+    part = tl.cast(share, tl.int64)
+    if MB:
+        part = part * B + mask_batch
+    if MH:
+        part = part * H + mask_head
+    if not ML:
+        acc = tl.broadcast_to(tl.sum(acc, 0)[None, :], (ROWS, COLUMNS))
+    if not MS:
+        acc = tl.broadcast_to(tl.sum(acc, 1)[:, None], (ROWS, COLUMNS))
+    rows = mask_row * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = mask_column * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    offsets = (part * rows_kept + rows) * columns_kept + columns
+    tl.store(parts + offsets, acc, mask=(rows < rows_kept) & (columns < columns_kept))
+
+
+def gradient_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
+    """Arguments as forward.forward_tile()'s."""
+    return MASK_GRADIENT(chip, kind, width)
+
+
+def gradient(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    mask: Tensor,
+    *,
+    tile: Tile | None = None,
+    **options: Any,
+) -> Tensor:
+    """grad, output (B, H, L, DV), lse (B, H, L) of the forward pass, which took this mask; the rest as there.
+
+    Returns the gradient in mask's shape and dtype.
+    """
+    grad, query, key, value = unit(grad), unit(query), unit(key), unit(value)
+    call = prepare(query, key, value, mask=mask, **options)
+    shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    full = (*query.shape[:3], key.shape[2])
+    if 0 in full:
+        return torch.zeros_like(mask)
+    tile = tile or gradient_tile(*call.size_class)
+    extents = (full[0], full[1], ceil_div(full[2], tile.rows), ceil_div(full[3], tile.columns))
+    own = [m == f for m, f in zip(shape, full)]  # a dimension of size 1 counts as the mask's own
+    tiles = readers = 1
+    for extent, owned in zip(extents, own):
+        tiles, readers = (tiles * extent, readers) if owned else (tiles, readers * extent)
+    shares = min(readers, max(1, 4 * call.chip.processors // tiles))
+    parts = torch.empty(shares, *shape, dtype=torch.float32, device=mask.device)
+    delta = (output.float() * grad.float()).sum(-1).contiguous()
+    _gradient[(tiles * shares,)](
+        query, key, value, grad, lse, delta, parts, *call.arguments, call.planes, shares,
+        strides(query, key, value, grad), *lse.stride()[:2], call.mask_strides,
+        **call.constants, MB=own[0], MH=own[1], ML=own[2], MS=own[3], **launch_options(tile),
+    )  # fmt: skip
+    return parts.sum(0).view(mask.shape).to(mask.dtype)
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile, for a mask shared by all heads."""
+    own = {"MB": True, "MH": False, "ML": True, "MS": True}
+    for width in (64, 128, 256):
+        for kind in dict.fromkeys((*product_kinds(chip), "fp16")):
+            if spills(chip, kind, width):
+                continue  # the route takes another way
+            tile = gradient_tile(chip, kind, width, 2)
+            name = f"attention.mask_gradient/{variant_name(dropout=True, mask='add')}/D{width}"
+            constants = head_constants(width) | own
+            yield compile_case(_gradient, name, kind, tile, dropout=True, mask="add", **constants)

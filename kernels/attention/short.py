@@ -1,0 +1,332 @@
+"""Attention for short rows: a program holds all keys of its head; softmax takes one pass, backward one launch.
+
+    P = softmax(Q K^T * scale + mask)             O = dropout(P) V
+    dP = dropout'(dO V^T)     dS = P * (dP - rowsum(P * dP))     dQ = dS K * scale     dK = dS^T Q * scale
+    dV = dropout(P)^T dO
+
+At sentence lengths attention is bound by memory and launches, not by products: with 27 words a tile of 128 computes 16
+times what is asked for, one of 32 only 1.4 times. A row of up to 128 scores stays in registers, so its sum of
+P * dP is at hand: backward reads neither the output nor delta, and needs no second launch. It walks over the queries
+with transposed scores, so that its warps share the keys, and keeps dK and dV in float32 registers: nothing is added up
+in memory, and two runs agree bit for bit.
+Forward moves 2 * B * H * (L + S) * D elements, backward 3 * L * D + 4 * S * D a head, each once.
+Source: Vaswani et al. 2017, equation 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import triton.language as tl
+from torch import Tensor
+
+from fasttfm.kernels.attention.forward import WIDTHS, outputs
+from fasttfm.kernels.attention.launch import (
+    compile_case,
+    distinct,
+    fits_short,
+    head_constants,
+    key_class,
+    launch_options,
+    like_heads,
+    prepare,
+    product_kinds,
+    strides,
+    unit,
+    variant_name,
+)
+from fasttfm.kernels.attention.tile import (
+    LOG2E,
+    block,
+    hide,
+    keep_tile,
+    line_of,
+    load_rows,
+    locate,
+    mask_of,
+    product,
+    rows_of,
+    store_rows,
+    value_of,
+)
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.choices import choice
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.jit import jit
+from fasttfm.kernels.launch import ceil_div
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
+
+
+@jit
+def _forward(
+    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
+    k: Pointer,  # (B, H, S, D), S at most COLUMNS
+    v: Pointer,  # (B, H, S, DV)
+    out: Pointer,  # (B, H, L, DV) out
+    lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
+    key_lengths: Int64Pointer,  # (B,) int or None
+    query_starts: Int64Pointer,  # (B + 1,) int or None: packed, see forward.py
+    key_starts: Int64Pointer,  # (B + 1,) int or None
+    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
+    seed: Int64Pointer,  # (1,) in device memory, or None: no dropout
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    scale: Real,
+    causal_offset: Varying,
+    H: Varying,
+    L: Varying,
+    S: Varying,
+    strides,  # of q, k, v, out
+    lse_b: Varying,
+    lse_h: Varying,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    tiles = (L + ROWS - 1) // ROWS
+    head = locate(tl.program_id(0) // tiles, sizes, key_lengths, query_starts, key_starts)
+    first_row = (tl.program_id(0) % tiles) * ROWS
+    if first_row >= head.queries:
+        return
+    q_strides, k_strides, v_strides, out_strides = strides
+    rows = first_row + tl.arange(0, ROWS)
+    count = head.queries - first_row
+    row = head.first_query + first_row
+    q_tile = load_rows(rows_of(q, q_strides, head, row), q_strides[2], count, ROWS, D)
+    k_tile = load_rows(rows_of(k, k_strides, head, head.first_key), k_strides[2], head.visible, COLUMNS, D)
+    v_tile = load_rows(rows_of(v, v_strides, head, head.first_key), v_strides[2], head.visible, COLUMNS, DV)
+    s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
+    s = hide(
+        s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
+        mask_of(mask, mask_strides, head), mask_strides, head.queries, head.visible, causal_offset, CAUSAL, True,
+    )  # fmt: skip
+    peak = tl.max(s, 1)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row that sees no key: -inf - -inf would be NaN
+    p = tl.exp2(s - peak[:, None])
+    total = tl.sum(p, 1)
+    if seed is not None:
+        p = tl.where(keep_tile(value_of(seed), dropout, head.plane, rows, 0, COLUMNS), p, 0.0)
+    total = tl.where(total == 0.0, 1.0, total)
+    acc = product(p.to(v_tile.dtype), v_tile, PRECISION) * (dropout[2] / total)[:, None]
+    store_rows(rows_of(out, out_strides, head, row), acc, out_strides[2], count, ROWS, DV)
+    tl.store(lse + line_of(lse_strides, head, head.first_query) + rows, peak + tl.log2(total), mask=rows < head.queries)
+
+
+@jit
+def _backward(
+    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
+    k: Pointer,  # (B, H, S, D), S at most COLUMNS
+    v: Pointer,  # (B, H, S, DV)
+    dout: Pointer,  # (B, H, L, DV)
+    dq: Pointer,  # (B, H, L, D) out
+    dk: Pointer,  # (B, H, S, D) out
+    dv: Pointer,  # (B, H, S, DV) out
+    lse: Float32Pointer,  # (B, H, L), of the forward pass
+    dq_sums: Float32Pointer,  # (B, H, D) out: dq summed over L, what a projection's bias gets of it; None: not wanted
+    dk_sums: Float32Pointer,  # (B, H, D) out: dk summed over S; None with dq_sums
+    dv_sums: Float32Pointer,  # (B, H, DV) out, likewise
+    key_lengths: Int64Pointer,  # (B,) int or None
+    query_starts: Int64Pointer,  # (B + 1,) int or None: packed, see forward.py
+    key_starts: Int64Pointer,  # (B + 1,) int or None
+    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
+    seed: Int64Pointer,  # (1,), or None: no dropout
+    site: Varying,
+    threshold: Varying,
+    keep_scale: Real,
+    scale: Real,
+    causal_offset: Varying,
+    H: Varying,
+    L: Varying,
+    S: Varying,
+    strides,  # of q, k, v, dout, dq, dk, dv
+    sum_strides,  # from one b to the next: of dq_sums, and of dk_sums and dv_sums
+    lse_b: Varying,
+    lse_h: Varying,
+    mask_strides,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    head = locate(tl.program_id(0), sizes, key_lengths, query_starts, key_starts)
+    q_strides, k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides = strides
+    k_tile = load_rows(rows_of(k, k_strides, head, head.first_key), k_strides[2], head.visible, COLUMNS, D)
+    v_tile = load_rows(rows_of(v, v_strides, head, head.first_key), v_strides[2], head.visible, COLUMNS, DV)
+    q = rows_of(q, q_strides, head, head.first_query)
+    dout = rows_of(dout, dout_strides, head, head.first_query)
+    dq = rows_of(dq, dq_strides, head, head.first_query)
+    lse += line_of(lse_strides, head, head.first_query)
+    mask = mask_of(mask, mask_strides, head)
+    seed_value = value_of(seed)
+    dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
+    dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
+    if dq_sums is not None:
+        dq_sum = tl.zeros((block(D),), tl.float32)
+    for row in range(0, head.queries, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        offset = tl.cast(row, tl.int64)
+        count = head.queries - row
+        q_tile = load_rows(q + offset * q_strides[2], q_strides[2], count, ROWS, D)
+        dout_tile = load_rows(dout + offset * dout_strides[2], dout_strides[2], count, ROWS, DV)
+        lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))  # no weight past the last row
+        s = product(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)  # (COLUMNS, ROWS)
+        s = hide(
+            s, row, 0, tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None], mask, mask_strides,
+            head.queries, head.visible, causal_offset, CAUSAL, True,
+        )  # fmt: skip
+        p = tl.exp2(s - lse_tile[None, :])
+        dp = product(v_tile, tl.trans(dout_tile), PRECISION)
+        kept = p
+        if seed is not None:
+            keep = tl.trans(keep_tile(seed_value, dropout, head.plane, rows, 0, COLUMNS))
+            kept = tl.where(keep, p, 0.0)
+            dp = tl.where(keep, dp * dropout[2], 0.0)
+        dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
+        # The log-sum-exp of large scores is rounded so far that the weights add up to total and not to 1. dS cancels
+        # only if delta is the mean of dP under these very weights; the row is at hand.
+        total = tl.sum(p, 0)
+        delta_tile = tl.sum(p * dp, 0) / tl.where(total == 0.0, 1.0, total)
+        ds = (p * (dp - delta_tile[None, :])).to(k_tile.dtype)
+        dk_tile += product(ds, q_tile, PRECISION)
+        if COLUMNS >= 8 * ROWS:
+            # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if they are
+            # more than its rows. Eight warps would then share 16 queries' scores, and compute each four times.
+            dq_tile = tl.trans(product(tl.trans(k_tile), ds, PRECISION)) * scale
+        else:
+            dq_tile = product(tl.trans(ds), k_tile, PRECISION) * scale
+        store_rows(dq + offset * dq_strides[2], dq_tile, dq_strides[2], count, ROWS, D)
+        if dq_sums is not None:
+            dq_sum += tl.sum(dq_tile, 0)  # rows past the end have no weights, and so no gradient
+    if dq_sums is not None:
+        column = tl.arange(0, block(D))
+        dk_sum = tl.sum(dk_tile, 0) * scale
+        tl.store(dq_sums + head.b * sum_strides[0] + head.h * D + column, dq_sum, mask=column < D)
+        tl.store(dk_sums + head.b * sum_strides[1] + head.h * D + column, dk_sum, mask=column < D)
+        column = tl.arange(0, block(DV))
+        dv_sum = tl.sum(dv_tile, 0) * dropout[2]
+        tl.store(dv_sums + head.b * sum_strides[1] + head.h * DV + column, dv_sum, mask=column < DV)
+    dk = rows_of(dk, dk_strides, head, head.first_key)
+    dv = rows_of(dv, dv_strides, head, head.first_key)
+    store_rows(dk, dk_tile * scale, dk_strides[2], head.keys, COLUMNS, D)
+    store_rows(dv, dv_tile * dropout[2], dv_strides[2], head.keys, COLUMNS, DV)
+
+
+# ------------------------------------------------------------------------------------------------------------ tiles
+
+
+def _alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
+    return [Tile(rows, keys, warps, 1) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
+
+
+@choice("attention.short.forward", alternatives=_alternatives)
+def forward_tile(chip: Chip, kind: str, width: int, extras: int, keys: int) -> Tile:
+    """kind, width and extras as forward.forward_tile() takes them; keys 16, 32, 64 or 128: a tile holds them all."""
+    return SHORT_FORWARD(chip, kind, width, keys, extras)
+
+
+@choice("attention.short.backward", alternatives=_alternatives)
+def backward_tile(chip: Chip, kind: str, width: int, extras: int, keys: int) -> Tile:
+    """As forward_tile()."""
+    return SHORT_BACKWARD(chip, kind, width, keys, extras)
+
+
+# --------------------------------------------------------------------------------------------------------- launches
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+    tile: Tile | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """As forward.forward(), as far as launch.fits_short()."""
+    query, key, value = unit(query), unit(key), unit(value)
+    call = prepare(query, key, value, **options)
+    output, lse = out or outputs(query, value.shape[-1])
+    if call.planes and call.queries:
+        tile = tile or forward_tile(*call.size_class, key_class(call.keys))
+        _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
+            query, key, value, output, lse, *call.arguments,
+            strides(query, key, value, output), *lse.stride()[:2], call.mask_strides,
+            **call.constants, **launch_options(tile),
+        )  # fmt: skip
+    return output, lse
+
+
+def backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lse: Tensor,
+    *,
+    out: tuple[Tensor, ...] | None = None,
+    sums: tuple[Tensor, ...] | None = None,
+    tile: Tile | None = None,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """grad (B, H, L, DV), lse (B, H, L) of forward(); the rest as there.
+
+    Returns the gradients of query, key and value; out: memory for them. sums: memory for these summed over queries or
+    keys, three (B, H, D) float32 with contiguous heads, those of key and value in equal strides.
+    """
+    grad, query, key, value = unit(grad), unit(query), unit(key), unit(value)
+    call = prepare(query, key, value, **options)
+    dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
+    if call.planes:
+        tile = tile or backward_tile(*call.size_class, key_class(call.keys))
+        dq_sums, dk_sums, dv_sums = sums or (None, None, None)
+        sum_strides = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
+        _backward[(call.planes,)](
+            query, key, value, grad, dq, dk, dv, lse, dq_sums, dk_sums, dv_sums, *call.arguments,
+            strides(query, key, value, grad, dq, dk, dv), sum_strides, *lse.stride()[:2], call.mask_strides,
+            **call.constants, **launch_options(tile),
+        )  # fmt: skip
+    return dq, dk, dv
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """As forward.py's."""
+    yield from distinct(_cases(chip))
+
+
+def _cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in the heaviest variant that takes it; the usual ones, and float16, at one size."""
+    for kernel, name, choose in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
+
+        def case(
+            kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", D: int | None = None,
+            kernel: Any = kernel, name: str = name, choose: Any = choose,
+        ) -> CompileCase:  # fmt: skip
+            tile = choose(chip, kind, width, dropout + (mask != "none"), keys)
+            sums = kernel is _backward and mask == "none"
+            full = f"attention.short.{name}/{variant_name(dropout=dropout, mask=mask, sums=sums)}/D{D or width}"
+            constants = head_constants(D or width)
+            return compile_case(kernel, full, kind, tile, dropout=dropout, mask=mask, sums=sums, **constants)
+
+        for kind, width, keys in itertools.product(product_kinds(chip), WIDTHS[:2], (16, 32, 64, 128)):
+            if fits_short(chip, kind, width, keys):
+                yield case(kind, width, keys, mask="add")
+                if kernel is _backward or choose(chip, kind, width, 1, keys) != choose(chip, kind, width, 2, keys):
+                    yield case(kind, width, keys)
+        yield case("bf16", 64, 32, dropout=False)
+        yield case("fp16", 64, 32)
+        yield case("bf16", 64, 32, D=32)

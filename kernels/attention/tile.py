@@ -1,0 +1,212 @@
+"""What every attention kernel does: find its head, load and store rows, multiply, hide keys, draw the keep-mask.
+
+Scores are kept in base 2: s = q k^T * scale * log2(e), so that weights are exp2(s - log-sum-exp). A hidden key has the
+score -inf and therefore the weight 0; a row that sees no key at all has the log-sum-exp 0, so that its weights are
+exp2(-inf) = 0 again when a backward pass computes them anew.
+
+The kernels of this folder share their parameters' meaning:
+
+    strides         (batch, head, row) of every tensor (B, H, rows, width), each annotated Pointer, in their order
+    mask_strides    (batch, head, query, key); 0 where the mask is broadcast
+    lse_b, lse_h    of tensors (B, H, rows), whose rows are neighbours
+    H, L, S         heads, and the most queries and keys of a sequence
+    PRECISION       tf32, ieee, or upcast, as product() takes it
+
+In their bodies, and in what they call, these go in threes: dropout is (site, threshold, factor of kept values), sizes
+is (H, L, S). They are not launched so because Triton specialises on what a tuple holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from fasttfm.kernels.philox import keep_mask
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Head(NamedTuple):
+    """A head of a sequence, as a program sees it: device values."""
+
+    plane: Any
+    """b * H + h"""
+    b: Any
+    h: Any
+    first_query: Any
+    """Where packed sequences begin in their tensors; else 0."""
+    first_key: Any
+    queries: Any
+    keys: Any
+    visible: Any
+    """Keys that lengths leave."""
+
+
+@triton.constexpr_function
+def block(width):
+    """The power of two from 16 on that a head of this size is computed in."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+@triton.jit
+def head_of(batch, head, sizes, key_lengths, query_starts, key_starts):
+    """The Head of a batch row and a head's number."""
+    H, L, S = sizes
+    b = tl.cast(batch, tl.int64)
+    h = tl.cast(head, tl.int64)
+    first_query = tl.full((), 0, tl.int64)
+    first_key = tl.full((), 0, tl.int64)
+    queries = L
+    keys = S
+    if query_starts is not None:
+        first_query = tl.load(query_starts + b).to(tl.int64)
+        queries = (tl.load(query_starts + b + 1) - first_query).to(tl.int32)
+        first_key = tl.load(key_starts + b).to(tl.int64)
+        keys = (tl.load(key_starts + b + 1) - first_key).to(tl.int32)
+    visible = keys
+    if key_lengths is not None:
+        visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), keys), 0).to(tl.int32)
+    return Head(batch * H + head, b, h, first_query, first_key, queries, keys, visible)
+
+
+@triton.jit
+def locate(plane, sizes, key_lengths, query_starts, key_starts):
+    """The Head of a plane."""
+    return head_of(plane // sizes[0], plane % sizes[0], sizes, key_lengths, query_starts, key_starts)
+
+
+@triton.jit
+def rows_of(x, strides, head, first):
+    """The head's row `first` of x, in the tensor's own count."""
+    return x + head.b * strides[0] + head.h * strides[1] + first * strides[2]
+
+
+@triton.jit
+def line_of(strides, head, first):
+    """Where the head's row `first` is in a tensor (B, H, rows), whose rows are neighbours."""
+    return head.b * strides[0] + head.h * strides[1] + first
+
+
+@triton.jit
+def mask_of(mask, strides, head):
+    """The head's (L, S) of a mask, or None."""
+    if mask is None:
+        return mask
+    else:  # Triton compiles what follows a return
+        return mask + head.b * strides[0] + head.h * strides[1]
+
+
+@triton.jit
+def value_of(seed):
+    """The seed, or None."""
+    if seed is None:
+        return seed
+    else:
+        return tl.load(seed)
+
+
+@triton.jit
+def keep_tile(seed_value, dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
+    """True where dropout keeps a weight: (rows, COLUMNS) int1."""
+    return keep_mask(seed_value, dropout[0], plane, rows, first_column, dropout[1], COLUMNS)
+
+
+@triton.jit
+def key_range(
+    visible, first_row, causal_offset, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """For a tile of queries: where the keys that some row sees end, and where whole tiles that every row sees do."""
+    end = visible
+    free = visible
+    if CAUSAL:
+        end = tl.maximum(tl.minimum(visible, first_row + ROWS + causal_offset), 0)
+        free = tl.maximum(tl.minimum(visible, first_row + causal_offset + 1), 0)
+    return end, free // COLUMNS * COLUMNS
+
+
+@triton.jit
+def load_rows(
+    x,  # the tile's first row: (ROWS, WIDTH) with unit stride inside a row
+    stride,
+    count,  # rows from it on that exist
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr = False,  # all of them exist
+):
+    """(ROWS, block(WIDTH)), zero where there is nothing."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, block(WIDTH))[None, :]
+    place = x + row * stride + column
+    if WHOLE and block(WIDTH) == WIDTH:
+        tile = tl.load(place)
+    elif WHOLE:
+        tile = tl.load(place, mask=column < WIDTH, other=0.0)
+    elif block(WIDTH) == WIDTH:
+        tile = tl.load(place, mask=row < count, other=0.0)
+    else:
+        tile = tl.load(place, mask=(row < count) & (column < WIDTH), other=0.0)
+    return tile
+
+
+@triton.jit
+def store_rows(x, values, stride, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The inverse of load_rows; casts to x's dtype."""
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, block(WIDTH))
+    inside = (row[:, None] < count) & (column[None, :] < WIDTH)
+    tl.store(x + row[:, None] * stride + column[None, :], values.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a @ b in float32. upcast: the interpreter multiplies bfloat16 wrongly, so there the operands become float32."""
+    if PRECISION == "upcast":
+        c = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        c = tl.dot(a, b, input_precision=PRECISION)
+    return c
+
+
+@triton.jit
+def hide(
+    s,  # scores in base 2
+    row,  # the tile's first query
+    column,  # the tile's first key
+    rows,  # 0, 1, ... and
+    columns,  # 0, 1, ..., broadcastable to s in either orientation
+    mask,  # of this sequence and head, (L, S), or None
+    mask_strides,
+    queries,
+    visible,
+    causal_offset,
+    CAUSAL: tl.constexpr,
+    CHECKED: tl.constexpr,  # whether the tile reaches past the visible keys or the diagonal
+    OVERFLOWS: tl.constexpr = False,  # whether a score may be inf, a product out of its dtype's range
+):
+    """The scores with the mask added and -inf where the query may not attend."""
+    if mask is not None:
+        row_stride, column_stride = mask_strides[2], mask_strides[3]
+        inside = (rows < queries - row) & (columns < visible - column)
+        mask += tl.cast(row, tl.int64) * row_stride + tl.cast(column, tl.int64) * column_stride
+        place = mask + (rows * row_stride + columns * column_stride)
+        if mask.dtype.element_ty == tl.uint8:
+            allowed = tl.load(place, mask=inside, other=1)
+            if s.shape[0] == 16 or s.shape[1] == 16:
+                # Where a load of bytes and a tl.join (dropout's) lead to a product only 16 deep, Triton up to 3.7 gives
+                # it a layout for 32 and multiplies wrongly (triton#11691). It does not look behind a reduction.
+                allowed = tl.max(tl.expand_dims(allowed, 2), 2)
+            s = tl.where(allowed != 0, s, float("-inf"))
+        else:
+            added = tl.load(place, mask=inside, other=0.0).to(tl.float32) * LOG2E
+            if OVERFLOWS:
+                s = tl.where(added == float("-inf"), added, s + added)  # not inf + -inf
+            else:
+                s += added
+    if CHECKED:
+        seen = columns < visible - column
+        if CAUSAL:
+            seen = seen & (columns + column <= rows + (row + causal_offset))  # 2-D only in the comparison
+        s = tl.where(seen, s, float("-inf"))
+    return s

@@ -1,0 +1,24 @@
+"""What tiles depend on of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chip:
+    """A device as far as tiles depend on it."""
+
+    name: str
+    """sm_90, gfx942, ...; interpreter for CPU tensors."""
+    capability: int
+    """Compute capability as one number, 90 for sm_90; 0 for AMD and the interpreter."""
+    shared_memory: int
+    """Bytes of shared memory that one program can have."""
+    processors: int
+    """Streaming multiprocessors or compute units."""
+    matrix_units: bool
+    """Whether tl.dot of half-precision tiles is issued to matrix units (Triton does so from sm_80 and on CDNA)."""
+
+
+INTERPRETER = Chip(name="interpreter", capability=0, shared_memory=1 << 30, processors=4, matrix_units=False)

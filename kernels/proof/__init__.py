@@ -1,0 +1,1 @@
+"""Proof without a GPU: every kernel compiled for every chip, its resources, budgets, costs and launches."""

@@ -1,0 +1,46 @@
+"""Which ptxas makes machine code of the kernels' PTX, and what is known of it.
+
+Triton brings two along, one for chips before sm_100; another of the user's goes before it (TRITON_PTXAS_PATH, and
+TRITON_PTXAS_BLACKWELL_PATH from sm_100 on). No test without a GPU can notice what an assembler does wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+
+FAULTS = {"12.8.93": "assembles some kernels wrongly on Hopper, 13.1.80 does not (flash-linear-attention issue 1262)"}
+"""Version -> what is published of it, for chips before sm_100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembler:
+    path: str
+    version: str
+    """As 12.8.93; unknown where it does not say."""
+    variable: str
+    """The environment variable that names another."""
+
+
+def assembler(capability: int) -> Assembler:
+    """The ptxas that Triton runs for NVIDIA chips of a compute capability, 90 for sm_90."""
+    from triton import knobs
+
+    newer = capability >= 100 and hasattr(knobs.nvidia, "ptxas_blackwell")
+    path = (knobs.nvidia.ptxas_blackwell if newer else knobs.nvidia.ptxas).path
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\bV(\d+(?:\.\d+)+)", said)
+    return Assembler(
+        path, found[1] if found else "unknown", "TRITON_PTXAS_BLACKWELL_PATH" if newer else "TRITON_PTXAS_PATH"
+    )
+
+
+def description(capability: int) -> str:
+    """The assembler in a line, and a second one where its version has a published fault on such chips."""
+    used = assembler(capability)
+    line = f"sm_{capability} is assembled by ptxas {used.version} ({used.path})"
+    fault = FAULTS.get(used.version) if capability < 100 else None
+    if fault is None:
+        return line
+    return f"{line}\nptxas {used.version} {fault}: {used.variable}=/usr/local/cuda/bin/ptxas takes a toolkit's own"

@@ -1,0 +1,82 @@
+"""The recorded resources of every compiled case, and the rules that hold whatever is recorded.
+
+budgets.csv is meant to be reviewed: a line that grows in a commit is a kernel that got heavier on that chip. It is
+written by `python -m fasttfm.kernels.proof.matrix --update-budgets` with the Triton version that is pinned.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.proof.resources import Resources
+
+FILE = Path(__file__).with_name("budgets.csv")
+_FIELDS = ("registers", "spill", "shared", "matrix")
+
+Key = tuple[str, str, str]
+"""Chip, case, dtype."""
+
+
+def key(chip: Chip, case: CompileCase) -> Key:
+    return chip.name, case.name, case.dtype
+
+
+def read(file: Path = FILE) -> tuple[str, dict[Key, Resources]]:
+    """The Triton version that recorded the budgets, and the budgets."""
+    with file.open(newline="") as lines:
+        version = lines.readline().removeprefix("# triton ").strip()
+        return version, {
+            (row["chip"], row["case"], row["dtype"]): Resources(*(int(row[field]) for field in _FIELDS))
+            for row in csv.DictReader(lines)
+        }
+
+
+def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> None:
+    """Sorted by case, then chip from the oldest on, so that a reviewer sees one tile on all chips together."""
+
+    def order(key: Key) -> tuple:
+        chip, case, dtype = key
+        number = chip.removeprefix("sm_")
+        return case, dtype, (0, int(number)) if number.isdigit() else (1, chip)
+
+    with file.open("w", newline="") as lines:
+        lines.write(f"# triton {version}\n")
+        rows = csv.writer(lines, lineterminator="\n")
+        rows.writerow(("case", "dtype", "chip", *_FIELDS))
+        for chip, case, dtype in sorted(budgets, key=order):
+            found = budgets[chip, case, dtype]
+            rows.writerow((case, dtype, chip, *(getattr(found, field) for field in _FIELDS)))
+
+
+def broken_rules(chip: Chip, case: CompileCase, found: Resources) -> list[str]:
+    """What no case may do, recorded or not: take more shared memory than the chip has, spill on a chip from sm_80 on,
+    leave the matrix units idle in a half-precision or TF32 product, or compute a float32 product in TF32."""
+    broken = []
+    if found.shared > chip.shared_memory:
+        broken.append(f"takes {found.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
+    if chip.capability >= 80 and found.spill:
+        broken.append(f"spills {found.spill} bytes: take a smaller tile or more warps")
+    if case.matrix_product and chip.matrix_units and case.dtype != "fp32" and not found.matrix:
+        broken.append("has no matrix instruction: its product is computed with ordinary multiply-adds")
+    if case.matrix_product and chip.capability and case.dtype == "fp32" and found.matrix:
+        # NVIDIA has none for float32: on sm_100 Triton 3.7.1 issues IEEE products of 64 rows or more as TF32.
+        broken.append("has a matrix instruction: its float32 product is computed in TF32; take less than 64 rows")
+    return broken
+
+
+def regressions(found: Resources, budget: Resources | None) -> list[str]:
+    """How a case is heavier than what was recorded for it."""
+    if budget is None:
+        return ["is not in budgets.csv: look at its numbers, then run with --update-budgets"]
+    grown = []
+    for field in ("registers", "spill", "shared"):
+        now, then = getattr(found, field), getattr(budget, field)
+        if now > then:
+            grown.append(f"{field} {then} -> {now}")
+    if found.matrix < budget.matrix:
+        grown.append(f"matrix instructions {budget.matrix} -> {found.matrix}")
+    return grown

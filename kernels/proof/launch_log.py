@@ -1,0 +1,148 @@
+"""Counts what a piece of PyTorch code launches on a GPU: Triton kernels and the device work of ATen operators.
+
+    with LaunchLog() as log:
+        training_step()
+    print(log.table())
+
+It works without a GPU: there the kernels run through Triton's interpreter, and an ATen operator counts as the launch
+that it would be. What such a count rests on: every ATen operator that computes or moves elements is one launch
+(cuBLAS may take a second one to add split sums, a reduction along a large axis likewise); a view or an allocation is
+none; an operator on lists of tensors, such as a fused optimizer, takes as many as its tensors fill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fasttfm.kernels.launch import interpreted
+
+_NO_LAUNCH = {
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "lift_fresh",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+    "set_",
+    "_local_scalar_dense",  # .item(): waits and copies, without a kernel
+}
+_PRODUCTS = {"_addmm_activation", "addmm", "addmm_", "baddbmm", "bmm", "mm"}
+_TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
+"""Tensors that one launch takes when an operator walks through 1 to 5 lists (ATen/native/cuda/MultiTensorApply): the
+fewest, of devices and builds whose kernel arguments end at 4 KB; elsewhere it is seven times as many."""
+
+
+class LaunchLog:
+    """Counts launches inside its block by name."""
+
+    def __init__(self) -> None:
+        self.triton: Counter[str] = Counter()
+        """Triton kernels, as file.kernel."""
+        self.products: Counter[str] = Counter()
+        """Matrix products of ATen."""
+        self.others: Counter[str] = Counter()
+        """Every other ATen operator that is a launch."""
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> LaunchLog:
+        self._open.enter_context(_interpreted_launches(self) if interpreted() else _device_launches(self))
+        self._open.enter_context(_Operators(self))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
+
+    @property
+    def total(self) -> int:
+        return self.triton.total() + self.products.total() + self.others.total()
+
+    def table(self) -> str:
+        """A line for every kind and name, with its count."""
+        lines = []
+        for kind, counts in (("triton", self.triton), ("product", self.products), ("aten", self.others)):
+            lines.append(f"{kind:8} {counts.total():5}")
+            lines += [f"         {count:5}  {name}" for name, count in counts.most_common()]
+        return "\n".join([*lines, f"total    {self.total:5}"])
+
+
+class _Operators(TorchDispatchMode):
+    sees_through_operators = True
+    """What an operator of ours runs is seen without the dispatcher's way around it, so let a call be what it is."""
+
+    def __init__(self, log: LaunchLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "fasttfm":
+            # Not a launch itself: look at what it does, with this mode on again and past its own dispatch.
+            device = next(a.device.type for a in args if isinstance(a, torch.Tensor))
+            with self:
+                return func.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.upper())), *args)
+        with self:  # operators that are written in others, such as linear
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        name = func.overloadpacket.__name__
+        if func.namespace == "aten" and not func.is_view and name not in _NO_LAUNCH:
+            counts = self._log.products if name in _PRODUCTS else self._log.others
+            counts[name] += _launches(args)
+        return func(*args, **kwargs)
+
+
+def _launches(args: tuple) -> int:
+    lists = [a for a in args if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
+    if len(lists) == 5:  # a fused optimizer's step numbers come along without taking a tensor's place
+        lists = lists[:4]
+    if len(lists) == 0 or len(lists) > len(_TENSORS_PER_LAUNCH):
+        return 1
+    return -(-len(lists[0]) // _TENSORS_PER_LAUNCH[len(lists) - 1])
+
+
+@contextlib.contextmanager
+def _interpreted_launches(log: LaunchLog) -> Iterator[None]:
+    from triton.runtime import interpreter
+
+    run = interpreter.GridExecutor.__call__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        log.triton[_name(self.fn)] += 1
+        with _disable_current_modes():  # what the interpreter does with tensors is no launch
+            return run(self, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__ = counted
+    try:
+        yield
+    finally:
+        interpreter.GridExecutor.__call__ = run
+
+
+@contextlib.contextmanager
+def _device_launches(log: LaunchLog) -> Iterator[None]:
+    try:
+        from triton import knobs
+    except ImportError:  # no Triton: nothing of it is launched
+        yield
+        return
+
+    def count(metadata: Any) -> None:
+        log.triton[metadata.get()["name"]] += 1
+
+    knobs.runtime.launch_enter_hook.add(count)
+    try:
+        yield
+    finally:
+        knobs.runtime.launch_enter_hook.remove(count)
+
+
+def _name(function: Any) -> str:
+    return f"{function.__module__.removeprefix('fasttfm.kernels.')}.{function.__name__}"

@@ -1,0 +1,313 @@
+"""Compiles every kernel and tile for every chip, without a device, and holds the outcome against recorded budgets.
+
+    python -m fasttfm.kernels.proof.matrix --report                            every kernel on every chip
+    python -m fasttfm.kernels.proof.matrix --cases --chips sm_60,sm_80 --kernels attention
+    python -m fasttfm.kernels.proof.matrix --heaviest                          two cases a kernel and chip
+    python -m fasttfm.kernels.proof.matrix --update-budgets                    record what came out
+
+What is compiled is what the kernel files list: compile_case.py says how, philox.py shows it. The first run takes a
+second a case or so; Triton's cache on disk (TRITON_CACHE_DIR, else ~/.triton) makes the next one quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import datetime
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import pkgutil
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import fasttfm.kernels
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof import report as compile_report
+from fasttfm.kernels.proof.resources import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A case by its place, because kernels do not travel between processes."""
+
+    family: str
+    chip: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    resources: Resources | None
+    error: str = ""
+    """Why it did not compile, when resources is None."""
+
+
+@functools.cache
+def families() -> dict[str, Callable[[Chip], Iterable[CompileCase]]]:
+    """Kernel file, as attention.forward, -> its compile_cases."""
+    root = "fasttfm.kernels."
+    names = [module.name.removeprefix(root) for module in pkgutil.walk_packages(fasttfm.kernels.__path__, root)]
+    modules = {name: importlib.import_module(root + name) for name in names if name.split(".")[0] != "proof"}
+    return {name: module.compile_cases for name, module in modules.items() if hasattr(module, "compile_cases")}
+
+
+def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterator[tuple[Task, CompileCase]]:
+    """All cases of the kernel files whose name starts with one of `wanted` (all files without it).
+
+    Raises ValueError when two cases of a chip have one name.
+    """
+    for chip in chips:
+        seen = set()
+        for family, cases in families().items():
+            if wanted and not family.startswith(tuple(wanted)):
+                continue
+            for index, case in enumerate(cases(chip)):
+                key = budgets.key(chip, case)
+                if key in seen:
+                    file = family.replace(".", "/")
+                    raise ValueError(f"kernels/{file}.py lists {case.name} {case.dtype} twice for {chip.name}")
+                seen.add(key)
+                yield Task(family, chip.name, index), case
+
+
+def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
+    """Of every kernel on every chip the first case and the recorded one with the most spills, then registers."""
+    _, recorded = budgets.read()
+    unknown = Resources(0, 0, 0, 0)
+    chosen: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
+    for task, case in cases.items():
+        found = recorded.get(budgets.key(CHIPS[task.chip], case), unknown)
+        place = (task.family, task.chip, case.kernel.__name__)
+        chosen.setdefault(place, []).append((found.spill, found.registers, -task.index, task))
+    return list(dict.fromkeys(task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))))
+
+
+def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], list]]:
+    """Signature, constants and attributes as triton.compiler.ASTSource takes them: a value in a tuple by its path."""
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list] = {}
+
+    def described(value: Any, path: tuple[int, ...], constant: bool = False) -> Any:
+        if isinstance(value, tuple) and not constant:
+            return tuple(described(each, (*path, i)) for i, each in enumerate(value))
+        if constant or not isinstance(value, str):
+            constants[path] = value
+            return "constexpr"
+        kind, _, divisor = value.partition(":")
+        if divisor or kind.startswith("*"):
+            attributes[path] = [["tt.divisibility", 16]]
+        return kind
+
+    signature = {
+        parameter.name: described(case.arguments[parameter.name], (place,), parameter.is_constexpr)
+        for place, parameter in enumerate(case.kernel.params)
+    }
+    return signature, constants, attributes
+
+
+def compile_case(chip: Chip, case: CompileCase) -> Resources:
+    """Compiles one case; Triton must not be in its interpreter."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from fasttfm.kernels.jit import OPTIONS
+    from fasttfm.kernels.proof import resources
+
+    target = GPUTarget("cuda", chip.capability, 32) if chip.capability else GPUTarget("hip", chip.name, 64)
+    compiled = triton.compile(
+        ASTSource(case.kernel, *specialization(case)),
+        target=target,
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages, **OPTIONS},
+    )
+    return resources.read(compiled, compiled.metadata.shared)
+
+
+def _start_worker() -> None:
+    # Before any kernel is imported: in the interpreter Triton cannot compile.
+    os.environ.pop("TRITON_INTERPRET", None)
+    _parent.append(os.getppid())
+
+
+_parent: list[int] = []
+"""In a worker, the process that started it."""
+
+
+@functools.cache
+def _cases(family: str, chip: str) -> list[CompileCase]:
+    return list(families()[family](CHIPS[chip]))
+
+
+def _run(task: Task) -> Outcome:
+    if os.getppid() not in _parent:  # nobody waits for the outcome any more
+        os._exit(1)
+    try:
+        return Outcome(compile_case(CHIPS[task.chip], _cases(task.family, task.chip)[task.index]))
+    except Exception as error:  # whatever the compiler raises is the outcome
+        reason = "; ".join(line for line in str(error).splitlines() if line.strip())
+        return Outcome(None, f"{type(error).__name__}: {reason[:400]}")
+
+
+def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+
+
+def compile_tasks(
+    tasks: Sequence[Task], workers: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> dict[Task, Outcome]:
+    """Compiles in parallel processes; a case that crashes the compiler is an error like another."""
+    outcomes: dict[Task, Outcome] = {}
+    workers = max(1, min(workers or os.cpu_count() or 1, len(tasks)))
+    remaining = list(tasks)
+    while remaining:
+        with _pool(workers) as pool:
+            running = {pool.submit(_run, task): task for task in remaining}
+            try:
+                for future in concurrent.futures.as_completed(running):
+                    outcomes[running[future]] = future.result()
+                    if progress is not None:
+                        progress(len(outcomes), len(tasks))
+            except BrokenProcessPool:
+                pass
+            except BaseException:  # Ctrl-C: what waits need not be compiled first
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        remaining = [task for task in tasks if task not in outcomes]
+        if remaining:
+            # One of the first few killed its process and took the pool along: find out which, one process each.
+            for task in remaining[: workers + 1]:
+                with _pool(1) as alone:
+                    try:
+                        outcomes[task] = alone.submit(_run, task).result()
+                    except BrokenProcessPool:
+                        outcomes[task] = Outcome(None, "the compiler crashed")
+            remaining = remaining[workers + 1 :]
+    return outcomes
+
+
+def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resources | None, *, exact: bool) -> list[str]:
+    """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton may."""
+    if outcome.resources is None:
+        return [f"does not compile: {outcome.error}"]
+    found = budgets.broken_rules(chip, case, outcome.resources)
+    if exact:
+        found += budgets.regressions(outcome.resources, budget)
+    return found
+
+
+def recorded_table() -> str:
+    """The report of what budgets.csv records of the cases that the kernel files list."""
+    version, recorded = budgets.read()
+    keyed = [(CHIPS[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
+    found = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed]
+    rows = [(chip, case, Outcome(known)) for chip, case, known in found if known is not None]
+    return f"{len(rows):,} of {len(keyed):,} cases, Triton {version}\n\n{compile_report.by_kernel(rows)}"
+
+
+def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
+    """Records what compiled, drops what no kernel file lists any more and keeps the rest."""
+    _, recorded = budgets.read()
+    current = {budgets.key(CHIPS[task.chip], case) for task, case in enumerate_cases(CHIPS.values())}
+    recorded = {key: value for key, value in recorded.items() if key in current}
+    for task, case in cases.items():
+        if (resources := outcomes[task].resources) is not None:
+            recorded[budgets.key(CHIPS[task.chip], case)] = resources
+    budgets.write(metadata.version("triton"), recorded)
+    compile_report.write_page(recorded_table())
+
+
+def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
+    """Appends a line of JSON: the Triton that compiled, how many cases on which chips, and each that broke a rule."""
+    broken = [
+        {"chip": task.chip, "case": case.name, "dtype": case.dtype, "complaint": complaint}
+        for task, case in cases.items()
+        for complaint in complaints(CHIPS[task.chip], case, outcomes[task], None, exact=False)
+    ]
+    record = {
+        "benchmark": "compile_matrix",
+        "command": shlex.join(["python", "-m", "fasttfm.kernels.proof.matrix", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "triton": metadata.version("triton"),
+        "chips": list(dict.fromkeys(task.chip for task in cases)),
+        "cases": len(cases),
+        "compiled": sum(outcome.resources is not None for outcome in outcomes.values()),
+        "broken": broken,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(record) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fasttfm.kernels.proof.matrix", description=__doc__.split("\n")[0])
+    parser.add_argument("--report", action="store_true", help="print the worst of every kernel on every chip")
+    parser.add_argument("--cases", action="store_true", help="print every case")
+    parser.add_argument("--chips", default=",".join(CHIPS), help="comma-separated; default: %(default)s")
+    parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names; default: all")
+    parser.add_argument("--heaviest", action="store_true", help="only the first and the heaviest case of every kernel")
+    parser.add_argument(
+        "--update-budgets",
+        action="store_true",
+        help=f"record the outcome in {budgets.FILE.name} and in the table of {compile_report.PAGE.name}",
+    )
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append what broke a rule as a line of JSON")
+    parser.add_argument("--workers", type=int, help="parallel processes; default: one a core")
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.chips.split(",") if name not in CHIPS]
+    if unknown:
+        parser.error(f"unknown chip {', '.join(unknown)}: choose from {', '.join(CHIPS)}")
+    wanted = [name for name in args.kernels.split(",") if name]
+    cases = dict(enumerate_cases([CHIPS[name] for name in args.chips.split(",")], wanted))
+    if not cases:
+        parser.error(f"no kernel file begins with {args.kernels}: there are {', '.join(families())}")
+    if args.heaviest:
+        cases = {task: cases[task] for task in heaviest(cases)}
+
+    def progress(done: int, total: int) -> None:
+        if sys.stderr.isatty() or done % 100 == 0 or done == total:
+            print(f"\r{done}/{total} compiled", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+    outcomes = compile_tasks(list(cases), args.workers, progress)
+    if args.update_budgets:
+        _update(cases, outcomes)
+    if args.record:
+        write_record(args.record, cases, outcomes)
+    version, recorded = budgets.read()
+    rows = [(CHIPS[task.chip], case, outcomes[task]) for task, case in cases.items()]
+    if args.report:
+        print(compile_report.by_kernel(rows))
+    if args.cases:
+        print(compile_report.by_case(rows))
+    failures = [
+        f"{task.chip} {case.name} {case.dtype}: {complaint}"
+        for task, case in cases.items()
+        for complaint in complaints(
+            CHIPS[task.chip],
+            case,
+            outcomes[task],
+            recorded.get(budgets.key(CHIPS[task.chip], case)),
+            exact=metadata.version("triton") == version,
+        )
+    ]
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    print(f"{len(cases)} cases on {len(args.chips.split(','))} chips, {len(failures)} complaints", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was compiled stays in Triton's cache")

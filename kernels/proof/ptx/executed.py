@@ -1,0 +1,199 @@
+"""Launches of Triton kernels on CPU tensors, each executed from the PTX that Triton compiles for a chip.
+
+    with executed("sm_90") as machine:
+        my_kernel[grid](x, y, n, BLOCK=128)     # any @triton.jit kernel, or code that launches some
+    machine.launches                            # what ran
+
+The kernel goes Triton's own way up to PTX, which is read and run by numpy: no device, no driver, no assembler. A launch
+that does something wrong raises FaultyKernel. Needs a process in which Triton is not in its interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+
+from fasttfm.kernels.launch import interpreted
+from fasttfm.kernels.proof.ptx.faults import Fault, FaultyKernel, Unsupported
+from fasttfm.kernels.proof.ptx.memory import POISON, buffers
+from fasttfm.kernels.proof.ptx.parse import parse
+from fasttfm.kernels.proof.ptx.run import Code, Launch, parameters_of
+from fasttfm.kernels.proof.stand_in import StandIn, install
+
+CHIPS = ("sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+"""What the machine knows the instructions of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A launch that was executed."""
+
+    name: str
+    grid: tuple[int, int, int]
+    threads: int
+    instructions: int
+    """Of the kernel's text."""
+    seconds: float
+
+
+class Machine(StandIn):
+    """A driver that executes what is launched."""
+
+    def __init__(self, chip: str, *, checks: bool, raising: bool, rewrite: Callable[[str], str] | None) -> None:
+        super().__init__(chip)
+        self._checks, self._raising, self._rewrite = checks, raising, rewrite
+        self.faults: list[Fault] = []
+        self.notes: list[Fault] = []
+        """Reads that no barrier orders before a store, by threads that hold copies of what the storing thread read."""
+        self.launches: list[Done] = []
+        properties = self.utils.get_device_properties
+        self.utils = SimpleNamespace(
+            load_binary=lambda name, binary, shared, device: (None, binary.decode(), 32, 0, 1024),
+            get_device_properties=properties,
+        )
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        def start(x, y, z, stream, function, packed, about, enter, leave, *arguments):
+            running = triton.runtime.driver.active
+            if not isinstance(running, Machine):
+                raise RuntimeError("a kernel that executed() compiled is launched outside of it")
+            if enter is not None:
+                enter(about)
+            running.execute((x, y, z), source, metadata, function, arguments)
+            if leave is not None:
+                leave(about)
+
+        return start
+
+    def execute(self, grid, source, metadata, ptx: str, arguments) -> None:
+        began = time.perf_counter()
+        code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
+        given = list(_given(source.signature.values(), arguments))
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        foreign = [t.device for t in tensors if t.device.type != "cpu"]
+        if foreign:
+            raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
+        scratch = len(code.kernel.parameters) - len(given)
+        values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in given] + [0] * scratch
+        launch = Launch(
+            code, grid, metadata.num_warps * 32, metadata.shared, parameters_of(code.kernel, values),
+            buffers(tensors), self._checks,
+        )  # fmt: skip
+        found = launch.execute()
+        took = time.perf_counter() - began
+        self.launches.append(Done(metadata.name, grid, launch.threads, len(code.instructions), took))
+        self.notes += [fault for fault in found if fault.kind == "redundant"]
+        faults = [fault for fault in found if fault.kind != "redundant"]
+        self.faults += faults
+        if faults and self._raising:
+            raise FaultyKernel(faults)
+
+
+@functools.lru_cache(maxsize=512)
+def translated(ptx: str) -> Code:
+    return Code(parse(ptx))
+
+
+def _given(signature, arguments) -> Iterator[Any]:
+    """The arguments that the compiled kernel takes, tuples flattened."""
+    for kind, value in zip(signature, arguments):
+        if isinstance(kind, tuple):
+            yield from _given(kind, value)
+        elif kind != "constexpr":
+            if not (isinstance(value, (torch.Tensor, int, float))):
+                raise Unsupported(f"a kernel argument of type {type(value).__name__}")
+            yield value
+
+
+@contextlib.contextmanager
+def executed(
+    chip: str, *, checks: bool = True, raising: bool = True, rewrite: Callable[[str], str] | None = None
+) -> Iterator[Machine]:
+    """Inside the block kernels launched on CPU tensors are compiled for the chip and executed.
+
+    checks: look for races and unwritten memory too, which takes longer; bounds and alignment are always checked.
+    raising: a launch with faults raises FaultyKernel; else machine.faults collects them. rewrite(ptx) -> ptx: what is
+    executed instead. Raises ValueError for a chip whose instructions the machine does not know, RuntimeError where
+    Triton is in its interpreter.
+    """
+    if chip not in CHIPS:
+        raise ValueError(f"executed({chip!r}): choose one of {', '.join(CHIPS)}")
+    if knobs.runtime.interpret or interpreted():
+        raise RuntimeError("Triton is in its interpreter (TRITON_INTERPRET=1): start a process without it")
+    machine = Machine(chip, checks=checks, raising=raising, rewrite=rewrite)
+    with contextlib.ExitStack() as stack:
+        stack.callback(install(machine))
+        stack.callback(setattr, knobs.runtime, "add_stages_inspection_hook", knobs.runtime.add_stages_inspection_hook)
+        knobs.runtime.add_stages_inspection_hook = _up_to_ptx
+        stack.enter_context(_kernels_for_the_cpu())
+        stack.enter_context(_poisoned_allocations())
+        yield machine
+
+
+def _up_to_ptx(backend=None, stages=None, options=None, language=None, capability=None):
+    """Triton's hook: the assembler's stage leaves the PTX as it is."""
+    if stages is not None:
+        stages["cubin"] = lambda source, metadata: source.encode()
+    return "executed", "executed"
+
+
+@contextlib.contextmanager
+def _kernels_for_the_cpu() -> Iterator[None]:
+    """fasttfm's operators take their kernels for CPU tensors too, wherever they would on a device."""
+    backends = sys.modules.get("fasttfm.functional.backends")
+    if backends is None:
+        yield
+        return
+    asked = backends.use_triton
+
+    def use_triton(tensor: torch.Tensor, choice: str | None = None) -> bool:
+        return (backends.chosen() if choice is None else choice) != "torch"
+
+    changed = [m for n, m in list(sys.modules.items())
+               if n.startswith("fasttfm.") and getattr(m, "use_triton", None) is asked]  # fmt: skip
+    for module in changed:
+        vars(module)["use_triton"] = use_triton
+    try:
+        yield
+    finally:
+        for module in list(sys.modules.values()):  # those that were imported meanwhile too
+            if getattr(module, "use_triton", None) is use_triton:
+                vars(module)["use_triton"] = asked
+
+
+@contextlib.contextmanager
+def _poisoned_allocations() -> Iterator[None]:
+    """What torch allocates without filling holds bits by which a read of it is told."""
+    places = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
+    before = [getattr(*place) for place in places]
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(make)
+        def allocate(*args: Any, **options: Any) -> torch.Tensor:
+            tensor = make(*args, **options)
+            if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                if storage.nbytes():
+                    raw = torch.tensor([], dtype=torch.uint8).set_(storage)
+                    raw[0::2], raw[1::2] = int(POISON[2]) & 255, int(POISON[2]) >> 8
+            return tensor
+
+        return allocate
+
+    for (owner, name), make in zip(places, before):
+        setattr(owner, name, poisoned(make))
+    try:
+        yield
+    finally:
+        for (owner, name), make in zip(places, before):
+            setattr(owner, name, make)

@@ -1,0 +1,59 @@
+"""What the machine reports: kinds of fault, and the place of each in PTX and in Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KINDS = {
+    "bounds": "an access outside of every tensor of the launch, or of the program's shared memory",
+    "alignment": "a vector access at an address that its width does not divide",
+    "divergence": "a barrier, shuffle or matrix instruction that not all threads reach together",
+    "race": "two threads of a program touch one place, one of them writing, with no barrier in between",
+    "programs": "two programs touch one place, one of them writing",
+    "unwritten": "a read of memory that nobody wrote, or of a copy that was not waited for",
+    "value": "threads of one instruction store different values at one place",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of an instruction."""
+
+    kernel: str
+    line: int
+    """In the PTX text, from 1."""
+    python: str
+    """file.py:line:column, and where that was inlined, as .loc says."""
+
+    def __str__(self) -> str:
+        return f"{self.kernel}, PTX line {self.line}" + (f", {self.python}" if self.python else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that a kernel does wrong, at one instruction; counted once however many threads do it."""
+
+    kind: str
+    message: str
+    place: Place
+    other: Place | None = None
+    """The other access of a race."""
+
+    def __str__(self) -> str:
+        second = f"; the other access: {self.other}" if self.other else ""
+        return f"{self.kind}: {self.message}, at {self.place}{second}"
+
+
+class FaultyKernel(Exception):
+    """A launch that did something wrong; faults has all of it."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self.faults = faults
+        super().__init__("\n".join(str(fault) for fault in faults))
+
+
+class Unsupported(Exception):
+    """PTX that the machine does not know."""
+
+    def __init__(self, message: str, place: Place | None = None) -> None:
+        super().__init__(f"{message}, at {place}" if place else message)

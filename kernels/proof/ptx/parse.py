@@ -1,0 +1,240 @@
+"""PTX text -> a kernel's instructions, basic blocks and the Python lines they came from.
+
+As much of PTX's grammar as Triton writes, inline assembly included: one entry, registers and labels, statements that
+end with a semicolon. The order of statements is kept; a basic block ends at a branch or before a label.
+Source: NVIDIA, "PTX ISA", chapters 4 (syntax) and 11 (directives).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from fasttfm.kernels.proof.ptx.faults import Place, Unsupported
+
+WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128}
+_PARAMETER = re.compile(r"\.param\s+\.(\w+)\s.*?(\w+)\s*[,)\n]")
+_LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
+_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
+_REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
+_GUARD = re.compile(r"@(!?)(%\w+)\s+(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    name: str
+    kind: str
+    """pred, b16, b32 or b64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An immediate: the bits as Python's integer, which may be negative; `real` for 0f and 0d constants."""
+
+    value: int
+    real: str = ""
+    """f32 or f64 where it was written as bits of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    parts: tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    base: object
+    """Register, or the name of a symbol."""
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A label, a symbol, a special register (%tid.x) or _."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class Instruction:
+    opcode: str
+    operands: tuple
+    guard: Register | None
+    negated: bool
+    place: Place
+    index: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        return self.opcode.split(".")
+
+
+@dataclass(slots=True)
+class Block:
+    """Instructions that run one after the other; labels name its beginning."""
+
+    labels: list[str] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Kernel:
+    name: str
+    target: str
+    parameters: list[tuple[str, str]]
+    """(name, type) of each, type as u64, b32, f32."""
+    threads: int
+    """.reqntid; 0 where it is not given."""
+    blocks: list[Block]
+    registers: dict[str, str]
+    """Name -> pred, b16, b32, b64."""
+
+
+def parse(text: str) -> Kernel:
+    """Reads one entry. Raises Unsupported, with the line, for what is not understood."""
+    target = re.search(r"^\.target\s+(\w+)", text, re.MULTILINE)
+    entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*(.*?)\{", text, re.DOTALL)
+    if target is None or entry is None:
+        raise Unsupported("this is no PTX of one kernel: .target or .visible .entry is missing")
+    end = re.compile(r"^\}", re.MULTILINE).search(text, entry.end())
+    body = text[entry.end() : end.start() if end else len(text)]
+    threads = re.search(r"\.reqntid\s+(\d+)", entry[3])
+    parameters = [(name, kind) for kind, name in _PARAMETER.findall(entry[2] + "\n")]
+    reader = _Reader(entry[1], dict(_FILE.findall(text)), 1 + text[: entry.end()].count("\n"))
+    reader.targets = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", body))
+    reader.read(body)
+    blocks = [block for block in reader.blocks if block.instructions or block.labels]
+    for index, instruction in enumerate(i for block in blocks for i in block.instructions):
+        instruction.index = index
+    return Kernel(entry[1], target[1], parameters, int(threads[1]) if threads else 0, blocks, reader.registers)
+
+
+class _Reader:
+    def __init__(self, kernel: str, files: dict[str, str], line: int) -> None:
+        self.kernel, self.files, self.line = kernel, files, line
+        self.registers: dict[str, str] = {}
+        self.families: dict[str, str] = {}
+        self.targets: set[str] = set()
+        self.blocks = [Block()]
+        self.known: dict[str, object] = {}
+        self.python = ""
+        self.open = ""
+
+    def read(self, body: str) -> None:
+        for number, raw in enumerate(body.split("\n"), self.line):
+            location = _LOCATION.search(raw)
+            if location:
+                file, line, column, chain = location.groups()
+                if line != "0":  # 0: the compiler could not say
+                    self.python = (chain or f"{self.files.get(file, file).rsplit('/', 1)[-1]}:{line}:{column}").strip()
+                continue
+            self.take(raw.split("//")[0].strip(), number)
+
+    def take(self, text: str, number: int) -> None:
+        """Takes the statements of one line; one may go on in the next."""
+        if not text or text.startswith((".pragma", ".section", ".file", ".b8")):
+            return
+        text = f"{self.open} {text}".strip()
+        self.open = ""
+        while text:
+            if text[0] in "{}":  # a scope of inline assembly
+                text = text[1:].strip()
+                continue
+            label = re.match(r"([$\w]+):(?!:)\s*", text)
+            if label:
+                if label[1] in self.targets:  # others are for debuggers
+                    self.label(label[1])
+                text = text[label.end() :]
+                continue
+            statement, separator, rest = text.partition(";")
+            if not separator:
+                self.open = text
+                return
+            self.statement(statement.strip(), number)
+            text = rest.strip()
+
+    def label(self, name: str) -> None:
+        if self.blocks[-1].instructions:
+            self.blocks.append(Block())
+        self.blocks[-1].labels.append(name)
+
+    def statement(self, text: str, number: int) -> None:
+        declared = _REGISTERS.match(text + ";")
+        if declared:
+            return self.declare(*declared.groups())
+        place = Place(self.kernel, number, self.python)
+        guard, negated = None, False
+        guarded = _GUARD.match(text)
+        if guarded:
+            negated, text = guarded[1] == "!", guarded[3]
+            guard = self.operand(guarded[2], place)
+        opcode, _, rest = text.replace("\t", " ").partition(" ")
+        operands = tuple(self.operand(part, place) for part in _split(rest))
+        block = self.blocks[-1]
+        block.instructions.append(Instruction(opcode, operands, guard, negated, place))
+        if opcode.split(".")[0] in ("bra", "ret", "exit"):
+            self.blocks.append(Block())
+        return None
+
+    def declare(self, kind: str, names: str) -> None:
+        kind = {"f32": "b32", "f64": "b64", "u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}.get(kind, kind)
+        for name in names.split(","):
+            family = re.match(r"(%?\w+)<\d+>", name.strip())
+            if family:
+                self.families[family[1]] = kind
+            else:
+                self.registers[name.strip()] = kind
+
+    def register(self, name: str) -> Register | None:
+        kind = self.registers.get(name)
+        if kind is None:
+            family = re.match(r"(%[a-zA-Z_]+)\d+$", name)
+            kind = self.families.get(family[1]) if family else None
+            if kind is None:
+                return None
+            self.registers[name] = kind
+        return Register(name, kind)
+
+    def operand(self, text: str, place: Place) -> Any:
+        text = text.strip()
+        if text.startswith("{"):
+            return Vector(tuple(self.operand(part, place) for part in _split(text[1:-1])))
+        if text.startswith("["):
+            base, _, offset = text[1:-1].replace(" ", "").partition("+")
+            return Address(self.register(base) or Name(base), int(offset, 0) if offset else 0)
+        if "|" in text:
+            return Vector(tuple(self.operand(part, place) for part in text.split("|")))
+        found = self.known.get(text)
+        if found is None:
+            found = self.known[text] = self.simple(text, place)
+        return found
+
+    def simple(self, text: str, place: Place) -> object:
+        known = self.register(text)
+        if known is not None:
+            return known
+        if re.match(r"0[fF][0-9a-fA-F]{8}$", text):
+            return Number(int(text[2:], 16), "f32")
+        if re.match(r"0[dD][0-9a-fA-F]{16}$", text):
+            return Number(int(text[2:], 16), "f64")
+        if re.match(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$", text):
+            return Number(int(text.rstrip("U"), 0))
+        if re.match(r"[%$\w.]+$", text):
+            return Name(text)
+        raise Unsupported(f"operand {text!r} is not understood", place)
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of braces."""
+    parts, depth, start = [], 0, 0
+    for position, letter in enumerate(text):
+        if letter in "{[":
+            depth += 1
+        elif letter in "}]":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    parts.append(text[start:])
+    return [part for part in parts if part.strip()]

@@ -1,0 +1,227 @@
+"""Races: two threads touch one place, one of them writing, and nothing orders them.
+
+In a program a barrier orders what lies before it and what lies after; bar.warp.sync does so for the threads of a warp;
+nothing else does. Programs are not ordered at all. Accesses are kept as their instructions gave them, without a record
+per byte, and compared stretch by stretch: for shared memory at each barrier, for global memory at each store and at the
+end of the launch. Stores of equal values by one instruction are how a compiler spreads a value and no race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fasttfm.kernels.proof.ptx.memory import WORDS, Buffer
+
+_THREAD, _WARP, _EPOCH = 0x3FF, 0x3E0, 10
+COLLECTIVE = 1 << 30
+"""The thread that matrix instructions read shared memory as: none of the program's own."""
+
+
+def conflicting(one, other):
+    """Of pairs of codes (thread, and warp barriers passed << 10), which belong to threads that nothing orders."""
+    differ = one ^ other
+    warp = (differ & ~np.int64(_THREAD) & np.int64(COLLECTIVE)) | (differ & _WARP)
+    return ((differ & (_THREAD | COLLECTIVE)) != 0) & ((warp != 0) | ((differ >> _EPOCH) == 0))
+
+
+class SharedRaces:
+    """Of the programs of a chunk, in the stretch since their last barrier."""
+
+    def __init__(self, run, size: int, grain: int) -> None:
+        self.run, self.grain = run, grain
+        self.shift = grain.bit_length() - 1
+        self.writers = np.zeros((run.programs, -(-size // grain // 16) * 16 + 16), dtype=np.int64)
+        self.events: list[tuple] = []
+        self.written = False
+        self.met = False
+        """Whether a warp has met (bar.warp.sync) since."""
+
+    def read(self, index, address, mask, width, code=None) -> None:
+        self.events.append(("read", index, address, mask, width, self.run.code if code is None else code))
+
+    def write(self, index, address, mask, width, code=None) -> None:
+        self.events.append(("write", index, address, mask, width, self.run.code if code is None else code))
+        self.written = True
+
+    def barrier(self, here: np.ndarray | None) -> None:
+        """Programs `here` (None: all) are at a barrier: compares their stretch and forgets it."""
+        if self.written:
+            self.compare(here)
+        self.events = [] if here is None else list(_without(self.events, here))
+        self.written = any(event[0] == "write" for event in self.events)
+        self.met = self.met and bool(self.events)
+
+    def compare(self, here) -> None:
+        lone = here is None and all(
+            a.shape[0] == 1 and (m is None or m.shape[0] == 1) and c.shape[0] == 1 for _, _, a, m, _, c in self.events
+        )  # what all programs do alike is compared for one
+        rows = 1 if lone else self.run.programs
+        table = self.writers[:rows].reshape(-1)
+        if self.met:  # then a later access of a warp may hide an earlier one
+            self.follow(table, here, rows, self.events)
+        touched = self.follow(table, here, rows, [event for event in self.events if event[0] == "write"])
+        self.follow(table, here, rows, [event for event in self.events if event[0] == "read"], touched)
+        for words, places, _ in touched:
+            words[places] = 0
+
+    def follow(self, table, here, rows, events, touched=None) -> list[tuple]:
+        """Compares each event with what the table has and notes writers in it. Returns where it did."""
+        touched = [] if touched is None else touched
+        for kind, index, address, mask, width, code in events:
+            words, places, codes = self.cells(table, address, mask, width, code, here, rows)
+            before = words.take(places, axis=0)
+            if before.any():
+                what = "written and read" if kind == "read" else "written twice"
+                self.judge(index, before, places, codes, touched, what)
+            if kind == "write":
+                words[places] = codes + 1
+                touched.append((words, places, index))
+        return touched
+
+    def cells(self, table, address, mask, width, code, here, rows):
+        """The table by words of such accesses, the places of these in it, and the codes of who touches them."""
+        if here is not None:
+            mask = here if mask is None else mask & here
+        span = max(1, width // self.grain)
+        words = table.reshape(-1, span)
+        shift = max(self.shift, width.bit_length() - 1)
+        places = (address >> np.uint32(shift)).astype(np.int64)
+        np.minimum(places, self.writers.shape[1] // span - 1, out=places)
+        if rows > 1:
+            places = places + np.arange(rows, dtype=np.int64)[:, None] * (self.writers.shape[1] // span)
+        if mask is not None:
+            shape = np.broadcast_shapes(places.shape, code.shape, mask.shape)
+            chosen = np.broadcast_to(mask, shape)
+            places, code = np.broadcast_to(places, shape)[chosen], np.broadcast_to(code, shape)[chosen]
+        elif code.shape[1] != places.shape[1]:
+            places, code = np.broadcast_arrays(places, code)
+        return words, places, code[..., None]
+
+    def judge(self, index, before, places, codes, touched, what) -> None:
+        wrong = (before != 0) & conflicting(before - 1, codes)
+        if wrong.any():
+            whole = np.broadcast_to(places[..., None], wrong.shape) * before.shape[-1] + np.arange(before.shape[-1])
+            self.report(index, whole[wrong], touched, what)
+
+    def report(self, index, places, touched, what) -> None:
+        found = (i for w, p, i in reversed(touched) if np.isin(places[:1] // w.shape[1], p).any())
+        other = next(found, None)
+        byte = int(places[0]) % self.writers.shape[1] * self.grain
+        self.run.fault("race", index, f"shared memory at byte {byte} is {what} with no barrier between", other)
+
+
+def _without(accesses, here) -> Iterator[tuple]:
+    for kind, index, address, mask, width, code in accesses:
+        rest = ~here if mask is None else mask & ~here
+        if rest.any():
+            yield kind, index, address, rest, width, code
+
+
+_PROGRAM, _BARRIERS = 36, 20
+_HELD = 1 << 24
+
+
+class Traffic:
+    """Of one launch on global memory: who wrote each place last, and who read what."""
+
+    def __init__(self, launch, grain: int) -> None:
+        self.launch, self.grain = launch, grain
+        self.writers: dict[int, np.ndarray] = {}
+        self.instructions: dict[int, np.ndarray] = {}
+        self.reads: list[tuple] = []
+        self.held = 0
+
+    def codes(self, run) -> np.ndarray:
+        """(programs, threads): program, barriers passed, warp barriers passed, thread; never 0."""
+        return ((run.numbers + 1) << _PROGRAM) | (run.barriers << _BARRIERS) | run.code
+
+    def read(self, index, buffer: Buffer, offsets, mask, width) -> None:
+        run = self.launch.run
+        entry = (index, buffer, offsets, mask, width, self.codes(run), run.shape)
+        if buffer.base in self.writers:
+            self.check_read(entry)
+        self.reads.append(entry)
+        self.held += offsets.size
+        if self.held > _HELD:
+            self.end()
+
+    def check_read(self, entry, *, late: bool = False) -> None:
+        index, buffer, offsets, mask, width, codes, shape = entry
+        if buffer.base not in self.writers:
+            return
+        table = self.writers[buffer.base]
+        offsets, codes = np.broadcast_to(offsets, shape), np.broadcast_to(codes, shape)
+        if mask is not None:
+            chosen = np.broadcast_to(mask, shape)
+            offsets, codes = offsets[chosen], codes[chosen]
+        first = (offsets.ravel() // np.uint64(self.grain)).view(np.int64)
+        codes = codes.ravel()
+        for step in range(max(1, width // self.grain)):
+            places = np.minimum(first + step, len(table) - 1)
+            before = table[places]
+            written = before != 0
+            if not written.any():
+                continue
+            others, kind = self.unordered(before, codes)
+            wrong = written & others
+            if wrong.any():
+                self.report(index, buffer, places, before, codes, wrong, kind, late)
+
+    def unordered(self, before, codes):
+        """Pairs that nothing orders, and those of them that belong to two programs."""
+        foreign = (before >> _PROGRAM) != (codes >> _PROGRAM)
+        low = np.int64((1 << _BARRIERS) - 1)
+        same_stretch = ((before ^ codes) >> _BARRIERS) == 0
+        return foreign | (same_stretch & conflicting(before & low, codes & low)), foreign
+
+    def report(self, index, buffer, places, before, codes, wrong, foreign, late) -> None:
+        run = self.launch.run
+        kind = "programs" if (foreign & wrong).any() else "race"
+        place = int(places[wrong][0])
+        other = int(self.instructions[buffer.base][place])
+        if late and kind == "race":
+            pairs = set(zip(places.tolist(), codes.tolist()))
+            low = np.int64((1 << _BARRIERS) - 1)
+            touching = zip(places[wrong].tolist(), before[wrong].tolist(), codes[wrong].tolist())
+            if all((place, (code & ~low) | (writer & low)) in pairs for place, writer, code in touching):
+                kind = "redundant"  # who writes has read it himself; the others hold copies that are not stored
+        byte = place * self.grain
+        run.fault(kind, index, f"global memory ({buffer.size} bytes) at byte {byte} is written and read", other)
+
+    def write(self, index, buffer: Buffer, offsets, threads, width) -> None:
+        run = self.launch.run
+        if buffer.base not in self.writers:
+            cells = -(-buffer.size // self.grain)
+            self.writers[buffer.base] = np.zeros(cells, dtype=np.int64)
+            self.instructions[buffer.base] = np.zeros(cells, dtype=np.int32)
+        table = self.writers[buffer.base]
+        codes = np.broadcast_to(self.codes(run), run.shape).reshape(-1)[threads]
+        first = (offsets // np.uint64(self.grain)).view(np.int64)
+        for step in range(max(1, width // self.grain)):
+            places = first + step
+            before = table[places]
+            if before.any():
+                others, foreign = self.unordered(before, codes)
+                wrong = (before != 0) & others
+                if wrong.any():
+                    self.report(index, buffer, places, before, codes, wrong, foreign, False)
+            table[places] = codes
+            after = table[places]
+            if (after != codes).any():  # several threads in one instruction: equal values of one program may be
+                foreign = ((after ^ codes) >> _PROGRAM) != 0
+                if foreign.any():
+                    self.report(index, buffer, places, after, codes, foreign, foreign, False)
+            self.instructions[buffer.base][places] = index
+
+    def end(self) -> None:
+        """Compares what was read with what was written later."""
+        for entry in self.reads:
+            self.check_read(entry, late=True)
+        self.reads, self.held = [], 0
+
+
+def grain_of(widths) -> int:
+    """The bytes that a place of a table stands for: the narrowest access."""
+    return min((w for w in widths if w in WORDS), default=4)

@@ -1,0 +1,148 @@
+"""Shared memory of a running chunk of programs: loads, stores, and asynchronous copies into it.
+
+A copy's bytes arrive at the wait for its group, not before: until then the place holds POISON, so that who reads too
+early reads what nobody wrote. Source: NVIDIA, "PTX ISA", chapter 9.7.9.25 (asynchronous copies).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fasttfm.kernels.proof.ptx.memory import POISON, WORDS, join, split
+
+
+class Shared:
+    def __init__(self, run, size: int) -> None:
+        self.run, self.size = run, size
+        self.pitch = -(-max(size, 16) // 16) * 16
+        self.memory = np.full((run.programs, self.pitch // 4), POISON[4], dtype=np.uint32)
+        self.flat: dict[int, np.ndarray] = {
+            width: self.memory.reshape(-1).view(dtype) for width, dtype in WORDS.items()
+        }
+        self.rows = {width: np.arange(run.programs, dtype=np.int64)[:, None] * (self.pitch // width) for width in WORDS}
+
+    def places(self, index, address, mask, width) -> np.ndarray:
+        """Of words of `width` bytes in their program's row; what lies outside is reported and moved inside."""
+        shift = np.uint32(width.bit_length() - 1)
+        turned = address if width == 1 else (address >> shift) | (address << (np.uint32(32) - shift))
+        last = np.uint32(max(self.size - width, 0)) >> shift
+        wrong = turned > last  # beyond, or not aligned: then its lowest bits have become the highest
+        if wrong.any() or self.size < width:
+            self.complain(index, address, mask, width)
+            turned = np.minimum(address >> shift, last)
+        return turned.astype(np.int64)
+
+    def complain(self, index, address, mask, width) -> None:
+        here = np.ones((1, 1), dtype=bool) if mask is None else mask
+        if (((address & np.uint32(width - 1)) != 0) & here).any():
+            self.run.fault("alignment", index, f"a shared address that {width} bytes do not divide")
+        if ((address.astype(np.int64) + width > self.size) & here).any():
+            self.run.fault("bounds", index, f"an access of {width} bytes outside of {self.size} bytes of shared memory")
+
+    def gather(self, index, address, mask, width) -> np.ndarray:
+        """Words of so many bytes, one for every address."""
+        places = self.places(index, address, mask, width)
+        if self.run.checks:
+            self.run.races.read(index, address, mask, width)
+        return self.flat[width].take(places + self.rows[width])
+
+    def load(self, index, address, guard, size, count, kept):
+        mask = self.run.where(guard)
+        raw = self.gather(index, address, mask, size * count)
+        if size in POISON:
+            self.check_written(index, raw, mask, size)
+        parts = split(raw, size, count)
+        if mask is None or not kept:
+            return parts
+        return tuple(np.where(mask, part, old) for part, old in zip(parts, kept))
+
+    def check_written(self, index, raw, mask, size) -> None:
+        """raw: what was read, by words of one or more elements of `size` bytes."""
+        hit = raw.view(WORDS[size]) == POISON[size]
+        if hit.any():
+            hit = hit.reshape(*raw.shape, -1).any(-1)
+            if mask is None or (hit & mask).any():
+                self.run.fault("unwritten", index, "a load from shared memory that nobody wrote, or too early")
+
+    def store(self, index, address, guard, size, values) -> None:
+        mask, width = self.run.where(guard), size * len(values)
+        shape = self.run.shape
+        self.put(index, address, mask, join(values, shape, size), width)
+
+    def put(self, index, address, mask, packed, width, code=None) -> None:
+        """Stores words; packed has all programs and threads."""
+        places = np.broadcast_to(self.places(index, address, mask, width) + self.rows[width], packed.shape)
+        if mask is None:
+            places, packed = places.ravel(), packed.ravel()
+        else:
+            chosen = np.broadcast_to(mask, packed.shape)
+            places, packed = places[chosen], packed[chosen]
+        self.flat[width][places] = packed
+        if self.run.checks:
+            kept = self.flat[width][places].view(np.uint8) == np.ascontiguousarray(packed).view(np.uint8)
+            if not kept.all() and ("bounds", index) not in self.run.launch.faults:
+                self.run.fault("value", index, "threads store different values at one place of shared memory")
+            self.run.races.write(index, address, mask, width, code)
+
+
+class Copies:
+    """cp.async: what is on its way, group by group. Groups are counted per program, whose threads go together."""
+
+    def __init__(self, run) -> None:
+        self.run = run
+        self.committed = np.zeros((run.programs, 1), dtype=np.int64)
+        self.pending: list[tuple] = []
+
+    def issue(self, index, to, source, guard, width, count) -> None:
+        run = self.run
+        mask = run.where(guard)
+        if mask is not None and not mask.any():
+            return
+        if count is None:
+            count = run.zero + np.uint32(width)
+        wanted = count != 0
+        reading = wanted if mask is None else wanted & mask
+        packed = np.zeros(run.shape, dtype=WORDS[width])
+        whole = mask is None and wanted.all()
+        if reading.any():
+            found = run.memory.locate(index, source, None if whole else reading, width)
+            for buffer, offsets, here in found:
+                raw = run.memory.gather(index, buffer, offsets, here, min(width, 4), width // min(width, 4))
+                words = join(raw, run.shape, min(width, 4))
+                packed = words if here is None else np.where(np.broadcast_to(here, run.shape), words, packed)
+        partial = (count != 0) & (count != width)
+        if partial.any():
+            step = np.arange(width, dtype=np.uint32)
+            lanes = np.ascontiguousarray(packed).view(np.uint8).reshape(*run.shape, width)
+            packed = np.where(step < np.broadcast_to(count, run.shape)[..., None], lanes, 0).astype(np.uint8)
+            packed = packed.view(WORDS[width])[..., 0]
+        poison: np.ndarray = np.full((*run.shape, max(1, width // 4)), POISON[4]).view(WORDS[max(width, 4)])[..., 0]
+        run.shared.put(index, to, mask, poison, width)
+        self.pending.append((index, to, mask, np.ascontiguousarray(packed), width, self.committed.copy()))
+
+    def commit(self, index) -> None:
+        here = self.run.rows(index)
+        self.committed = self.committed + (1 if here is None else here.astype(np.int64))
+
+    def wait(self, index, allowed: int) -> None:
+        """All but the `allowed` youngest groups have arrived."""
+        here = self.run.rows(index)
+        still = []
+        for issued, to, mask, packed, width, group in self.pending:
+            done = group < self.committed - allowed
+            if here is not None:
+                done = done & here
+            if done.any():
+                whole = done.all()
+                part = mask if whole else (done if mask is None else done & mask)
+                self.run.shared.put(issued, to, part, packed, width)
+            if not done.all():
+                rest = ~done if mask is None else ~done & mask
+                if rest.any():
+                    still.append((issued, to, rest if done.any() else mask, packed, width, group))
+        self.pending = still
+
+    def remember(self) -> None:
+        """After a barrier: what is still on its way may be written in the new stretch too."""
+        for issued, to, mask, _, width, _ in self.pending:
+            self.run.races.write(issued, to, mask, width)

@@ -1,0 +1,54 @@
+"""Whether a file of `fasttfm tune` is fit to ship in kernels/tiles/tuned.
+
+python -m fasttfm.kernels.proof.tuned FILE...
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fasttfm.kernels import choice_cache, choices
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof.matrix import families
+
+
+def complaints(file: Path) -> list[str]:
+    """What is wrong with it: damaged, of a chip that the matrix does not compile for, or answers nobody offers."""
+    families()  # imports every kernel file, and with it every choice
+    try:
+        place, answers = choice_cache.parse(file)
+    except ValueError as error:
+        return [f"damaged: {error}"]
+    chip = CHIPS.get(place.chip)
+    if chip is None:
+        return [f"measured on {place.chip}, which is none of {', '.join(CHIPS)}"]
+    wrong = []
+    for answer in answers:
+        choice = choices.CHOICES.get(answer.choice)
+        if choice is None:
+            wrong.append(f"there is no choice {answer.choice}")
+            continue
+        try:
+            choice.parse(chip, answer.size_class, answer.answer)
+        except (TypeError, ValueError) as error:
+            wrong.append(f"{answer.choice} {answer.size_class}: {error}")
+    return wrong
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    files = [Path(name) for name in (sys.argv[1:] if argv is None else argv)]
+    if not files:
+        print("usage: python -m fasttfm.kernels.proof.tuned FILE...", file=sys.stderr)
+        return 2
+    wrong = [f"{file}: {complaint}" for file in files for complaint in complaints(file)]
+    for line in wrong:
+        print(line)
+    if not wrong:
+        print(f"{len(files)} files fit to ship: copy them into {choice_cache.SHIPPED}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""The tiles of attention and of its softmax between two cuBLAS products: rows are queries, columns keys.
+
+kind is how products are computed (launch.product_kind), width the larger head size in classes of 64, 128 and 256,
+extras how many of mask and dropout there are, keys the power of two from 16 to 128 that holds a row.
+
+They were chosen so that nothing spills from sm_80 on, under any Triton from 3.5.1 to 3.9.0, and that a program of an
+older chip fits 48 KiB of shared memory. Dropout's random numbers take as many registers as the scores, and a mask's
+tile does likewise: hence the extras. Where two rows differ by the chip alone, the larger tile spills on the other chip.
+None of them has been timed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasttfm.kernels.tiles.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block of scores and how it is computed."""
+
+    rows: int
+    """Queries."""
+    columns: int
+    """Keys."""
+    warps: int
+    stages: int
+
+
+# Most keys of a row that the kernels for short rows take: a program holds all keys and values of a head, their
+# gradients and its scores.
+SHORT_KEYS = Table(
+    int,
+    """
+    chips               kind  width | keys
+    sm_120              fp32  64    | 16
+    *                   fp32  64    | 32
+    sm_120              tf32  64    | 32
+    *                   tf32  64    | 64
+    *                   fp32  *     | 0
+    *                   tf32  *     | 0
+    sm_60,sm_70,sm_75   *     64    | 32
+    simt,amd,sm_120     *     64    | 64
+    *                   *     64    | 128
+    sm_60,sm_70,sm_75   *     128   | 16
+    simt,amd,sm_120     *     128   | 32
+    *                   *     128   | 64
+    *                   *     *     | 0
+    """,
+)
+
+# The widest heads that the kernels for long rows take. float32 proper has no matrix unit on NVIDIA's chips, and
+# Triton then keeps whole rows of both operands in registers: wider heads spill, or exceed the shared memory, whatever
+# the tile.
+LONG_WIDTH = Table(
+    int,
+    """
+    chips               kind | width
+    sm_80+              fp32 | 64
+    sm_60,sm_70,sm_75   fp32 | 128
+    *                   *    | 256
+    """,
+)
+
+# attention/forward.py. A warp group's matrix instructions (sm_90, sm_100) read operands from shared memory; there is
+# enough of it for three stages on sm_80, sm_90 and sm_100. fp32 from sm_86 on: of 32x32 the compiler spills a little,
+# on purpose, so that more programs run at a time.
+FORWARD = Table(
+    Tile,
+    """
+    chips                     kind       width  extras | rows  columns  warps  stages
+    simt,sm_80,amd            fp32       64     *      | 32    32       8      1
+    sm_86,sm_89,sm_90,sm_100  fp32       64     *      | 16    32       4      1
+    sm_120                    fp32       64     *      | 32    16       8      1
+    simt,amd                  fp32       128    *      | 16    32       8      1
+    amd,simt                  fp32       256    *      | 16    16       8      1
+    sm_80+                    tf32       64     *      | 64    32       4      1
+    sm_80+                    tf32       128    *      | 32    32       4      1
+    sm_80+                    tf32       256    *      | 32    32       8      1
+    simt                      fp16,bf16  64     *      | 32    32       8      1
+    sm_80,sm_90,sm_100        fp16,bf16  64     0      | 128   64       4      3
+    sm_86,sm_89               fp16,bf16  64     0      | 128   64       4      2
+    sm_120                    fp16,bf16  64     0,1    | 64    32       4      2
+    amd                       fp16,bf16  64     *      | 64    32       4      1
+    sm_86,sm_89               fp16,bf16  64     1      | 64    32       4      2
+    sm_90                     fp16,bf16  64     1      | 64    64       4      3
+    sm_80                     fp16,bf16  64     1,2    | 64    32       4      3
+    sm_100                    fp16,bf16  64     1,2    | 64    64       4      3
+    sm_86,sm_89,sm_120        fp16,bf16  64     2      | 64    32       8      2
+    sm_90                     fp16,bf16  64     2      | 64    32       4      3
+    simt                      fp16,bf16  128    *      | 16    32       8      1
+    sm_80                     fp16,bf16  128    0      | 64    64       8      3
+    sm_86,sm_89,sm_120        fp16,bf16  128    0      | 64    64       8      2
+    sm_90,sm_100              fp16,bf16  128    0      | 128   64       8      3
+    amd                       fp16,bf16  128    *      | 64    32       4      1
+    sm_86,sm_89               fp16,bf16  128    1      | 64    32       4      2
+    sm_80,sm_90,sm_100        fp16,bf16  128    1,2    | 64    32       4      3
+    sm_120                    fp16,bf16  128    1,2    | 64    32       8      2
+    sm_86,sm_89               fp16,bf16  128    2      | 64    32       8      2
+    simt                      fp16,bf16  256    *      | 16    16       8      1
+    sm_80+                    fp16,bf16  256    0      | 64    32       8      2
+    amd                       fp16,bf16  256    *      | 32    32       4      1
+    sm_80+                    fp16,bf16  256    1,2    | 32    32       8      2
+    """,
+)
+
+# attention/backward.py, dQ.
+BACKWARD_QUERIES = Table(
+    Tile,
+    """
+    chips                            kind       width  extras | rows  columns  warps  stages
+    *                                fp32       64     *      | 32    32       8      1
+    simt,amd                         fp32       128    *      | 16    16       8      1
+    amd,simt                         fp32       256    *      | 16    16       8      1
+    sm_80+                           tf32       64     *      | 32    32       8      1
+    sm_80,sm_90,sm_100               tf32       128    *      | 32    32       4      1
+    sm_86,sm_89                      tf32       128    *      | 16    32       4      1
+    sm_120                           tf32       128    *      | 16    32       8      1
+    sm_80+                           tf32       256    *      | 16    32       8      1
+    simt                             fp16,bf16  64     *      | 32    32       8      1
+    sm_80,sm_86,sm_89,sm_90,sm_120   fp16,bf16  64     0      | 128   64       8      2
+    sm_100                           fp16,bf16  64     0      | 64    64       8      2
+    amd                              fp16,bf16  64     *      | 32    32       4      1
+    sm_100                           fp16,bf16  64     1      | 64    32       4      1
+    sm_80,sm_86,sm_89,sm_90          fp16,bf16  64     1,2    | 64    32       4      2
+    sm_120                           fp16,bf16  64     1,2    | 64    32       8      2
+    sm_100                           fp16,bf16  64     2      | 64    32       4      2
+    simt                             fp16,bf16  128    *      | 16    16       8      1
+    sm_80+                           fp16,bf16  128    0      | 64    32       4      2
+    amd                              fp16,bf16  128    *      | 32    32       4      1
+    sm_100                           fp16,bf16  128    1      | 64    32       8      2
+    sm_80,sm_86,sm_89,sm_90,sm_120   fp16,bf16  128    1,2    | 64    32       8      2
+    sm_100                           fp16,bf16  128    2      | 32    32       8      2
+    simt                             fp16,bf16  256    *      | 16    16       8      1
+    sm_80,sm_86,sm_89,sm_100,sm_120  fp16,bf16  256    0      | 64    32       8      1
+    sm_90                            fp16,bf16  256    0      | 32    32       8      2
+    amd                              fp16,bf16  256    *      | 32    16       8      1
+    sm_80+                           fp16,bf16  256    1,2    | 32    32       8      1
+    """,
+)
+
+# attention/backward.py, dK and dV. 128x32: eight warps share 128 queries; of 64 keys they would share 16 rows each,
+# every row twice, and spill.
+BACKWARD_KEYS = Table(
+    Tile,
+    """
+    chips                           kind       width  extras | rows  columns  warps  stages
+    *                               fp32       64     *      | 16    32       8      1
+    simt,amd                        fp32       128    *      | 16    16       8      1
+    amd,simt                        fp32       256    *      | 16    16       8      1
+    sm_80+                          tf32       64     *      | 32    32       4      1
+    sm_80+                          tf32       128    *      | 32    32       8      1
+    sm_80+                          tf32       256    *      | 16    16       8      1
+    simt                            fp16,bf16  64     *      | 16    32       8      1
+    sm_90,sm_100                    fp16,bf16  64     0      | 64    64       8      2
+    sm_80,sm_86,sm_89,sm_120        fp16,bf16  64     0,1    | 128   32       8      2
+    amd                             fp16,bf16  64     *      | 32    32       4      1
+    sm_90,sm_100                    fp16,bf16  64     1      | 32    64       8      2
+    sm_80+                          fp16,bf16  64     2      | 32    64       8      1
+    simt                            fp16,bf16  128    *      | 16    16       8      1
+    sm_100                          fp16,bf16  128    0      | 32    64       8      2
+    sm_80,sm_86,sm_89,sm_90,sm_120  fp16,bf16  128    0,1    | 32    64       8      2
+    amd                             fp16,bf16  128    *      | 32    32       8      1
+    sm_100                          fp16,bf16  128    1,2    | 32    32       8      1
+    sm_80,sm_86,sm_89,sm_90,sm_120  fp16,bf16  128    2      | 32    32       8      1
+    simt,amd                        fp16,bf16  256    *      | 16    16       8      1
+    sm_80+                          fp16,bf16  256    0      | 32    32       8      1
+    sm_80+                          fp16,bf16  256    1,2    | 16    32       8      1
+    """,
+)
+
+# attention/mask_gradient.py.
+MASK_GRADIENT = Table(
+    Tile,
+    """
+    chips                                    kind       width | rows  columns  warps  stages
+    *                                        fp32       64    | 16    16       4      1
+    simt,amd                                 fp32       128   | 16    16       8      1
+    amd,simt                                 fp32       256   | 16    16       8      1
+    sm_80+                                   tf32       64    | 32    32       8      1
+    sm_80+                                   tf32       128   | 16    16       8      1
+    sm_80+                                   tf32       256   | 16    32       8      1
+    simt                                     fp16,bf16  64    | 16    16       4      1
+    *                                        fp16,bf16  64    | 32    32       4      1
+    simt                                     fp16,bf16  128   | 16    16       8      1       # 32x32w4 spills 5 KB
+    *                                        fp16,bf16  128   | 32    32       4      1
+    simt,sm_100                              fp16,bf16  256   | 16    16       8      1
+    *                                        fp16,bf16  256   | 16    16       4      1
+    """,
+)
+
+# attention/short.py, forward. With matrix units a warp multiplies 16 rows at a time, or two warps do where mask and
+# dropout would spill; without, threads share the work evenly.
+SHORT_FORWARD = Table(
+    Tile,
+    """
+    chips                                    kind       width  keys  extras | rows  columns  warps  stages
+    *                                        fp32       64     16    *      | 16    16       2      1
+    simt,sm_80,sm_86,sm_89,sm_90,sm_100,amd  fp32       64     32    *      | 32    32       4      1
+    sm_80+                                   tf32       64     16    *      | 16    16       1      1
+    sm_80                                    tf32       64     32    1      | 32    32       4      1
+    sm_80+                                   tf32       64     32    0,1    | 32    32       2      1
+    sm_80+                                   tf32       64     32    2      | 32    32       4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     64    *      | 32    64       2      1
+    simt                                     fp16,bf16  64     16    *      | 16    16       2      1
+    sm_80+,amd                               fp16,bf16  64     16    *      | 16    16       1      1
+    simt                                     fp16,bf16  64     32    *      | 32    32       4      1
+    sm_80+,amd                               fp16,bf16  64     32    0,1    | 32    32       2      1
+    sm_80+,amd                               fp16,bf16  64     32    2      | 32    32       4      1
+    simt                                     fp16,bf16  64     64    *      | 16    64       4      1
+    sm_86,sm_89                              fp16,bf16  64     64    0,1    | 32    64       2      1
+    sm_80,sm_90,sm_100,sm_120,amd            fp16,bf16  64     64    *      | 32    64       2      1
+    sm_86,sm_89                              fp16,bf16  64     64    2      | 32    64       4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   0,1    | 64    128      4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   2      | 64    128      8      1
+    simt                                     fp16,bf16  128    16    *      | 16    16       2      1
+    sm_80+,amd                               fp16,bf16  128    16    *      | 16    16       1      1
+    simt                                     fp16,bf16  128    32    *      | 16    32       4      1
+    sm_80+,amd                               fp16,bf16  128    32    0,1    | 32    32       2      1
+    sm_80+,amd                               fp16,bf16  128    32    2      | 32    32       4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  128    64    *      | 32    64       2      1
+    """,
+)
+
+# attention/short.py, backward. Warps share keys and head size, and with them dK and dV.
+SHORT_BACKWARD = Table(
+    Tile,
+    """
+    chips                                    kind       width  keys  extras | rows  columns  warps  stages
+    *                                        fp32       64     16    *      | 16    16       4      1
+    simt,sm_80,sm_86,sm_89,sm_90,sm_100,amd  fp32       64     32    *      | 16    32       8      1
+    sm_80,sm_90,sm_100,sm_120                tf32       64     16    *      | 16    16       2      1
+    sm_86,sm_89                              tf32       64     16    *      | 16    16       4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     32    0,1    | 32    32       8      1
+    sm_120                                   tf32       64     32    0,1    | 32    32       4      1
+    sm_80+                                   tf32       64     32    2      | 16    32       8      1
+    sm_80,sm_86,sm_89,sm_100                 tf32       64     64    0,1    | 32    64       8      1
+    sm_90                                    tf32       64     64    *      | 16    64       8      1
+    sm_80,sm_86,sm_89,sm_100                 tf32       64     64    2      | 16    64       8      1
+    simt                                     fp16,bf16  64     16    *      | 16    16       4      1
+    sm_80+,amd                               fp16,bf16  64     16    *      | 16    16       2      1
+    simt                                     fp16,bf16  64     32    *      | 16    32       8      1
+    sm_80+,amd                               fp16,bf16  64     32    0,1    | 32    32       4      1
+    sm_80+,amd                               fp16,bf16  64     32    2      | 16    32       4      1
+    simt                                     fp16,bf16  64     64    *      | 16    64       8      1
+    sm_80+,amd                               fp16,bf16  64     64    0,1    | 32    64       4      1
+    sm_80+,amd                               fp16,bf16  64     64    2      | 16    64       4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   0,1    | 32    128      8      1
+    sm_80,sm_86,sm_89,sm_90                  fp16,bf16  64     128   2      | 16    128      8      1
+    sm_100                                   fp16,bf16  64     128   2      | 16    128      4      1
+    simt                                     fp16,bf16  128    16    *      | 16    16       8      1
+    sm_80+,amd                               fp16,bf16  128    16    *      | 16    16       2      1
+    simt                                     fp16,bf16  128    32    *      | 16    32       8      1
+    sm_80+,amd                               fp16,bf16  128    32    *      | 16    32       4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  128    64    *      | 16    64       8      1
+    """,
+)
+
+# masked_softmax.py; keys: the power of two that holds a row, or a step of the walk over a longer one. 16 elements a
+# thread, 8 from 2,048 keys on, at most 512 threads. Where float16 spilled 8 bytes with these, twice the warps.
+MASKED_SOFTMAX = Table(
+    Tile,
+    """
+    chips       keys | rows  columns  warps  stages
+    sm_86,sm_89 2048 | 1     2048     16     1
+    sm_120      8192 | 1     8192     32     1
+    nvidia 16   | 32    16       4      1
+    nvidia 32   | 32    32       4      1
+    nvidia 64   | 32    64       4      1
+    nvidia 128  | 16    128      4      1
+    nvidia 256  | 8     256      4      1
+    nvidia 512  | 4     512      4      1
+    nvidia 1024 | 2     1024     4      1
+    nvidia 2048 | 1     2048     8      1
+    nvidia 4096 | 1     4096     16     1
+    nvidia 8192 | 1     8192     16     1
+    *      16   | 32    16       2      1
+    *      32   | 32    32       2      1
+    *      64   | 32    64       2      1
+    *      128  | 16    128      2      1
+    *      256  | 8     256      2      1
+    *      512  | 4     512      2      1
+    *      1024 | 2     1024     2      1
+    *      2048 | 1     2048     4      1
+    *      4096 | 1     4096     8      1
+    *      8192 | 1     8192     8      1
+    """,
+)

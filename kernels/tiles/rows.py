@@ -1,0 +1,146 @@
+"""Tiles of the kernels that walk over rows: as many elements a thread as registers allow, loads 16 bytes wide.
+
+An AMD warp has 64 threads, so half as many warps do the same there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasttfm.kernels.tiles.table import Table
+
+MAX_COLUMNS = 16384
+"""Columns of the widest row that LayerNorm's kernels take."""
+
+NARROWEST = 128
+"""Columns of a tile of whole rows at least, so that few tiles need compiling."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    rows: int
+    columns: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTile:
+    """A part of one row of logits."""
+
+    columns: int
+    warps: int
+
+
+# Whole rows: 2,048 elements or one row a program, 16 elements a thread, more where that would take over 512 threads.
+LAYER_NORM_FORWARD = Table(
+    RowTile,
+    """
+    chips  columns | rows columns warps
+    amd    128     | 16   128     2
+    amd    256     | 8    256     2
+    amd    512     | 4    512     2
+    amd    1024    | 2    1024    2
+    amd    2048    | 1    2048    2
+    amd    4096    | 1    4096    4
+    amd    8192    | 1    8192    8
+    amd    16384   | 1    16384   8
+    *      128     | 16   128     4
+    *      256     | 8    256     4
+    *      512     | 4    512     4
+    *      1024    | 2    1024    4
+    *      2048    | 1    2048    4
+    *      4096    | 1    4096    8
+    *      8192    | 1    8192    16
+    *      16384   | 1    16384   16
+    """,
+)
+
+# The sums of the parameters' gradients stay in registers too: 8 elements a thread, the widest rows 4.
+LAYER_NORM_BACKWARD = Table(
+    RowTile,
+    """
+    chips  columns | rows columns warps
+    amd    128     | 16   128     4
+    amd    256     | 8    256     4
+    amd    512     | 4    512     4
+    amd    1024    | 2    1024    4
+    amd    2048    | 1    2048    4
+    amd    4096    | 1    4096    16
+    *      128     | 16   128     8
+    *      256     | 8    256     8
+    sm_86,sm_89  512  | 2  512    4      # four rows by eight warps spill in float16
+    *      512     | 4    512     8
+    sm_80  1024    | 1    1024    4      # two rows by eight warps spill in float32 with Triton 3.6.0
+    *      1024    | 2    1024    8
+    *      2048    | 1    2048    8
+    *      4096    | 1    4096    32
+    """,
+)
+
+# Rows of more columns than stay in registers, 2,048 at a time.
+LAYER_NORM_WIDE = Table(
+    RowTile,
+    """
+    chips | rows columns warps
+    amd   | 1    2048    4
+    *     | 1    2048    8
+    """,
+)
+
+# A block of columns over many rows, for sums along them.
+COLUMN_SUMS = Table(
+    RowTile,
+    """
+    chips | rows columns warps
+    amd   | 16   128     2
+    *     | 16   128     4
+    """,
+)
+
+RESIDUAL_ADD = Table(
+    RowTile,
+    """
+    chips  columns | rows columns warps
+    amd    128     | 16   128     2
+    amd    256     | 8    256     2
+    amd    512     | 4    512     2
+    *      128     | 16   128     4
+    *      256     | 8    256     4
+    *      512     | 4    512     4
+    """,
+)
+
+EMBEDDING = Table(
+    RowTile,
+    """
+    chips  columns | rows columns warps
+    amd    64      | 32   64      2
+    amd    128     | 16   128     2
+    amd    256     | 8    256     2
+    *      64      | 32   64      4
+    *      128     | 16   128     4
+    *      256     | 8    256     4
+    """,
+)
+
+PARTIAL_SUMS = Table(
+    RowTile,
+    """
+    chips | rows columns warps
+    amd   | 32   32      1
+    *     | 32   32      2
+    """,
+)
+
+# A whole row of logits up to 4,096 classes, else 4,096 at a time: several small programs share a multiprocessor, so
+# that one reads while another computes.
+CROSS_ENTROPY = Table(
+    ClassTile,
+    """
+    chips  classes                      | columns warps
+    *      512                          | 512     1
+    *      1024                         | 1024    2
+    *      2048                         | 2048    4
+    *      4096,8192,16384,32768        | 4096    8
+    """,
+)

@@ -1,0 +1,461 @@
+"""What may go wrong around a command: broken files, permissions, wrong flags, closed pipes, signals, odd paths.
+
+A world is a folder with text, prepared data, a trained model and files of the user's that no command may touch. A
+situation is one command in a copy of it, with up to two faults drawn from the families below. Permissions and full
+disks are refusals of `open` itself, since root may read everything; signals come at some call of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import io
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fasttfm.cli.main import main
+
+TINY_MODEL = (
+    "--d-model 16 --heads 2 --d-ff 16 --encoder-layers 1 --decoder-layers 1 --max-tokens 256 --warmup-updates 2 "
+    "--log-interval 1 --save-interval-updates 1 --no-tensorboard --max-len-b 2 --beam 2 --valid-interval-updates 2"
+)
+COMMANDS = {
+    "prepare": "--src train.src --tgt train.tgt --valid-src valid.src --valid-tgt valid.tgt --no-byte-fallback "
+    "--threads 1 --vocab-size 64 --out",
+    "train": f"--data data --device cpu --max-update 4 {TINY_MODEL} --out",
+    "average": "model --last 2",
+    "translate": "model --device cpu --max-len-b 3",
+    "score": "--ref valid.tgt",
+    "score-pairs": "model --src valid.src --tgt valid.tgt --device cpu",
+    "plot-attention": "model --device cpu --layers 1 --out picture.png",
+}
+OUTPUTS = {
+    "prepare": ("fresh", "a/b/c", "data", "data", "model", "model/checkpoints", ".", "train.src"),
+    "train": ("fresh", "model", "model", "model", "data", "."),
+}
+"""Where commands are told to write, at random: new folders, their own, and those of other things."""
+MOST_BYTES = 2 << 30
+OTHERS = ("notes.txt", "data/notes.txt", "model/notes.txt", "model/checkpoints/notes.txt")
+"""The user's own files, in every folder that commands write into."""
+
+_WORDS = ["one", "two", "three", "four", "five", "six", "red", "green", "blue", "big", "small", "tree", "dog", "bird"]
+_ODD_VALUES = [
+    "",
+    "nan",
+    "1_0",
+    "010",
+    "-1",
+    "x",
+    "1e400",
+    "inf",
+    "0x1",
+    "ü",
+    "\udcff",
+    "9" * 20,
+    "-0.5",
+    "None",
+    "1:30",
+]
+_ODD_PATHS = [
+    "",
+    ".",
+    "..",
+    "absent",
+    "absent/absent",
+    "n" * 300,
+    "notes.txt",
+    "notes.txt/x",
+    "a\nb",
+    "run$_{$b'",
+    "\udcff",
+]
+_ODD_PATHS += ["/dev/null", "/dev/full", "model", "data", "train.src", "model/checkpoints", "ü x", "-", "-x", "%s", "~"]
+_SLOW_FLAGS = {"--threads", "--max-update", "--max-epoch", "--max-minutes", "--help"}
+
+
+@dataclass
+class Situation:
+    """One command and what goes wrong around it."""
+
+    draw: random.Random
+    command: str
+    arguments: list[str]
+    text: bytes = b""
+    faults: list[str] = field(default_factory=list)
+    seams: list[contextlib.AbstractContextManager] = field(default_factory=list)
+    output: str = "file"
+    """Where standard output goes: file, closed pipe or full disk."""
+
+    def __str__(self) -> str:
+        return f"fasttfm {self.command} {self.arguments!r} with {' and '.join(self.faults)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did."""
+
+    status: int | None
+    """None where an exception left it."""
+    errors: str
+    """Standard error, that of libraries included."""
+
+
+@contextlib.contextmanager
+def working_folder(folder: Path) -> Iterator[None]:
+    """contextlib.chdir of Python 3.11."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def make_world(folder: Path) -> None:
+    """Text, prepared data, a model of three updates, and the user's own files."""
+    draw = random.Random(1)
+    for name, pairs in (("train", 60), ("valid", 6)):
+        sources = [draw.choices(_WORDS, k=draw.randint(2, 6)) for _ in range(pairs)]
+        for side, lines in (("src", sources), ("tgt", [words[::-1] for words in sources])):
+            (folder / f"{name}.{side}").write_text("".join(" ".join(words) + "\n" for words in lines))
+    with working_folder(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(["prepare", *COMMANDS["prepare"].split(), "data"]) == 0
+        words = COMMANDS["train"].replace("--max-update 4", "--max-update 3").split()
+        assert main(["train", *words, "model"]) == 0
+    for name in OTHERS:
+        (folder / name).write_text(f"the user's own {name}\n")
+
+
+def draw_situation(draw: random.Random) -> Situation:
+    """A command and one or two faults, in the world that is the working folder. Files are changed at once."""
+    command = draw.choice(list(COMMANDS))
+    arguments = COMMANDS[command].split()
+    if command in OUTPUTS:
+        arguments.append(draw.choice(OUTPUTS[command]))
+    if command == "prepare":
+        arguments[arguments.index("64")] = draw.choice(["64", "60"])
+    if command == "plot-attention":
+        arguments.insert(1, draw.choice(["one two", "", "\u00a0", "ü 日 $x$", "a\0b", "dog " * 100, "\udcff"]))
+    situation = Situation(draw, command, arguments, Path("valid.src").read_bytes())
+    for fault in draw.sample(FAULTS, draw.choice([0, 1, 1, 1, 2])):
+        situation.faults.append(fault(situation))
+    return situation
+
+
+# Families
+
+
+def break_file(situation: Situation) -> str:
+    """One of the files that commands read is damaged, gone or something else."""
+    path = situation.draw.choice(_files())
+    content = path.read_bytes()
+    how = situation.draw.choice(["cut", "empty", "flipped", "longer", "gone", "folder", "dangling", "noise", "latin1"])
+    path.unlink()
+    if how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "flipped":
+        place = situation.draw.randrange(max(1, len(content)))
+        path.write_bytes(content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :])
+    elif how == "longer":
+        path.write_bytes(content + b"\0\xff\n")
+    elif how == "folder":
+        path.mkdir()
+    elif how == "dangling":
+        path.symlink_to("/absent/disk")
+    elif how == "noise":
+        path.write_bytes(situation.draw.randbytes(200))
+    elif how == "latin1":
+        path.write_bytes(content[: len(content) // 2] + "\nMänner\n".encode("latin1") + content[len(content) // 2 :])
+    return f"{path} {how}"
+
+
+def break_checkpoints(situation: Situation) -> str:
+    """Checkpoints were deleted by hand, or lie on a disk that is not there."""
+    folder = Path("model/checkpoints")
+    steps = sorted(path for path in folder.glob("step-*") if path.is_dir())
+    if not steps:
+        return "no checkpoint left to break"
+    how = situation.draw.choice(["dangling", "newest gone", "newest two gone", "all gone", "newest has no meta.json"])
+    if how == "dangling":
+        folder.rename("elsewhere")
+        folder.symlink_to("/absent/disk")
+    elif how == "newest has no meta.json":
+        (steps[-1] / "meta.json").unlink(missing_ok=True)
+    else:
+        for step in steps[{"newest gone": -1, "newest two gone": -2, "all gone": 0}[how] :]:
+            shutil.rmtree(step)
+    return f"checkpoints: {how}"
+
+
+def change_setting(situation: Situation) -> str:
+    """A line of the model's config.yaml, or a file given with --config, says something odd."""
+    draw = situation.draw
+    if situation.command == "train" and draw.random() < 0.5:
+        name, section = draw.choice(["vocab_size", "source_vocab_size", "pad_id", "heads", "lr"]), "model"
+        section = "training" if name == "lr" else section
+        Path("my.yaml").write_text(
+            f"{section}:\n  {name}: {draw.choice(['3', '599', '010', '1:30', 'null', '-1', '.inf'])}\n"
+        )
+        situation.arguments += ["--config", "my.yaml"]
+        return f"{name} in my.yaml"
+    path = Path("model/config.yaml")
+    if not path.is_file():
+        return "no config.yaml left to change"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    place = draw.randrange(len(lines)) if lines else 0
+    if lines:
+        lines[place] = lines[place].split(":")[0] + f": {draw.choice([*_ODD_VALUES[1:9], '3', '[', '!x y', '{}'])}"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return f"config.yaml with {lines[place] if lines else 'nothing'!r}"
+
+
+def break_text(situation: Situation) -> str:
+    """Standard input or the text files hold something else than lines of words."""
+    text = situation.draw.choice(
+        [
+            b"",
+            b"\n\n",
+            b"one\r\ntwo\rthree",
+            "one\u2028two\x85\x0c\n".encode(),
+            b"one\0two\n",
+            b"good\nM\xe4nner\n",
+            "one two\n".encode("utf-16"),
+            "one two\n".encode("utf-16-be"),
+            b"\x1f\x8b\x08\0cut",
+            b"\xfd7zXZ\0",
+            b"dog " * 3000 + b"\n",
+            "▁ <s> </s> <unk>\n".encode(),
+            situation.draw.randbytes(300),
+        ]
+    )
+    situation.text = text
+    target = situation.draw.choice(["standard input", "train.src", "valid.src", "valid.tgt"])
+    if target != "standard input":
+        Path(target).write_bytes(text)
+    return f"{target} {text[:20]!r}"
+
+
+def change_flag(situation: Situation) -> str:
+    """A flag is wrong, unknown, given twice, without its value, or has an odd one."""
+    arguments, draw = situation.arguments, situation.draw
+    how = draw.choice(["value", "value", "value", "unknown", "removed", "doubled", "word"])
+    flags = [place for place, word in enumerate(arguments) if word.startswith("--") and word not in _SLOW_FLAGS]
+    place = draw.choice(flags) if flags else None
+    if how == "value" and situation.command in ("train", "translate"):
+        name = draw.choice(_setting_flags(situation.command))
+        arguments += [name, draw.choice(_ODD_VALUES)]
+    elif how == "value" and place is not None and place + 1 < len(arguments):
+        arguments[place + 1] = draw.choice(_ODD_VALUES)
+    elif how == "removed" and place is not None:
+        del arguments[place : place + draw.choice([1, 2])]
+    elif how == "doubled" and place is not None:
+        arguments += arguments[place : place + 2]
+    elif how == "word":
+        arguments.insert(draw.randrange(len(arguments) + 1), draw.choice(_ODD_VALUES))
+    else:
+        arguments.append(draw.choice(["--d-modle", "--unknown", "-x", "--beam=", "--max-tok=3", "--pad-id=3"]))
+    return f"flag {how}"
+
+
+def change_path(situation: Situation) -> str:
+    """A path among the arguments is an odd one."""
+    places = [
+        place
+        for place, word in enumerate(situation.arguments)
+        if not word.startswith("-") and ("." in word or word in ("model", "data", "fresh", "a/b/c"))
+    ]
+    place = situation.draw.choice(places)
+    old, situation.arguments[place] = situation.arguments[place], situation.draw.choice(_ODD_PATHS)
+    return f"a path in place of {old}"
+
+
+def deny(situation: Situation) -> str:
+    """A file or folder may not be opened."""
+    path = situation.draw.choice([*_files(), *(Path(name) for name in ("data", "model", "model/checkpoints"))])
+    number = situation.draw.choice([errno.EACCES, errno.EACCES, errno.EIO, errno.EROFS])
+    situation.seams.append(_on_open(lambda opened, mode, count: _fail(number, opened) if opened == path else None))
+    return f"{path} {errno.errorcode[number]}"
+
+
+def fill_disk(situation: Situation) -> str:
+    """From some file that is opened for writing on, there is no space."""
+    first = situation.draw.randint(1, 8)
+
+    def check(opened: Path, mode: str, count: int) -> None:
+        if mode == "w" and count >= first:
+            _fail(errno.ENOSPC, opened)
+
+    situation.seams.append(_on_open(check, writes_only=True))
+    return f"a full disk at write {first}"
+
+
+def send_signal(situation: Situation) -> str:
+    """Ctrl-C, SIGTERM or SIGHUP comes while some file is opened."""
+    call = situation.draw.randint(1, 60)
+    number = situation.draw.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+
+    def check(opened: Path, mode: str, count: int) -> None:
+        if count == call:
+            os.kill(os.getpid(), number)
+
+    situation.seams.append(_on_open(check))
+    return f"{number.name} at file {call}"
+
+
+def close_output(situation: Situation) -> str:
+    """Nobody reads standard output, or its disk is full."""
+    situation.output = situation.draw.choice(["closed pipe", "full disk"])
+    return situation.output
+
+
+FAULTS: list[Callable[[Situation], str]] = [
+    break_file,
+    break_file,
+    break_checkpoints,
+    break_text,
+    change_flag,
+    change_flag,
+    change_path,
+    change_setting,
+    deny,
+    fill_disk,
+    send_signal,
+    close_output,
+]
+
+
+def _files() -> list[Path]:
+    """The files of the world that commands read, in a fixed order."""
+    files = [path for path in sorted(Path().rglob("*")) if path.is_file() and path.name != "notes.txt"]
+    return [path for path in files if path.suffix not in (".png", ".svg")]
+
+
+def _setting_flags(command: str) -> list[str]:
+    from fasttfm.config import SECTIONS, field_types
+
+    sections = SECTIONS if command == "train" else ["decoding"]
+    flags = [f"--{name.replace('_', '-')}" for section in sections for name in field_types(SECTIONS[section])]
+    return [flag for flag in flags if flag not in _SLOW_FLAGS]
+
+
+def _fail(number: int, path: Path) -> None:
+    raise OSError(number, os.strerror(number), str(path))
+
+
+@contextlib.contextmanager
+def _on_open(check: Callable[[Path, str, int], None], writes_only: bool = False) -> Iterator[None]:
+    """check(path relative to the world, "r" or "w", number of the call) before every file of the world is opened."""
+    world, originals, count = Path.cwd(), {}, 0
+
+    def checked(name: str, original: Callable) -> Callable:
+        def wrapper(path: object = ".", *arguments: object, **options: object) -> object:
+            nonlocal count
+            if isinstance(path, (str, bytes, os.PathLike)):
+                whole = Path(os.fsdecode(path)) if Path(os.fsdecode(path)).is_absolute() else world / os.fsdecode(path)
+                if whole.is_relative_to(world):
+                    asked = options.get("mode", options.get("flags", arguments[0] if arguments else "r"))
+                    writes = bool(asked & 3) if isinstance(asked, int) else bool(set(str(asked)) & set("wax+"))
+                    if writes or not writes_only:
+                        count += 1
+                        check(whole.relative_to(world), "w" if writes else "r", count)
+            return original(path, *arguments, **options)
+
+        return wrapper
+
+    for module, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "listdir"), (os, "scandir")):
+        originals[module, name] = getattr(module, name)
+        setattr(module, name, checked(name, originals[module, name]))
+    try:
+        yield
+    finally:
+        for (module, name), original in originals.items():
+            setattr(module, name, original)
+
+
+# Running
+
+
+def run_here(situation: Situation, folder: Path) -> Outcome:
+    """In this process, standard streams redirected; an exception that leaves main is written as a traceback."""
+    import traceback
+
+    errors = folder / "errors"
+    status: int | None = None
+    with errors.open("wb") as file, _streams(situation, file.fileno()), contextlib.ExitStack() as stack:
+        stack.enter_context(_memory_limit())
+        try:
+            for seam in situation.seams:
+                stack.enter_context(seam)
+            status = main([situation.command, *situation.arguments])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        except Exception:
+            sys.stderr.write(traceback.format_exc())
+        except KeyboardInterrupt:
+            sys.stderr.write("Traceback: an interrupt left main\n")
+    return Outcome(status, errors.read_text(encoding="utf-8", errors="replace"))
+
+
+@contextlib.contextmanager
+def _memory_limit() -> Iterator[None]:
+    """What takes more than MOST_BYTES of addresses beyond today's fails in place of filling the machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
+    """In a process of its own that may have so many kilobytes of addresses."""
+    words = ["bash", "-c", f'ulimit -v {kilobytes}; exec "$0" "$@"', sys.executable, "-m", "fasttfm", situation.command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*words, *situation.arguments],
+        input=situation.text,
+        capture_output=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stderr.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _streams(situation: Situation, errors: int) -> Iterator[None]:
+    """Standard streams of a situation; what C++ writes to descriptor 2 goes to `errors` too."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if situation.output == "file":
+        os.close(writer)
+        writer = os.open(os.devnull, os.O_WRONLY)
+    elif situation.output == "full disk":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    before, descriptor = (sys.stdin, sys.stdout, sys.stderr), os.dup(2)
+    os.dup2(errors, 2)
+    sys.stdin = io.TextIOWrapper(io.BytesIO(situation.text), encoding="utf-8")
+    sys.stdout = io.TextIOWrapper(os.fdopen(writer, "wb"), encoding="utf-8")
+    sys.stderr = io.TextIOWrapper(os.fdopen(os.dup(errors), "wb"), encoding="utf-8", errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.close()
+        sys.stdin, sys.stdout, sys.stderr = before
+        os.dup2(descriptor, 2)
+        os.close(descriptor)

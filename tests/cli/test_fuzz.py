@@ -1,0 +1,153 @@
+"""Hostile situations drawn at random: no traceback, no lost file, no exit 0 after a refusal.
+
+The seed is printed; FASTTFM_FUZZ="SEED NUMBER" runs one situation of it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from situations import (
+    OTHERS,
+    Outcome,
+    Situation,
+    draw_situation,
+    make_world,
+    run_here,
+    run_with_little_memory,
+    working_folder,
+)
+
+SITUATIONS = 200
+SECONDS = 55
+"""No situation begins later than this."""
+LITTLE_MEMORY_EVERY = 50
+"""One in so many situations gets a process of its own with little memory, which takes seconds."""
+LONGEST = 60
+"""A situation that takes more seconds than this hangs."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and POSIX signals")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    make_world(folder)
+    return folder
+
+
+def test_hostile_situations_end_in_a_line_and_lose_nothing(world, tmp_path):
+    seed, _, only = os.environ.get("FASTTFM_FUZZ", str(random.randrange(1 << 32))).partition(" ")
+    numbers = [int(only)] if only else range(SITUATIONS)
+    began, done, complaints = time.monotonic(), 0, []
+    print(f"seed {seed}")
+    for number in numbers:
+        if time.monotonic() - began > SECONDS:
+            break
+        done += 1
+        for complaint in complaints_about(world, tmp_path / str(number), seed, number):
+            complaints.append(f'FASTTFM_FUZZ="{seed} {number}": {complaint}')
+    print(f"{done} situations in {time.monotonic() - began:.0f} s")
+    assert not complaints, "\n".join(complaints)
+    assert only or done >= 20, "so slow that it shows nothing"
+
+
+def complaints_about(world: Path, folder: Path, seed: str, number: int) -> list[str]:
+    """Run one situation in a copy of the world, which is deleted afterwards."""
+    place = folder / "user" / "world"
+    shutil.copytree(world, place, symlinks=True)
+    draw = random.Random(f"{seed} {number}")
+    with working_folder(place):
+        situation = draw_situation(draw)
+        before = snapshot(folder / "user")
+        if number % LITTLE_MEMORY_EVERY == LITTLE_MEMORY_EVERY - 1:
+            kilobytes = draw.randrange(300_000, 3_000_000, 10_000)
+            situation.faults.append(f"{kilobytes} kB of memory")
+            outcome = run_with_little_memory(situation, kilobytes)
+        else:
+            with time_limit():
+                outcome = run_here(situation, folder)
+        after = snapshot(folder / "user")
+    shutil.rmtree(folder, ignore_errors=True)
+    wrong = [*wrong_ends(situation, outcome), *lost_files(situation, outcome, before, after)]
+    return [f"{situation}: {what}\n    status {outcome.status}: {outcome.errors[-1500:]}" for what in wrong]
+
+
+@contextlib.contextmanager
+def time_limit():
+    def stop(number, frame):
+        raise AssertionError(f"a situation takes longer than {LONGEST} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LONGEST)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def snapshot(folder: Path) -> dict[str, bytes | str]:
+    """Every file of a folder with its content, every link with its aim."""
+    found: dict[str, bytes | str] = {}
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            found[str(path.relative_to(folder))] = os.readlink(path)
+        elif path.is_file():
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found
+
+
+def wrong_ends(situation: Situation, outcome: Outcome) -> list[str]:
+    """What is wrong with how a command ended."""
+    errors = outcome.errors
+    refusals = re.findall(r"^fasttfm(?: [a-z-]+)?: (?!warning)(?!reading).*", errors, re.MULTILINE)
+    wrong = []
+    for word in ("Traceback", "Exception ignored", "terminate called", "INTERNAL ASSERT", "Segmentation"):
+        if word in errors:
+            wrong.append(f"{word!r} was printed")
+    if outcome.status not in (0, 2, 129, 130, 141, 143):
+        wrong.append(f"ended with {outcome.status}")
+    if refusals and outcome.status == 0:
+        wrong.append("exit 0 after a refusal")
+    if outcome.status == 2 and len(refusals) != 1:
+        wrong.append(f"{len(refusals)} lines of refusal")
+    if outcome.status == 2 and not errors.rstrip("\n").split("\n")[-1].startswith("fasttfm"):
+        wrong.append("the refusal is not the last line")
+    return wrong
+
+
+def lost_files(
+    situation: Situation, outcome: Outcome, before: dict[str, bytes | str], after: dict[str, bytes | str]
+) -> list[str]:
+    """What was there before and is gone or changed, though the command had no business with it."""
+    names = [name for name in before if after.get(name) != before[name] and not may_change(situation, outcome, name)]
+    if not names:
+        return []
+    return [f"lost or changed are {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"]
+
+
+def may_change(situation: Situation, outcome: Outcome, name: str) -> bool:
+    """Whether a command may replace a file (its name from the user's folder)."""
+    name = name.removeprefix("world/")
+    if name in OTHERS:
+        return False
+    if situation.command == "prepare":  # its own files, when it is done
+        return outcome.status == 0 and name.startswith("data/")
+    if situation.command == "train":
+        if name == "model/train.log.jsonl":  # of a run that is gone on with, or of none that was saved
+            return "going on from update" in outcome.errors
+        made = ("checkpoints/", "train.log.jsonl", "config.yaml", "data.yaml", "hypotheses/", "curve.", ".lock")
+        return name.startswith(tuple(f"model/{each}" for each in made))
+    if situation.command == "average":
+        return name.startswith("model/checkpoints/average/")
+    return situation.command == "plot-attention" and outcome.status == 0

@@ -1,0 +1,104 @@
+"""Sizes that a corpus is padded to, the batches of each, and batches by length alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttfm.data.shapes import choose_sizes, length_batches, plan_batches, round_length
+
+PAIRS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=300)
+
+
+@given(PAIRS, st.integers(60, 300), st.integers(1, 9))
+@settings(max_examples=60)
+def test_every_pair_is_in_one_batch_whose_size_holds_it(pairs, max_tokens, most):
+    lengths = np.array(pairs)
+    sizes = choose_sizes(*lengths.T, max_tokens, most)
+    assert len(sizes) <= most
+    plan = plan_batches(*lengths.T, sizes, max_tokens)
+    assert sorted(plan.order.tolist()) == list(range(len(pairs)))
+    assert len(plan.bounds) == len(plan.sizes) + 1
+    for begin, end, size in zip(plan.bounds[:-1], plan.bounds[1:], plan.sizes, strict=True):
+        assert (lengths[plan.order[begin:end]] <= size).all()
+        assert 0 < (end - begin) * size.max() <= max_tokens
+    assert plan.shapes <= 2 * most
+
+
+def test_only_sizes_that_no_other_holds_end_in_a_batch_with_fewer_rows():
+    random = np.random.default_rng(3)
+    lengths = random.integers(5, 40, (5000, 2))
+    sizes = choose_sizes(*lengths.T, 800, 12)
+    plan = plan_batches(*lengths.T, sizes, 800)
+    rows = np.diff(plan.bounds)
+    less = plan.sizes[rows < 800 // plan.sizes.max(axis=1)]
+    for size in less:
+        larger = sizes[sizes.sum(axis=1) > size.sum()]
+        # its rest would have moved, had there been a larger size for it
+        assert not (larger >= size).all(axis=1).any()
+
+
+def test_more_sizes_pad_less():
+    random = np.random.default_rng(5)
+    source = random.gamma(4, 3.5, 20_000).astype(int) + 1
+    target = np.clip((source * random.normal(1.05, 0.2, 20_000)).astype(int), 1, None)
+    cells = [
+        int(plan_batches(source, target, choose_sizes(source, target, 2000, most), 2000).cells.sum())
+        for most in (4, 12, 32)
+    ]
+    assert cells[0] > 1.08 * cells[1] > 1.08 * cells[2]
+
+
+def test_a_large_corpus_of_long_sentences_takes_a_coarser_grid():
+    random = np.random.default_rng(6)
+    source, target = random.integers(1, 257, (2, 50_000))
+    sizes = choose_sizes(source, target, 4096)
+    assert len(sizes) == 40
+    plan = plan_batches(source, target, sizes, 4096)
+    assert 1 - (source + target).sum() / plan.cells.sum() < 0.2
+
+
+def test_lengths_on_the_grid_are_few_and_little_longer():
+    assert [round_length(n) for n in (1, 7, 16, 17, 18, 19, 32, 33, 64, 65)] == [1, 7, 16, 18, 18, 20, 32, 36, 64, 72]
+    grid = {round_length(n) for n in range(1, 1025)}
+    assert len(grid) == 16 + 8 * 6
+    assert all(n <= round_length(n) < 1.125 * n for n in range(1, 5000))
+
+
+def test_every_sequence_is_in_one_batch_and_batches_keep_to_the_budget():
+    lengths = [7 * number % 50 + 1 for number in range(200)]
+    batches = length_batches(lengths, 300, shortest=16)
+    assert sorted(place for batch in batches for place in batch) == list(range(200))
+    for batch in batches:
+        assert len(batch) * round_length(max(lengths[place] for place in batch)) <= 300
+        assert len(batch) * 16 <= 300
+    longest = [max(lengths[place] for place in batch) for batch in batches]
+    assert longest == sorted(longest, reverse=True)
+    padding = sum(len(batch) * width for batch, width in zip(batches, longest)) / sum(lengths)
+    assert padding < 1.2
+
+
+@given(st.lists(st.integers(1, 300), max_size=80), st.integers(8, 200))
+@settings(max_examples=60)
+def test_batches_by_length_cover_every_sentence_longest_first(lengths, max_tokens):
+    batches = length_batches(lengths, max_tokens)
+    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    seen = [lengths[place] for batch in batches for place in batch]
+    assert seen == sorted(seen, reverse=True)
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * round_length(max(lengths[place] for place in batch)) <= max_tokens
+    full = [(len(batch), round_length(lengths[batch[0]])) for batch in batches[:-1]]
+    assert len(set(full)) == len({width for _, width in full}), "the number of rows follows from the length"
+
+
+def test_a_sequence_beyond_the_budget_is_a_batch_of_its_own():
+    assert length_batches([3, 1000, 5], 100) == [[1], [2, 0]]
+    assert length_batches([], 100) == []
+
+
+@pytest.mark.parametrize("max_tokens", [64, 65, 100])
+def test_no_size_exceeds_the_budget(max_tokens: int):
+    lengths = np.array([[max_tokens, 1], [max_tokens - 1, max_tokens], [3, 3]])
+    sizes = choose_sizes(*lengths.T, max_tokens)
+    assert sizes.max() == max_tokens
+    assert len(plan_batches(*lengths.T, sizes, max_tokens).sizes) >= 2

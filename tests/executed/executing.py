@@ -1,0 +1,49 @@
+"""Runs a problem of tests/gpu/problems.py by executed PTX and holds it against the reference by ring 2's rule."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in (".", "kernels")]
+
+from accuracy import FLOOR  # noqa: E402
+from gpu.problems import Problem  # noqa: E402
+
+from fasttfm.functional import backend  # noqa: E402
+from fasttfm.kernels.proof.ptx import Machine, executed  # noqa: E402
+
+SEED = torch.tensor([987654321])
+CPU = torch.device("cpu")
+
+
+def solve(way, inputs: dict) -> list[torch.Tensor]:
+    """Outputs, then gradients of all floating-point inputs."""
+    inputs = {k: v.detach().requires_grad_(v.is_floating_point()) for k, v in inputs.items()}
+    outputs = way(SEED, **inputs)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    generator = torch.Generator().manual_seed(1)
+    total = sum((o.double() * torch.randn(o.shape, generator=generator)).sum() for o in outputs)
+    leaves = [v for v in inputs.values() if v.requires_grad]
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [*outputs, *(g for g in gradients if g is not None)]
+
+
+def check(problem: Problem, chip: str, dtype: torch.dtype, *, rounding: float = 0.0) -> Machine:
+    """Raises FaultyKernel for what a kernel does wrong, AssertionError for wrong numbers. rounding: of the largest
+    magnitude, what is granted besides, where products are computed in less than the dtype's precision."""
+    inputs = problem.inputs(CPU, dtype)
+    with executed(chip) as machine, backend("triton"):
+        ours = solve(problem.ours, inputs)
+    assert machine.launches or (not problem.dropout and "residual_add" in str(problem)), "no kernel was launched"
+    exact = solve(problem.theirs, {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
+    plain = solve(problem.theirs, inputs)
+    largest = max(x.abs().max().item() for x in exact)
+    for place, (found, true, same) in enumerate(zip(ours, exact, plain, strict=True)):
+        assert torch.isfinite(found).all(), f"result {place} is not finite"
+        allowed = 2 * (same.double() - true).abs().max().item() + (FLOOR[found.dtype] + rounding) * largest
+        error = (found.double() - true).abs().max().item()
+        assert error <= allowed, f"result {place}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
+    return machine

@@ -1,0 +1,94 @@
+"""Published faults of Triton's compiler: what the installed version still does wrong is noticed, what it does right
+passes. None of them shows in Triton's interpreter."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from fasttfm.kernels.proof.ptx import FaultyKernel, executed
+
+
+@triton.jit
+def _rows_of_a_remainder(x, out, R: tl.constexpr, C: tl.constexpr):
+    r0 = tl.arange(0, R)
+    row = r0 % (2 << (r0 // 16))
+    columns = tl.arange(0, C)
+    tl.store(out + (r0[:, None] * C + columns[None, :]), tl.load(x + (row[:, None] + columns[None, :])))
+
+
+def test_a_divisibility_that_does_not_hold_is_noticed():
+    """triton#11544: a remainder is taken for a multiple of two, and its rows are loaded in pairs."""
+    x = torch.arange(64, dtype=torch.float32)
+    with pytest.raises(FaultyKernel, match="alignment") as raised, executed("sm_80"):
+        _rows_of_a_remainder[(1,)](x, torch.empty(32, 16), R=32, C=16)
+    assert "test_compiler_faults.py:" in str(raised.value)
+
+
+@triton.jit
+def _store_and_read_back(scratch, x, out):
+    at = tl.arange(0, 8)[:, None] * 256 + tl.arange(0, 256)[None, :]
+    tl.store(scratch + at, at.to(tl.float32))
+    back = tl.load(scratch + at)
+    tl.store(out + at, back + tl.load(x + at).to(tl.float32))
+
+
+def test_a_store_and_its_read_back_in_two_layouts_are_noticed():
+    """triton#10924: nothing orders the threads, which the compiler gave other elements each time."""
+    scratch, x, out = torch.zeros(2048), torch.zeros(2048, dtype=torch.float16), torch.empty(2048)
+    with pytest.raises(FaultyKernel, match="race"), executed("sm_80"):
+        _store_and_read_back[(1,)](scratch, x, out)
+
+
+@triton.jit
+def _product_of_masked_numbers(a, mask, b, out):
+    i, j = tl.arange(0, 16), tl.arange(0, 16)
+    at = i[:, None] * 16 + j[None, :]
+    x = tl.where(tl.load(mask + at) != 0, tl.load(a + at), 0.0)
+    even, odd = tl.split(tl.reshape(tl.join(x, x), (16, 16, 2)))
+    tl.store(out + at, tl.dot((even + odd).to(tl.bfloat16), tl.load(b + at)))
+
+
+def test_a_shallow_product_behind_a_load_of_bytes_is_noticed():
+    """triton#11691: 16 deep is too shallow for the layout that an 8-bit load and a join lead to. Numbers alone tell."""
+    torch.manual_seed(0)
+    a, b = torch.randn(16, 16).bfloat16(), torch.randn(16, 16).bfloat16()
+    mask, out = torch.randint(0, 2, (16, 16), dtype=torch.int8), torch.empty(16, 16)
+    with executed("sm_80"):
+        _product_of_masked_numbers[(1,)](a, mask, b, out)
+    right = torch.allclose(out, 2 * (a * mask).float() @ b.float(), atol=1e-3)
+    assert right == (tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 8))
+
+
+@triton.jit
+def _sums_of_a_row(x, out, N: tl.constexpr):
+    row = tl.program_id(0)
+    values = tl.load(x + row * N + tl.arange(0, N))
+    tl.store(out + row, tl.sum(values, 0) + tl.max(values, 0))
+
+
+@triton.jit
+def _scan(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.cumsum(tl.load(x + at), 0))
+
+
+@triton.jit
+def _turned(x, out, N: tl.constexpr):
+    i, j = tl.arange(0, N), tl.arange(0, N)
+    tile = tl.load(x + i[:, None] * N + j[None, :])
+    tl.store(out + i[:, None] * N + j[None, :], tl.trans(tile))
+
+
+@pytest.mark.parametrize("chip", ["sm_60", "sm_75", "sm_80", "sm_90", "sm_120"])
+def test_kernels_of_others_pass(chip):
+    """Reductions, scans and transpositions, whose layouts past faults were about."""
+    x = torch.randn(32, 64)
+    sums, scanned, turned = torch.empty(32), torch.empty(2048), torch.empty(32, 32)
+    with executed(chip):
+        _sums_of_a_row[(32,)](x, sums, N=64)
+        _scan[(1,)](x, scanned, N=2048)
+        _turned[(1,)](x, turned, N=32)
+    torch.testing.assert_close(sums, x.sum(1) + x.amax(1))
+    torch.testing.assert_close(scanned, x.flatten().cumsum(0), rtol=1e-4, atol=1e-4)
+    assert torch.equal(turned, x.flatten()[:1024].view(32, 32).T)

@@ -1,0 +1,55 @@
+"""A whole training step of a small model and a search with it, every Triton kernel executed from its PTX."""
+
+import pytest
+import torch
+from conftest import CHIPS
+
+from fasttfm import functional
+from fasttfm.decoding import DecodingConfig, translate_ids
+from fasttfm.kernels.proof.ptx import executed
+from fasttfm.models import Transformer, TransformerConfig
+
+SIZE = {"vocab_size": 64, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 1}
+
+
+def model_of(**changes) -> Transformer:
+    torch.manual_seed(3)
+    return Transformer(TransformerConfig(**SIZE, **changes))
+
+
+def step(model: Transformer, packed: bool) -> list[torch.Tensor]:
+    """The loss and every gradient of one step, the seed of dropout drawn anew."""
+    torch.manual_seed(5)
+    source, target = torch.randint(4, 64, (3, 11)), torch.randint(4, 64, (3, 10))
+    lengths = torch.tensor([11, 7, 3]), torch.tensor([9, 10, 4])
+    tokens = (int(lengths[0].sum()), int(lengths[1].sum())) if packed else None
+    model.zero_grad()
+    loss, _, _ = model.loss(source, target, target, *lengths, packed_tokens=tokens)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize(("chip", "packed"), [(chip, i % 2 == 1) for i, chip in enumerate(CHIPS)])
+def test_a_training_step_loses_what_plain_pytorch_does(chip, packed):
+    model = model_of(dropout=0.1, attention_dropout=0.1, relu_dropout=0.1, norm_first=packed, final_norm=packed)
+    with functional.backend("torch"):
+        wanted = step(model, packed)
+    with executed(chip) as machine, functional.backend("triton"):
+        found = step(model, packed)
+    assert len({(done.name, done.instructions) for done in machine.launches}) >= 8
+    assert found[0].item() == pytest.approx(wanted[0].item(), rel=1e-5)
+    for a, b in zip(found[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_search_finds_what_plain_pytorch_finds(chip):
+    model = model_of(dropout=0.0).eval()
+    sources = [[5, 9, 17, 33, 3], [21, 8, 3]]
+    settings = DecodingConfig(beam=2, max_len_a=0.0, max_len_b=2)
+    with functional.backend("torch"):
+        wanted = translate_ids(model, sources, settings)
+    with executed(chip) as machine, functional.backend("triton"):
+        found = translate_ids(model, sources, settings)
+    assert machine.launches
+    assert found == wanted

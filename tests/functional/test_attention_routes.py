@@ -1,0 +1,168 @@
+"""Which way attention takes: decided once a call, from the tensors and settings that are then in force."""
+
+import sys
+
+import pytest
+import torch
+
+from fasttfm import functional as F
+from fasttfm import reference
+from fasttfm.functional.attention import routes
+from fasttfm.kernels import launch
+from fasttfm.kernels.attention import launch as attention_launch
+from fasttfm.kernels.compile_case import CHIPS
+
+
+def heads(*shape, **options):
+    return torch.randn(*shape, **options)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(4)
+
+
+@pytest.fixture
+def on_sm_80(monkeypatch):
+    """The route is chosen as for that chip; tiles stay the interpreter's."""
+    monkeypatch.setattr(launch, "chip", lambda device: CHIPS["sm_80"])
+    before = torch.backends.cuda.matmul.fp32_precision
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def joint(x):
+    return F.joint_attention(x.transpose(1, 2).unsqueeze(2).expand(-1, -1, 3, -1, -1)).unflatten(2, (2, 8))
+
+
+CALLS = {
+    "attention": lambda x: F.attention(x, x, x),
+    "joint_attention": joint,
+    "varlen_attention": lambda x: F.varlen_attention(
+        *3 * [x[0].transpose(0, 1)], *2 * [torch.tensor([0, 9, 20])], 11, 11
+    ),
+    "joint_varlen_attention": lambda x: F.joint_varlen_attention(
+        torch.stack(3 * [x[0].transpose(0, 1)], 1), None, *2 * [torch.tensor([0, 9, 20])], 11, 11
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "then"), [("none", "tf32"), ("tf32", "none")])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_tf32_is_switched_between(
+    name, first, then, on_sm_80
+):
+    x = heads(1, 2, 20, 8, requires_grad=True)
+    with F.backend("torch"):
+        (wanted,) = torch.autograd.grad(CALLS[name](x).square().sum(), x)
+    chosen = []
+    for precision in (first, then):
+        torch.backends.cuda.matmul.fp32_precision = precision
+        chosen.append(routes.decide("triton", x, x, 100))
+    assert chosen[0] != chosen[1]
+    torch.backends.cuda.matmul.fp32_precision = first
+    with F.backend("triton"):
+        total = CALLS[name](x).square().sum()
+        torch.backends.cuda.matmul.fp32_precision = then
+        (found,) = torch.autograd.grad(total, x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("first", "then"), [("softmax", "flash"), ("flash", "softmax"), ("short", "softmax")])
+def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_the_table_changes(name, first, then, monkeypatch):
+    x = heads(1, 2, 20, 8, requires_grad=True)
+    with F.backend("torch"):
+        (wanted,) = torch.autograd.grad(CALLS[name](x).square().sum(), x)
+    with F.backend("triton"):
+        monkeypatch.setattr(attention_launch, "route", lambda *size: first)
+        total = CALLS[name](x).square().sum()
+        monkeypatch.setattr(attention_launch, "route", lambda *size: then)
+        (found,) = torch.autograd.grad(total, x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, -0.3, 1.0])
+@pytest.mark.parametrize(
+    "masking",
+    [{}, {"causal": True}, {"causal": True, "causal_offset": -2}, {"key_lengths": torch.tensor([20, 3])}],
+    ids=["none", "causal", "offset", "lengths"],
+)
+def test_a_scale_that_is_not_positive_is_a_number_on_a_cpu(scale, masking):
+    """The trap: torch's fused kernel adds -inf for a hidden key before it multiplies by the scale."""
+    leaves = [heads(2, 2, 20, 8, requires_grad=True) for _ in range(3)]
+    expected, _ = reference.attention(*leaves, scale=scale, **masking)
+    output = F.attention(*leaves, scale=scale, **masking)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    torch.testing.assert_close(torch.autograd.grad(output.square().sum(), leaves), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("site", [1 << 31, -1, 1 << 40])
+def test_a_site_that_kernels_cannot_take_is_an_error_at_every_public_function(site):
+    x, rows, seed = heads(1, 2, 3, 8), heads(4, 8), torch.tensor([1])
+    dropped = {"dropout_p": 0.5, "seed": seed, "site": site}
+    starts, square = torch.tensor([0, 4]), heads(8, 8)
+    for call in (
+        lambda: F.attention(x, x, x, **dropped),
+        lambda: F.attention_weights(x, x, **dropped),
+        lambda: F.varlen_attention(*3 * [heads(4, 2, 8)], starts, starts, 4, 4, **dropped),
+        lambda: F.joint_attention(heads(1, 4, 3, 2, 8), **dropped),
+        lambda: F.joint_varlen_attention(heads(4, 3, 2, 8), None, starts, starts, 4, 4, **dropped),
+        lambda: F.residual_layer_norm(rows, rows, None, None, **dropped),
+        lambda: F.residual_add(rows, rows, **dropped),
+        lambda: F.feed_forward(rows, square, None, square, None, **dropped),
+        lambda: F.embed(torch.tensor([[1, 2]]), square, **dropped),
+    ):
+        with pytest.raises(ValueError, match=rf"site is {site}: it must be at least 0 and below 2\^31"):
+            call()
+
+
+@pytest.mark.parametrize("offset", [1 << 31, -(1 << 31)])
+def test_an_offset_that_kernels_cannot_take_is_an_error(offset):
+    x, packed, starts = heads(1, 2, 3, 8), heads(4, 2, 8), torch.tensor([0, 4])
+    for call in (
+        lambda: F.attention(x, x, x, causal=True, causal_offset=offset),
+        lambda: F.varlen_attention(packed, packed, packed, starts, starts, 4, 4, causal=True, causal_offset=offset),
+    ):
+        with pytest.raises(ValueError, match="causal_offset is"):
+            call()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("offset", [-2, 0, 3])
+def test_packed_sequences_take_an_offset_each(backend, offset):
+    starts = torch.tensor([0, 4, 4, 11]), torch.tensor([0, 6, 8, 15])
+    leaves = [heads(n, 2, 8, requires_grad=True) for n in (12, 15, 15)]
+    options = {"causal": True, "causal_offset": offset, "dropout_p": 0.2, "seed": torch.tensor([5])}
+    expected = reference.varlen_attention(*leaves, *starts, **options)
+    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    with F.backend(backend):
+        found = F.varlen_attention(*leaves, *starts, 7, 7, **options)
+        both = F.joint_varlen_attention(torch.stack(leaves[1:], 1), leaves[0], *starts, 7, 7, **options)
+        for output in (found, both.unflatten(1, (2, 8))):
+            torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+            gradients = torch.autograd.grad(output.square().sum(), leaves)
+            torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_query_walks_through_at_most_six_files_to_its_launch():
+    """Files that hold the tensor in a variable on the way from F.attention to the kernel's launch."""
+    query = heads(1, 2, 3, 8)
+    files = []
+
+    def watch(frame, event, argument):
+        file = frame.f_code.co_filename
+        ours = event in ("call", "return") and ("/fasttfm/" in file or "/kernels/" in file)
+        if ours and file not in files and any(value is query for value in frame.f_locals.values()):
+            files.append(file)
+
+    with F.backend("triton"):
+        sys.setprofile(watch)
+        try:
+            F.attention(query, heads(1, 2, 3, 8), heads(1, 2, 3, 8))
+        finally:
+            sys.setprofile(None)
+    assert files
+    assert files[0].endswith("attention/dense.py")
+    assert len(files) <= 6, "\n".join(files)

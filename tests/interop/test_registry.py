@@ -1,0 +1,124 @@
+"""Through transformers' whole registry: equal to eager attention or refused in our words, and nothing between."""
+
+import os
+from collections import Counter
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
+
+from fasttfm import functional as F  # noqa: E402
+from fasttfm.interop import huggingface  # noqa: E402
+from fasttfm.kernels.proof.launch_log import LaunchLog  # noqa: E402
+from tests.interop import registry  # noqa: E402
+
+NAMED = (
+    "bart", "bert", "big_bird", "bigbird_pegasus", "bloom", "codegen", "convbert", "falcon", "git", "gpt2",
+    "gpt_neox_japanese", "ibert", "llama", "longformer", "megatron-bert", "mpnet", "mpt", "mvp", "nllb-moe",
+    "nystromformer", "pegasus_x", "rembert", "roformer", "splinter", "t5", "tapas", "trocr", "xglm",
+)  # fmt: skip
+"""Models that once took another kind of mask than ours, or saw the future; and some that most people use."""
+
+
+def sweep(kinds: list[str]) -> tuple[Counter[str], dict[str, str]]:
+    """How many were equal, refused and not built, with each reason printed; and what is neither."""
+    huggingface.register()
+    classes, counts, wrong = registry.classes(), Counter[str](), dict[str, str]()
+    for kind in kinds:
+        try:
+            found = registry.verdicts(classes[kind])
+        except registry.NotBuilt as error:
+            counts["not built"] += 1
+            print(f"{kind}: not built: {error}")
+            continue
+        wrong |= {f"{kind}, {case}": v for case, v in found.items() if v not in ("equal", "refused")}
+        by_name = {v for case, v in found.items() if case.startswith("by name")}
+        counts[by_name.pop() if len(by_name) == 1 else "equal or refused by the batch"] += 1
+    print(f"{len(kinds)} architectures by name: {dict(counts)}")
+    return counts, wrong
+
+
+def test_known_models_and_a_sample_are_equal_or_refused() -> None:
+    kinds = [*NAMED, *(kind for kind in list(registry.classes())[::30] if kind not in NAMED)]
+    counts, wrong = sweep([kind for kind in kinds if kind in registry.classes()])
+    assert not wrong
+    assert counts["equal"] >= 8
+    assert counts["refused"] >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FASTTFM_REGISTRY" not in os.environ, reason="about 15 minutes; set FASTTFM_REGISTRY=1 to run it")
+def test_the_whole_registry_is_equal_or_refused() -> None:
+    counts, wrong = sweep(list(registry.classes()))
+    assert not wrong
+    assert counts["equal"] >= 150
+
+
+TABLES = {
+    "FalconModel": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4},
+    "GPTNeoModel": {"num_layers": 1, "attention_types": [[["global"], 1]], "hidden_size": 32, "num_heads": 4},
+    "GPTJModel": {"n_layer": 1, "n_embd": 32, "n_head": 4, "rotary_dim": 4},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_model_with_a_table_of_its_own_is_refused_when_it_is_made(name: str) -> None:
+    huggingface.register()
+    kind = getattr(transformers, name)
+    config = kind.config_class(vocab_size=37, **TABLES[name])
+    with pytest.raises(ValueError, match=r"^attention 'fasttfm': \w+ does not ask transformers for its attention"):
+        transformers.AutoModel.from_config(config, attn_implementation="fasttfm")
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    ids = torch.randint(37, (2, 5))
+    expected = model(ids).last_hidden_state
+    assert huggingface.accelerate(model).lines[0].action == "left"
+    torch.testing.assert_close(model(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_causal_mask_is_made_marked_and_read_when_it_was_changed() -> None:
+    config = transformers.LlamaConfig()
+    mask = huggingface.boolean_mask(batch_size=1, q_length=5, kv_length=5, config=config)
+    assert mask is not None
+    assert mask.tolist() == torch.ones(5, 5, dtype=torch.bool).tril()[None, None].tolist()
+    x, module = torch.randn(1, 2, 5, 8), torch.nn.Module().eval()
+    module.is_causal = False
+    marked, _ = huggingface.attention_forward(module, x, x, x, mask)
+    read, _ = huggingface.attention_forward(module, x, x, x, mask.clone())
+    torch.testing.assert_close(marked, read)
+    mask[..., 4] = True
+    changed, _ = huggingface.attention_forward(module, x, x, x, mask)
+    read, _ = huggingface.attention_forward(module, x, x, x, mask.clone())
+    torch.testing.assert_close(changed, read)
+    assert not torch.allclose(changed, marked)
+
+
+def test_an_older_transformers_is_named_in_a_line() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, types; t = types.ModuleType('transformers'); t.__version__ = '4.48.0'; "
+    code += "sys.modules['transformers'] = t; import fasttfm.interop.huggingface"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "ImportError: fasttfm.interop.huggingface needs transformers 5 or newer; 4.48.0 is installed"
+    )
+
+
+@pytest.mark.parametrize("kind", ["bert", "bart", "gpt2"])
+def test_a_model_on_the_kernels_gives_eager_s_outputs_and_gradients(kind: str) -> None:
+    eager = registry.make(registry.classes()[kind])
+    ours = registry.accelerated(eager)
+    inputs, rows = registry.batches(eager)["left" if kind == "gpt2" else "right"]
+    results = []
+    for model, route in ((eager, "torch"), (ours, "triton")):
+        with F.backend(route), LaunchLog() as log:
+            output = model(**inputs).last_hidden_state
+            output = output[rows[9]] if output.shape[1] == 9 else output
+            output.square().mean().backward()
+        assert bool(log.triton) == (route == "triton")
+        results.append([output, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(results[0]) == len(results[1])
+    for expected, got in zip(*results):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,39 @@
+"""A kernel that writes the keep-mask out, so that tests can look at it."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from fasttfm.kernels.jit import jit
+from fasttfm.kernels.launch import ceil_div
+from fasttfm.kernels.parameter import Int8Pointer, Int64Pointer, Size, Varying
+from fasttfm.kernels.philox import keep_mask
+
+
+@jit
+def _write(
+    out: Int8Pointer,  # (P, R, C) out
+    seed: Int64Pointer,  # (1,)
+    site: Varying,
+    threshold: Varying,
+    R: Varying,
+    C: Size,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first_column = tl.program_id(1) * COLUMNS
+    plane = tl.program_id(2)
+    columns = first_column + tl.arange(0, COLUMNS)
+    keep = keep_mask(tl.load(seed), site, plane, rows, first_column, threshold, COLUMNS)
+    inside = (rows[:, None] < R) & (columns[None, :] < C)
+    offsets = (plane.to(tl.int64) * R + rows[:, None]) * C + columns[None, :]
+    tl.store(out + offsets, keep.to(tl.int8), mask=inside)
+
+
+def write(out, seed, site, threshold, rows=16, columns=64):
+    """Fills out (P, R, C) int8 with the keep-mask, in tiles of rows and columns."""
+    P, R, C = out.shape
+    grid = (ceil_div(R, rows), ceil_div(C, columns), P)
+    _write[grid](out, seed, site, threshold, R, C, ROWS=rows, COLUMNS=columns, num_warps=4, num_stages=1)
+    return out

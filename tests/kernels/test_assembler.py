@@ -1,0 +1,42 @@
+"""The assembler is named with its version, and a version with a published fault says so."""
+
+import os
+import stat
+
+import pytest
+
+from fasttfm.kernels.proof.assembler import assembler, description
+
+
+@pytest.fixture
+def choose(tmp_path, monkeypatch):
+    """choose(version): the user's own ptxas, of that version."""
+
+    def make(version: str) -> str:
+        file = tmp_path / "ptxas"
+        file.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version[:4]}, V{version}'\n")
+        os.chmod(file, file.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("TRITON_PTXAS_PATH", str(file))
+        return str(file)
+
+    return make
+
+
+def test_tritons_own_assembler_is_asked_for_its_version():
+    assert assembler(80).version.count(".") == 2
+    assert assembler(80).path.endswith("ptxas")
+
+
+def test_the_users_own_assembler_goes_before_it(choose):
+    path = choose("13.1.80")
+    assert (assembler(90).path, assembler(90).version) == (path, "13.1.80")
+    assert description(90) == f"sm_90 is assembled by ptxas 13.1.80 ({path})"
+
+
+def test_a_version_with_a_published_fault_is_told_with_the_way_out(choose):
+    choose("12.8.93")
+    first, second = description(90).splitlines()
+    assert "ptxas 12.8.93" in first
+    assert "issue 1262" in second
+    assert "TRITON_PTXAS_PATH=" in second
+    assert len(description(100).splitlines()) == 1  # another assembler, or another chip

@@ -1,0 +1,37 @@
+"""A whole number that a kernel cannot take is refused in a line that names it."""
+
+import pytest
+import torch
+
+from fasttfm.kernels import cross_entropy, embedding, feed_forward, layer_norm, residual_add
+from fasttfm.kernels.jit import LARGEST
+
+SEED = torch.tensor([1])
+DROPPED = {"dropout_p": 0.1, "seed": SEED}
+X, W = torch.randn(3, 16), torch.randn(16, 16)
+TOKENS = torch.tensor([[1, 2, 3]])
+TABLE = {"scale": 1.0, "first_position": 0, **DROPPED}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("site", lambda n: residual_add.residual_add(X, X, **DROPPED, site=n)),
+        ("site", lambda n: layer_norm.residual_layer_norm(X, None, X, None, None, 1e-5, **DROPPED, site=n)),
+        ("site", lambda n: feed_forward.feed_forward(X, W, None, W, None, **DROPPED, site=n, route="fused")),
+        ("site", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=None, site=n)),
+        ("pad_id", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=n, site=0)),
+        ("ignore_index", lambda n: cross_entropy.forward(X, TOKENS[0], label_smoothing=0.0, ignore_index=n)),
+    ],
+)
+@pytest.mark.parametrize("number", [LARGEST + 1, -LARGEST - 2])
+def test_what_does_not_fit_32_bits_is_refused_by_name(name, call, number):
+    with pytest.raises(ValueError, match=f"{name} is {number:,}, and a kernel takes 32-bit numbers") as said:
+        call(number)
+    assert "\n" not in str(said.value)
+    call(LARGEST)
+
+
+def test_rows_beyond_32_bits_are_refused():
+    with pytest.raises(ValueError, match=r"residual_add: M is 2,147,483,648, .* at most 2,147,483,647"):
+        residual_add._add_dropped[(1,)](X, X, X, None, 0, 0, 1.0, LARGEST + 1, 16, ROWS=1, COLUMNS=16)

@@ -1,0 +1,35 @@
+"""Two processes (gloo, CPU) that share a model by FSDP2 or by tensor parallelism find the gradients that one finds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from .distributed_worker import model_and_batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fsdp", "tensor-parallel"])
+def test_two_processes_agree_with_one(kind: str, tmp_path: Path) -> None:
+    worker = Path(__file__).with_name("distributed_worker.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(worker), kind, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    model, batch = model_and_batch()
+    loss = model.loss(*batch)[0]
+    loss.backward()
+    found = [torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in range(2)]
+    halves = 2 if kind == "fsdp" else 1  # of the batch, over which FSDP averages gradients
+    total = sum(each["loss"] for each in found) * halves / 2
+    torch.testing.assert_close(total, loss.detach(), rtol=1e-5, atol=1e-5)
+    for each in found:
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(each[name] * halves, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)

@@ -1,0 +1,214 @@
+"""Models that are not plain: hooked, pruned, wrapped, quantised, on the meta device, loaded by assignment."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune, weight_norm
+
+from fasttfm.functional import backend
+from fasttfm.models import Transformer, TransformerConfig
+
+INNER = [
+    "encoder",
+    "encoder.layers.1",
+    "encoder.layers.0.linear1",
+    "encoder.layers.0.linear2",
+    "encoder.layers.1.norm1",
+    "encoder.layers.1.self_attn",
+    "encoder.layers.1.self_attn.out_proj",
+    "decoder.layers.0.multihead_attn",
+    "decoder.layers.0.multihead_attn.out_proj",
+    "decoder.layers.1.norm3",
+    "target_embedding",
+    "output",
+]
+
+
+def tiny(**changes) -> Transformer:
+    torch.manual_seed(0)
+    fields = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "encoder_layers": 2, "decoder_layers": 2}
+    return Transformer(TransformerConfig(**{**fields, "dropout": 0.0, "max_length": 16, **changes}))
+
+
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    source, target = (torch.randint(4, 31, (3, length), generator=generator) for length in (7, 6))
+    return source, target[:, :-1], target[:, 1:], torch.tensor([7, 5, 2]), torch.tensor([5, 3, 4])
+
+
+def step(model, route="torch"):
+    """The loss and the gradients of one pass."""
+    model.zero_grad()
+    with backend(route):
+        loss = model.loss(*batch())[0]
+        loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def agree(found, wanted):
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-5)
+    assert found[1].keys() == wanted[1].keys()
+    for name, gradient in wanted[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+
+# ------------------------------------------------------------------------------------------------------------- hooks
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+def test_every_hook_fires_and_changes_nothing_by_being_there(norm_first, route):
+    model = tiny(norm_first=norm_first, final_norm=norm_first)
+    wanted = step(model, route)
+    seen = []
+    for name in INNER:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+        model.get_submodule(name).register_full_backward_hook(lambda *_, name=name: seen.append("grad " + name))
+    agree(step(model, route), wanted)
+    assert set(seen) == {*INNER, *("grad " + name for name in INNER)}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_what_a_hook_returns_takes_the_place_of_the_output(name):
+    model = tiny()
+    wanted = step(model)[0]
+    model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output.flip(-1))
+    assert abs(step(model)[0] - wanted) > 1e-3
+
+
+def test_a_layer_sees_and_gives_tensors_where_it_has_hooks():
+    model = tiny(norm_first=True, final_norm=True)
+    seen = []
+    model.encoder.layers[1].register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
+    step(model)
+    assert [tuple(x.shape) for x in seen] == [(3, 7, 16)] * 2
+
+
+def test_hooks_fire_in_a_search_too():
+    model, seen = tiny().eval(), []
+    for name in INNER[2:]:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+    with torch.no_grad():
+        source, target, *_ = batch()
+        cache = model.start_cache(model.encode(source), max_length=2)
+        model.step(target[:, 0], cache)
+    assert set(seen) == set(INNER[2:])
+
+
+# ----------------------------------------------------------------------------------------- modules of another class
+
+
+class Scaled(nn.Linear):
+    """A linear layer that does more."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["encoder.layers.0.linear1", "decoder.layers.1.self_attn.out_proj", "output"])
+def test_a_derived_linear_layer_is_called(name, route):
+    model = tiny(share_embeddings="none")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        module = twin.get_submodule(name)
+        for parameter in module.parameters():
+            parameter.mul_(2)
+    wanted = step(twin, route)
+    model.get_submodule(name).__class__ = Scaled
+    torch.testing.assert_close(step(model, route)[0], wanted[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["encoder.layers.0.linear1", "decoder.layers.1.multihead_attn.out_proj"])
+def test_pruning_acts_and_training_goes_on(name, route):
+    model = tiny()
+    module = model.get_submodule(name)
+    prune.l1_unstructured(module, "weight", amount=0.5)
+    twin = tiny()
+    with torch.no_grad():
+        twin.get_submodule(name).weight.mul_(module.weight_mask)
+    torch.testing.assert_close(step(model, route)[0], step(twin, route)[0], rtol=1e-5, atol=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    before = step(model, route)[0]
+    optimizer.step()
+    assert step(model, route)[0] < before  # and not "backward a second time"
+    assert module.weight_orig.grad[module.weight_mask == 0].eq(0).all()
+
+
+def test_pruned_input_projections_act():
+    model = tiny()
+    attention = model.encoder.layers[0].self_attn
+    wanted = step(model)[0]
+    prune.l1_unstructured(attention, "in_proj_weight", amount=0.9)
+    assert abs(step(model)[0] - wanted) > 1e-3
+    step(model)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("normalise", [weight_norm, parametrizations.weight_norm], ids=["hook", "parametrisation"])
+def test_weight_norm_follows_its_length(normalise):
+    model = tiny()
+    wanted = step(model)[0]
+    module = normalise(model.encoder.layers[0].linear1)
+    torch.testing.assert_close(step(model)[0], wanted, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        next(p for name, p in module.named_parameters() if name in ("weight_g", "parametrizations.weight.original0"))[
+            :
+        ] *= 3
+    assert abs(step(model)[0] - wanted) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_dynamically_quantised_model_translates():
+    model = tiny().eval()
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    assert type(quantised.encoder.layers[0].linear1) is not nn.Linear
+    source, target, _, lengths, _ = batch()
+    with torch.no_grad():
+        logits = model(source, target, lengths)
+        torch.testing.assert_close(quantised(source, target, lengths), logits, rtol=0.2, atol=0.2)
+        cache = quantised.start_cache(quantised.encode(source, lengths), lengths, max_length=3)
+        torch.testing.assert_close(quantised.step(target[:, 0], cache), logits[:, 0], rtol=0.2, atol=0.2)
+
+
+# ------------------------------------------------------------------------------- the meta device, and state dicts
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_model_from_the_meta_device_has_its_positions(assign):
+    wanted = tiny().eval()
+    with torch.device("meta"):
+        model = tiny().eval()
+    if not assign:
+        model.to_empty(device="cpu")
+    model.load_state_dict(wanted.state_dict(), assign=assign)
+    source, target, *_ = batch()
+    assert torch.equal(model(source, target), wanted(source, target))
+
+
+def test_a_position_table_keeps_its_precision_when_it_grows():
+    model = tiny(max_length=4).double()
+    model(*batch()[:2])
+    assert model.positions.table.dtype == torch.float64
+    assert model.positions.table.shape[0] >= 7
+
+
+@pytest.mark.parametrize("shared", ["all", "decoder", "none"])
+def test_shared_tables_stay_shared_when_a_state_dict_is_assigned(shared):
+    model = tiny(share_embeddings=shared)
+    model.load_state_dict(copy.deepcopy(tiny(share_embeddings=shared).state_dict()), assign=True)
+    assert (model.output.weight is model.target_embedding.weight) == (shared != "none")
+    assert (model.source_embedding.weight is model.target_embedding.weight) == (shared == "all")
+    wanted = sum(p.numel() for p in tiny(share_embeddings=shared).parameters())
+    assert sum(p.numel() for p in model.parameters()) == wanted
+
+
+def test_torchscript_is_refused_with_what_to_do():
+    with pytest.raises(RuntimeError, match=r"torch\.compile and torch\.export"):
+        torch.jit.script(tiny())

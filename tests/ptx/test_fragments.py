@@ -1,0 +1,295 @@
+"""Matrix instructions against the tables of the PTX reference, written out element by element."""
+
+import numpy as np
+import pytest
+from ptx_text import run
+
+RANDOM = np.random.default_rng(3)
+
+
+def bits(values, kind):
+    """Small whole numbers, which every format holds exactly, as 16- or 32-bit patterns."""
+    if kind == "f16":
+        return values.astype("f2").view("u2")
+    if kind == "bf16":
+        return (values.astype("f4").view("u4") >> 16).astype("u2")
+    return values.astype("f4").view("u4")
+
+
+def whole(*shape):
+    return RANDOM.integers(-8, 9, shape).astype("f4")
+
+
+def a_place(lane, i, kind):
+    """Row and column of element i of a thread's fragment of A (m16n8k16, and m16n8k8 for tf32)."""
+    group, within = lane // 4, lane % 4
+    if kind == "tf32":
+        return group + 8 * (i in (1, 3)), within + 4 * (i >= 2)
+    row = group + 8 * (i in (2, 3, 6, 7))
+    return row, within * 2 + i % 2 + 8 * (i >= 4)
+
+
+def b_place(lane, i, kind):
+    """Row (along k) and column."""
+    group, within = lane // 4, lane % 4
+    if kind == "tf32":
+        return within + 4 * i, group
+    return within * 2 + i % 2 + 8 * (i >= 2), group
+
+
+def c_place(lane, i):
+    return lane // 4 + 8 * (i >= 2), lane % 4 * 2 + i % 2
+
+
+def fragment(matrix, place, count, kind):
+    """(32, registers) uint32."""
+    elements = np.array([[matrix[place(lane, i, kind)] for i in range(count)] for lane in range(32)])
+    found = bits(elements, kind)
+    return found if kind == "tf32" else np.ascontiguousarray(found).view("u4")
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16", "tf32"])
+@pytest.mark.parametrize("warps", [1, 2])
+def test_mma_multiplies_fragments(kind, warps):
+    depth = 8 if kind == "tf32" else 16
+    wanted, memory = [], {"a": [], "b": [], "c": []}
+    for _ in range(warps):
+        a, b, c = whole(16, depth), whole(depth, 8), whole(16, 8)
+        count = 4 if kind == "tf32" else 8
+        memory["a"].append(fragment(a, a_place, count, kind))
+        memory["b"].append(fragment(b, b_place, count // 2, kind))
+        memory["c"].append(np.array([[c[c_place(lane, i)] for i in range(4)] for lane in range(32)], "f4").view("u4"))
+        wanted.append([[(a @ b + c)[c_place(lane, i)] for i in range(4)] for lane in range(32)])
+    given = {name: np.concatenate(parts).reshape(-1) for name, parts in memory.items()}
+    ran = run(
+        f"""
+        mov.u32 %r1, %tid.x;
+        mad.wide.u32 %rd10, %r1, 16, %rd1;
+        mad.wide.u32 %rd11, %r1, 8, %rd2;
+        mad.wide.u32 %rd12, %r1, 16, %rd3;
+        ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd10];
+        ld.global.v2.b32 {{%r14, %r15}}, [%rd11];
+        ld.global.v4.b32 {{%r16, %r17, %r18, %r19}}, [%rd12];
+        mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {{%r16, %r17, %r18, %r19}},
+          {{%r10, %r11, %r12, %r13}}, {{%r14, %r15}}, {{%r16, %r17, %r18, %r19}};
+        st.global.v4.b32 [%rd12], {{%r16, %r17, %r18, %r19}};
+        """,
+        threads=32 * warps,
+        **given,
+    )
+    assert not ran.faults
+    assert ran["c"].view("f4").reshape(warps, 32, 4).tolist() == np.array(wanted).tolist()
+
+
+def test_tf32_ignores_the_lowest_bits():
+    one = np.full(128, 0x3F801FFF, "u4")  # 1 and 13 more bits
+    ran = run(
+        """
+        mov.u32 %r1, %tid.x;
+        mad.wide.u32 %rd10, %r1, 16, %rd1;
+        ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd10];
+        mov.b32 %r9, 0f00000000;
+        mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r16, %r17, %r18, %r19},
+          {%r10, %r11, %r12, %r13}, {%r10, %r11}, {%r9, %r9, %r9, %r9};
+        st.global.v4.b32 [%rd10], {%r16, %r17, %r18, %r19};
+        """,
+        x=one,
+    )
+    assert set(ran["x"].view("f4").tolist()) == {8.0}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("turned", [False, True])
+def test_ldmatrix_gives_each_thread_its_pair(count, turned):
+    """Thread l has elements 2 (l % 4) and the next of row l / 4; turned: of column l / 4."""
+    tile = np.arange(count * 64, dtype="u2").reshape(count, 8, 8)
+    registers = ", ".join(f"%r{10 + i}" for i in range(count))
+    stores = "\n".join(f"st.global.b32 [%rd11+{4 * i}], %r{10 + i};" for i in range(count))
+    ran = run(
+        f"""
+        mov.u32 %r1, %tid.x;
+        setp.lt.u32 %p1, %r1, {8 * count};
+        mad.wide.u32 %rd10, %r1, 16, %rd1;
+        shl.b32 %r2, %r1, 4;
+        @%p1 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd10];
+        @%p1 st.shared.v4.b32 [%r2], {{%r20, %r21, %r22, %r23}};
+        bar.sync 0;
+        ldmatrix.sync.aligned.m8n8.x{count}{".trans" if turned else ""}.shared.b16 {{{registers}}}, [%r2];
+        mad.wide.u32 %rd11, %r1, {4 * count}, %rd2;
+        {stores}
+        """,
+        shared=128 * count,
+        x=tile.reshape(-1),
+        y=np.zeros(32 * count, "u4"),
+    )
+    assert not ran.faults
+    found = ran["y"].view("u2").reshape(32, count, 2)
+    for lane in range(32):
+        for matrix in range(count):
+            for e in (0, 1):
+                row, column = lane // 4, lane % 4 * 2 + e
+                wanted = tile[matrix, column, row] if turned else tile[matrix, row, column]
+                assert found[lane, matrix, e] == wanted
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("turned", [False, True])
+def test_stmatrix_is_the_inverse_of_ldmatrix(count, turned):
+    pairs = np.arange(32 * count * 2, dtype="u2").reshape(32, count, 2)
+    registers = ", ".join(f"%r{10 + i}" for i in range(count))
+    loads = "\n".join(f"ld.global.b32 %r{10 + i}, [%rd10+{4 * i}];" for i in range(count))
+    ran = run(
+        f"""
+        mov.u32 %r1, %tid.x;
+        mad.wide.u32 %rd10, %r1, {4 * count}, %rd1;
+        shl.b32 %r2, %r1, 4;
+        {loads}
+        stmatrix.sync.aligned.m8n8.x{count}{".trans" if turned else ""}.shared.b16 [%r2], {{{registers}}};
+        bar.sync 0;
+        setp.lt.u32 %p1, %r1, {8 * count};
+        mad.wide.u32 %rd11, %r1, 16, %rd2;
+        @%p1 ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r2];
+        @%p1 st.global.v4.b32 [%rd11], {{%r20, %r21, %r22, %r23}};
+        """,
+        shared=128 * count,
+        target="sm_90a",
+        x=pairs.reshape(-1),
+        y=np.zeros(64 * count, "u2"),
+    )
+    assert not ran.faults
+    tile = ran["y"].reshape(count, 8, 8)
+    for lane in range(32):
+        for matrix in range(count):
+            for e in (0, 1):
+                row, column = lane // 4, lane % 4 * 2 + e
+                assert pairs[lane, matrix, e] == (tile[matrix, column, row] if turned else tile[matrix, row, column])
+
+
+# --------------------------------------------------------------------------------------------------------------- wgmma
+
+
+def swizzled(address, pattern):
+    """The canonical layouts' exchange of 16-byte pieces: pattern 128 has rows 0 .. 7, each with 8 pieces."""
+    piece, row = address // 16 % (pattern // 16), address // 128 % (pattern // 16)
+    return address - piece * 16 + (piece ^ row) * 16
+
+
+def laid_out(matrix, pattern, turned, kind):
+    """The bytes of an operand (rows, depth) in shared memory, its leading and its stride offset."""
+    rows, depth = matrix.shape
+    size = 4 if kind == "tf32" else 2
+    data = np.zeros(1 << 15, "u1")
+    across = pattern // size
+    if turned:  # 8 steps of k by `across` rows; then further k, then further rows
+        stride = 8 * pattern
+        leading = stride * -(-depth // 8)
+    else:
+        stride, leading = 8 * pattern, 0
+    for row in range(rows):
+        for k in range(depth):
+            if turned:
+                at = row % across * size + row // across * leading + k % 8 * pattern + k // 8 * stride
+            else:
+                at = row % 8 * pattern + row // 8 * stride + k * size
+            at = swizzled(at, pattern)
+            data[at : at + size] = np.frombuffer(bits(matrix[row, k : k + 1], kind).tobytes(), "u1")
+    return data, leading, stride
+
+
+def descriptor(start, leading, stride, pattern):
+    return start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | {128: 1, 64: 2, 32: 3}[pattern] << 62
+
+
+def wgmma(a, b, kind, pattern, turned, from_registers, columns, scale=1, wait="wgmma.wait_group.sync.aligned 0;"):
+    depth = a.shape[1]
+    data_b, *layout_b = laid_out(b.T, pattern, turned[1], kind)
+    shared_b = descriptor(32768, *layout_b, pattern)
+    data = np.concatenate([laid_out(a, pattern, turned[0], kind)[0], data_b])
+    shared_a = descriptor(0, *laid_out(a, pattern, turned[0], kind)[1:], pattern)
+    count = columns // 2
+    sums = ", ".join(f"%r{100 + i}" for i in range(count))
+    setup = "\n".join(f"mov.b32 %r{100 + i}, 0f3F800000;" for i in range(count))
+    stores = "\n".join(f"st.global.b32 [%rd13+{4 * i}], %r{100 + i};" for i in range(count))
+    left, flags, fragments = f"%rd20, %rd21, {scale}, 1, 1, {turned[0]:d}, {turned[1]:d}", "", np.zeros(512, "u4")
+    if from_registers:
+        left = f"{{%r20, %r21, %r22, %r23}}, %rd21, {scale}, 1, 1, {turned[1]:d}"
+        fragments = np.concatenate([fragment(a[16 * w : 16 * w + 16], a_place, 8, kind) for w in range(4)]).reshape(-1)
+    return run(
+        f"""
+        mov.u32 %r1, %tid.x;
+        mov.b32 %r2, 0;
+        $L__BB0_1:
+        mad.lo.s32 %r3, %r2, 2048, 0;
+        mad.lo.s32 %r3, %r1, 16, %r3;
+        cvt.u64.u32 %rd10, %r3;
+        add.s64 %rd10, %rd10, %rd1;
+        ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd10];
+        st.shared.v4.b32 [%r3], {{%r10, %r11, %r12, %r13}};
+        add.s32 %r2, %r2, 1;
+        setp.lt.u32 %p1, %r2, 32;
+        @%p1 bra $L__BB0_1;
+        mad.wide.u32 %rd12, %r1, 16, %rd2;
+        ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd12];
+        {setup}
+        mov.b64 %rd20, {shared_a};
+        mov.b64 %rd21, {shared_b};
+        fence.proxy.async.shared::cta;
+        bar.sync 0;
+        wgmma.fence.sync.aligned;
+        wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{kind}.{kind} {{{sums}}}, {left}{flags};
+        wgmma.commit_group.sync.aligned;
+        {wait}
+        mad.wide.u32 %rd13, %r1, {4 * count}, %rd3;
+        {stores}
+        """,
+        threads=128,
+        shared=65536,
+        target="sm_90a",
+        x=data,
+        f=fragments,
+        y=np.zeros(128 * count, "u4"),
+    )
+
+
+@pytest.mark.parametrize("columns", [8, 64])
+@pytest.mark.parametrize("pattern", [128, 64, 32])
+@pytest.mark.parametrize(
+    ("kind", "turned", "from_registers"),
+    [
+        ("bf16", (False, False), False),
+        ("bf16", (False, True), False),
+        ("f16", (True, True), False),
+        ("f16", (False, True), True),
+        ("bf16", (False, False), True),
+        ("tf32", (False, False), False),
+    ],
+)
+def test_wgmma_multiplies_swizzled_tiles(kind, turned, from_registers, pattern, columns):
+    depth = 8 if kind == "tf32" else 16
+    a, b = whole(64, depth), whole(depth, columns)
+    ran = wgmma(a, b, kind, pattern, turned, from_registers, columns)
+    assert not ran.faults
+    found = ran["y"].view("f4").reshape(128, columns // 2)
+    product = a @ b + 1
+    for thread in range(128):
+        for i in range(columns // 2):
+            row = thread // 32 * 16 + thread % 32 // 4 + 8 * (i // 2 % 2)
+            column = i // 4 * 8 + thread % 4 * 2 + i % 2
+            assert found[thread, i] == product[row, column], (thread, i)
+
+
+def test_wgmma_may_begin_a_sum():
+    a, b = whole(64, 16), whole(16, 8)
+    found = wgmma(a, b, "bf16", 128, (False, False), False, 8, scale=0)["y"].view("f4").reshape(128, 4)
+    assert found[0, 0] == (a @ b)[0, 0]
+
+
+def test_sums_that_are_used_before_the_wait():
+    ran = wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, False), False, 8, wait="")
+    assert ran.kinds == {"unwritten"}
+    assert "wait_group" in str(ran.faults[0])
+
+
+def test_an_operand_that_is_overwritten_before_the_wait():
+    early = "bar.sync 0;\nshl.b32 %r3, %r1, 2;\nst.shared.b32 [%r3], %r1;\nwgmma.wait_group.sync.aligned 0;"
+    assert wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, False), False, 8, wait=early).kinds == {"race"}

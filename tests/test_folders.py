@@ -1,0 +1,227 @@
+"""Who owns a folder's files: what is replaced, what never is, and what a kill leaves."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasttfm.errors import UserError
+from fasttfm.folders import Verification, is_unfinished, read_manifest, replacing
+
+
+def write(folder: Path, **files: str) -> None:
+    with replacing(folder, "writing") as fresh:
+        for name, content in files.items():
+            (fresh.path / name).write_text(content)
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Everything below a folder but its lock and manifest."""
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (".lock", "sha256sums")
+    }
+
+
+def test_new_files_take_the_place_of_old_ones_and_the_folder_stays(tmp_path: Path):
+    folder = tmp_path / "folder"
+    write(folder, a="1", b="2")
+    inode = folder.stat().st_ino
+    assert read_manifest(folder) == {
+        name: hashlib.sha256(text).hexdigest() for name, text in (("a", b"1"), ("b", b"2"))
+    }
+    write(folder, b="3", c="4")
+    assert content(folder) == {"b": "3", "c": "4"}
+    assert sorted(read_manifest(folder)) == ["b", "c"]
+    assert folder.stat().st_ino == inode
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "--check", "--strict", "sha256sums"], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_folder_that_the_process_stands_in_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("."), a="1")
+    write(Path("."), a="2")
+    assert Path("a").read_text() == "2"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden", "model"])
+def test_what_the_manifest_does_not_list_is_refused_by_name_and_stays(tmp_path: Path, name: str):
+    folder = tmp_path / "folder"
+    write(folder, a="1")
+    if name == "model":
+        (folder / "model").mkdir()
+        (folder / "model" / "weights").write_text("trained")
+    else:
+        (folder / name).write_text("mine")
+    before = content(folder)
+    with pytest.raises(UserError, match=rf"holds other files \({name}\), which are not replaced"):
+        write(folder, a="2")
+    assert content(folder) == before
+
+
+def test_a_model_directory_is_called_one(tmp_path: Path):
+    for name in ("config.yaml", "data.yaml", "spm.model", "train.log.jsonl"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(UserError, match=r"this is a model directory \(config\.yaml, data\.yaml, spm\.model and 1 "):
+        write(tmp_path, a="1")
+    assert len(content(tmp_path)) == 4
+
+
+def test_a_manifest_of_someone_else_owns_nothing(tmp_path: Path):
+    (tmp_path / "corpus.txt").write_text("mine")
+    digest = hashlib.sha256(b"mine").hexdigest()
+    (tmp_path / "sha256sums").write_text(f"{digest}  corpus.txt\n")
+    with pytest.raises(UserError, match=r"holds other files \(corpus\.txt, sha256sums\)"):
+        write(tmp_path, a="1")
+    assert (tmp_path / "corpus.txt").read_text() == "mine"
+
+
+def test_a_file_that_was_changed_since_is_not_replaced(tmp_path: Path):
+    folder = tmp_path / "folder"
+    write(folder, a="1", b="2")
+    (folder / "b").write_text("edited by hand")
+    with pytest.raises(UserError, match=r"folder/b: was changed since it was written, and is not replaced"):
+        write(folder, a="3")
+    assert content(folder) == {"a": "1", "b": "edited by hand"}
+    (folder / "b").unlink()
+    write(folder, a="3")
+    assert content(folder) == {"a": "3"}
+
+
+def late(folder: Path) -> None:
+    with replacing(folder, "writing") as fresh:
+        (fresh.path / "a").write_text("2")
+        (folder / "late").write_text("mine")
+
+
+def test_a_file_that_comes_while_the_new_ones_are_made_is_safe_too(tmp_path: Path):
+    folder = tmp_path / "folder"
+    write(folder, a="1")
+    with pytest.raises(UserError, match=r"other files \(late\)"):
+        late(folder)
+    assert content(folder) == {"a": "1", "late": "mine"}
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, existed: bool):
+    folder = tmp_path / "deep" / "folder"
+    if existed:
+        write(folder, a="1")
+    with contextlib.suppress(RuntimeError), replacing(folder, "writing") as fresh:
+        (fresh.path / "a").write_text("2")
+        raise RuntimeError
+    assert folder.exists() is existed
+    assert not existed or content(folder) == {"a": "1"}
+    with replacing(folder, "writing") as fresh:
+        (fresh.path / "a").write_text("2")
+        fresh.wanted = False
+    assert folder.exists() is existed
+    assert not existed or content(folder) == {"a": "1"}
+
+
+def test_links_are_kept_and_a_dangling_one_is_refused(tmp_path: Path):
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with pytest.raises(UserError, match=r"link: is a link to .*disk, which is not there"):
+        write(tmp_path / "link", a="1")
+    (tmp_path / "disk").mkdir()
+    write(tmp_path / "link", a="1")
+    assert (tmp_path / "link").is_symlink()
+    assert content(tmp_path / "disk") == {"a": "1"}
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="exists and is not a directory"):
+        write(tmp_path / "file", a="1")
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from fasttfm.folders import replacing
+left = int(sys.argv[2])
+def dying(change):
+    def after(*arguments, **options):
+        global left
+        result = change(*arguments, **options)
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), 9)
+        return result
+    return after
+for name in ("rename", "replace", "unlink", "mkdir"):
+    setattr(os, name, dying(getattr(os, name)))
+for name in ("rename", "unlink", "mkdir"):
+    setattr(Path, name, dying(getattr(Path, name)))
+with replacing(Path(sys.argv[1]), "writing") as fresh:
+    for name in "bcd":
+        (fresh.path / name).write_text("new")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_a_kill_after_any_change_leaves_old_or_new_files_and_the_next_run_goes_on(tmp_path: Path):
+    outcomes = set()
+    for moment in range(1, 20):
+        folder = tmp_path / str(moment)
+        write(folder, a="old", b="old")
+        killed = subprocess.run([sys.executable, "-c", _KILLED, str(folder), str(moment)], check=False)
+        if killed.returncode != -signal.SIGKILL:
+            break
+        if not is_unfinished(folder):
+            left = {name: text for name, text in content(folder).items() if "/" not in name}
+            assert left in ({"a": "old", "b": "old"}, {"b": "new", "c": "new", "d": "new"})
+        with contextlib.suppress(RuntimeError), replacing(folder, "writing"):
+            raise RuntimeError("the next run stops too, after cleaning up")
+        assert not is_unfinished(folder)
+        after = content(folder)
+        assert after in ({"a": "old", "b": "old"}, {"b": "new", "c": "new", "d": "new"})
+        assert sorted(read_manifest(folder)) == sorted(after)
+        outcomes.add(len(after))
+    assert moment > 6, "several moments were tried"
+    assert outcomes == {2, 3}
+
+
+def test_two_processes_do_not_write_at_the_same_time(tmp_path: Path):
+    with replacing(tmp_path / "folder", "preparing data into it") as fresh:
+        (fresh.path / "a").write_text("1")
+        with pytest.raises(UserError, match=r"another process .* is writing; wait for it"):
+            write(tmp_path / "folder", a="2")
+    assert content(tmp_path / "folder") == {"a": "1"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "b").write_text("3"), "b: is damaged or changed, its SHA-256 is not the one in sha256sums"),
+        (lambda f: (f / "b").unlink(), "b: cannot be read: No such file"),
+    ],
+)
+def test_verification_finds_what_differs(tmp_path: Path, damage, message: str):
+    folder = tmp_path / "folder"
+    write(folder, a="1", b="2")
+    Verification(folder).finish()
+    damage(folder)
+    verification = Verification(folder)
+    with pytest.raises(UserError, match=message):
+        verification.finish()
+    with pytest.raises(UserError, match=message):
+        verification.check()
+
+
+@pytest.mark.parametrize("manifest", [None, b"", b"garbage\n", b"# written by fasttfm\n"])
+def test_a_manifest_that_is_missing_or_damaged_does_not_switch_verification_off(tmp_path: Path, manifest):
+    folder = tmp_path / "folder"
+    write(folder, a="1")
+    (folder / "sha256sums").unlink()
+    if manifest is not None:
+        (folder / "sha256sums").write_bytes(manifest)
+    with pytest.raises(UserError, match=r"sha256sums: is (missing|empty|damaged)"):
+        Verification(folder)
+    with pytest.raises(UserError, match="holds other files"):
+        write(folder, a="2")

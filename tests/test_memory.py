@@ -1,0 +1,63 @@
+"""A limit of memory is told in one line, wherever it is met."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.memory import peak_memory
+
+pytest.importorskip("resource")
+
+LIMITED = """
+import resource, sys
+limit = int(sys.argv[1]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+from fasttfm.__main__ import command
+sys.argv = ["fasttfm", *sys.argv[2:]]
+sys.exit(command())
+"""
+
+
+@pytest.mark.parametrize("kilobytes", [300_000, 500_000, 700_000])
+def test_a_process_that_may_not_take_what_pytorch_needs_says_so_in_one_line(kilobytes):
+    words = ["train", "--preset", "demo", "--data", "nowhere", "--out", "nowhere"]
+    command = [sys.executable, "-c", LIMITED, str(kilobytes), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"fasttfm train: out of memory: only {kilobytes >> 10:,} MiB of address space are allowed")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_every_way_to_say_it_is_recognised(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("memory"), UserError("out of memory: told already")])
+def test_other_errors_are_not_taken_for_it(error):
+    assert not is_out_of_memory(error)
+
+
+def test_peak_memory_is_that_of_this_process_alone():
+    before = peak_memory()
+    grown = torch.ones(60 << 20)
+    assert peak_memory() >= 60 << 22
+    assert grown.sum() == 60 << 20
+    own = "from fasttfm.memory import peak_memory; print(peak_memory())"
+    child = subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, check=True)
+    assert 1 << 20 < int(child.stdout) < min(before, 100 << 20)

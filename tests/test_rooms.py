@@ -1,0 +1,110 @@
+"""Imports point down only: a room knows the rooms below it, and no circle of files is left, lazy imports included."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+LEVELS = (
+    ("fasttfm.kernels",),
+    ("fasttfm.errors", "fasttfm.reference", "fasttfm.timing", "fasttfm.wording"),
+    ("fasttfm.files", "fasttfm.locks", "fasttfm.signals", "fasttfm.presets", "fasttfm.memory"),
+    ("fasttfm.config", "fasttfm.folders", "fasttfm.functional"),
+    ("fasttfm.blocks", "fasttfm.checkpoints", "fasttfm.data"),
+    ("fasttfm.nn",),
+    ("fasttfm.models", "fasttfm.interop", "fasttfm.tuning"),
+    ("fasttfm.decoding", "fasttfm.drawing"),
+    ("fasttfm.training",),
+    ("fasttfm.cli",),
+    ("fasttfm.__main__", "fasttfm"),
+    ("benchmarks.measure", "benchmarks.command", "benchmarks.peers"),
+    ("benchmarks.limits",),
+    ("benchmarks.cases", "benchmarks"),
+    ("benchmarks.limits.static_evidence",),
+    ("benchmarks.report",),
+    ("benchmarks.__main__",),
+    ("benchmarks.gpu_check", "benchmarks.test_kernels"),
+)
+"""From the ground up; rooms of one level do not know each other. A file that is not named belongs to the longest name
+that begins its own."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the runtime code."""
+    found = {}
+    for top, folder in (
+        ("fasttfm", ROOT / "fasttfm"),
+        ("fasttfm.kernels", ROOT / "kernels"),
+        ("benchmarks", ROOT / "benchmarks"),
+    ):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if parts[0] == "kernels" and top == "fasttfm":
+                continue  # the link
+            name = ".".join([top, *(part for part in parts if part != "__init__")])
+            found[name] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str, path: Path) -> set[str]:
+    """The modules of ours that a module imports anywhere in it; not what only the type checker sees."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    unseen = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in unseen:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in MODULES else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {module for module in found if module in MODULES and module != name}
+
+
+def room(module: str) -> tuple[int, str]:
+    """Level and name of the room that a module belongs to."""
+    rooms = {name: level for level, names in enumerate(LEVELS) for name in names}
+    parts = module.split(".")
+    name = next(n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in rooms)
+    return rooms[name], name
+
+
+def test_no_import_points_up():
+    wrong = []
+    for name, path in MODULES.items():
+        level, own = room(name)
+        for other in imports(name, path):
+            below, theirs = room(other)
+            if theirs != own and below >= level:
+                wrong.append(f"{name} imports {other}")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_no_files_import_each_other_in_a_circle():
+    graph = {name: imports(name, path) for name, path in MODULES.items()}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_kernels_know_nothing_of_fasttfm_and_their_runtime_nothing_of_the_proof():
+    for name, path in MODULES.items():
+        if name.startswith("fasttfm.kernels"):
+            others = imports(name, path)
+            assert all(other.startswith("fasttfm.kernels") for other in others), name
+            if not name.startswith("fasttfm.kernels.proof"):
+                assert not any(other.startswith("fasttfm.kernels.proof") for other in others), name

@@ -1,0 +1,88 @@
+"""A signal ends a command wherever it strikes: also where Python or a package drops exceptions."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+
+PROGRAM = """
+import os, signal, sys, time, types
+from fasttfm.__main__ import command
+NUMBER = int(sys.argv[1])
+{setup}
+def run(args):
+{body}
+module = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser("score"), run=run)
+sys.modules["fasttfm.cli.score"] = module
+sys.argv = ["fasttfm", "score"]
+sys.exit(command())
+"""
+
+IMPORTED = """
+import os, signal, sys, time
+try:
+    os.kill(os.getpid(), int(sys.orig_argv[-1]))
+    time.sleep(0.1)
+except BaseException:
+    pass
+"""
+
+
+def run(tmp_path, number, body, setup=""):
+    (tmp_path / "swallows.py").write_text(IMPORTED)
+    body = "\n".join(f"    {line}" for line in body.splitlines())
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", PROGRAM.format(body=body, setup=setup), str(int(number))]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def assert_stopped(done, number):
+    assert done.returncode == 128 + number, done.stderr
+    told = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    assert done.stderr == f"fasttfm score: {told}\n"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_module_that_drops_what_is_raised_while_it_is_imported(tmp_path, number):
+    assert_stopped(run(tmp_path, number, "import swallows\ntime.sleep(30)\nprint('went on')"), number)
+
+
+def test_a_signal_in_a_destructor(tmp_path):
+    setup = "class Dropped:\n    def __del__(self):\n        os.kill(os.getpid(), NUMBER)\n        time.sleep(0.1)"
+    assert_stopped(run(tmp_path, signal.SIGTERM, "Dropped()\ntime.sleep(30)\nprint('went on')", setup), signal.SIGTERM)
+
+
+def test_code_that_drops_everything_does_not_end_the_command_with_success(tmp_path):
+    body = "try:\n    os.kill(os.getpid(), NUMBER)\n    time.sleep(1)\nexcept BaseException:\n    pass"
+    assert_stopped(run(tmp_path, signal.SIGTERM, body), signal.SIGTERM)
+
+
+def test_a_trainer_that_starts_while_a_stop_is_waiting_takes_it_over(tmp_path):
+    body = (
+        "import swallows\n"
+        "from fasttfm.training.interrupt import Interruption\n"
+        "with Interruption() as interruption:\n"
+        "    if interruption.requested and interruption.number == NUMBER: time.sleep(0.1); sys.exit(7)"
+    )
+    # the import is over when the trainer starts, and the stop waits for the next moment: no time passes here
+    setup = "import fasttfm.signals\nfasttfm.signals._RETRY = 5\nimport fasttfm.training.interrupt"
+    assert run(tmp_path, signal.SIGTERM, body, setup).returncode == 7
+
+
+def test_a_signal_after_the_work_is_done_leaves_no_traceback():
+    program = (
+        "import atexit, os, signal, sys, types\n"
+        "from fasttfm.__main__ import command\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "module = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser('score'), run=lambda args: None)\n"
+        "sys.modules['fasttfm.cli.score'] = module\n"
+        "sys.argv = ['fasttfm', 'score']\n"
+        "sys.exit(command())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
