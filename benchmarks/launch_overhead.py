@@ -21,8 +21,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
-
 import torch
 
 from benchmarks.measure import machine
@@ -118,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=500, help=f"runs of {_CALLS} launches; default: %(default)s")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
+    os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
     torch.set_num_threads(1)
     record = {
         "benchmark": "launch_overhead",

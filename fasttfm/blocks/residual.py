@@ -91,10 +91,15 @@ def last_product(x: Tensor, module: Any, *, leave_bias: bool = True) -> Output:
     """module(x), the linear layer that a sub-layer ends in; its bias is left to the norm where that can add it."""
     if not (untouched(module, LINEAR) and ordinary(x, module.weight, module.bias)):
         return Output(module(x))
-    bias = read(module.bias)
+    return linear_output(x, module.weight, module.bias, leave_bias=leave_bias)
+
+
+def linear_output(x: Tensor, weight: Tensor, bias: Tensor | None, *, leave_bias: bool = True) -> Output:
+    """last_product() of the parameters themselves, for who reads them without calling their module."""
+    weight, bias = read(weight), read(bias)
     if bias is not None and leave_bias and norm_adds_bias(x):
-        return Output(linear(x, read(module.weight)), bias)
-    return Output(linear(x, read(module.weight), bias))
+        return Output(linear(x, weight), bias)
+    return Output(linear(x, weight, bias))
 
 
 def _fuses(norm: Any, stream: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch.nn.modules.normalization import LayerNorm as TorchNorm
 
 from fasttfm.blocks.dropout import Dropout
 from fasttfm.blocks.inspect import DROPOUT, ordinary, untouched
-from fasttfm.blocks.residual import Output, last_product
+from fasttfm.blocks.residual import Output, linear_output
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
 from fasttfm.nn.attention import MultiheadAttention
@@ -78,7 +78,8 @@ def attend(
     try:
         if _opens(attention) and attention.takes(query, key, key):
             heads, _ = attention.joined_heads(query, key, key, seed=seed, site=int(site), **options)
-            return last_product(heads, attention.out_proj)
+            # As torch.nn does: its attention reads the projection's parameters and never calls the module.
+            return linear_output(heads, attention.out_proj.weight, attention.out_proj.bias)
         return Output(attention(query, key, key, **options)[0])
     except (ArgumentError, ArgumentTypeError) as error:
         raise renamed(error, names) from None

@@ -236,6 +236,7 @@ ATTENTION: list[Problem] = [
     # every size class of rows, and of heads: 64, 128 and 256 wide, narrower ones and odd ones
     _attention(2, 2, 9, 9, 64, 64, causal=True, p=0.1),
     _attention(3, 2, 27, 27, 64, 64, lengths=[27, 14, 1], p=0.1),
+    _attention(2, 2, 25, 29, 64, 64, causal=True),
     _attention(2, 2, 60, 50, 64, 64, p=0.1),
     _attention(2, 2, 100, 100, 64, 64, causal=True, p=0.1),
     _attention(2, 3, 100, 77, 32, 48, lengths=[77, 0]),

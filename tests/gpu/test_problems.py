@@ -17,6 +17,8 @@ SHORT = (attention_short.forward_tile, attention_short.backward_tile)
 def tiles(chip, kind, width, extras, keys):
     """(choice, width, tile) of every kernel that may serve such a call."""
     width = max(64, width)
+    if attention_launch.spills(chip, kind, width):
+        return set()  # the softmax route takes it
     found = {(choice.name, width, choice.shipped(chip, kind, width, extras)) for choice in LONG}
     if attention_launch.fits_short(chip, kind, width, keys):
         found |= {(choice.name, width, choice.shipped(chip, kind, width, extras, keys)) for choice in SHORT}

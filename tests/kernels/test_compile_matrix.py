@@ -113,13 +113,13 @@ def test_every_case_compiles_within_its_budget_on_every_chip(request):
 
 SPOILED = """
 import dataclasses
-from fasttfm.kernels import philox
+from fasttfm.kernels import residual_add
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.compile_case import CHIPS
 chip = CHIPS["sm_80"]
-case = next(iter(philox.compile_cases(chip)))
-large = dataclasses.replace(case, arguments={**case.arguments, "BLOCK_R": 64, "BLOCK_C": 256}, num_warps=1)
+case = next(iter(residual_add.compile_cases(chip)))
+large = dataclasses.replace(case, arguments={**case.arguments, "ROWS": 64, "COLUMNS": 256}, num_warps=1)
 found = compile_matrix.compile_case(chip, large)
 print(found.spill > 0, budgets.broken_rules(chip, large, found))
 """
