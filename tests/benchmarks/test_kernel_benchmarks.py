@@ -12,7 +12,7 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.cases import blocks, kernels
 from benchmarks.measure import harness, machine, providers, records
-from benchmarks.measure.case import Setting
+from benchmarks.measure.case import LEVELS, Setting
 from benchmarks.measure.clocks import Clocks
 from benchmarks.measure.providers import Absent
 from fasttfm.timing import measure, quantile
@@ -55,7 +55,7 @@ def test_every_provider_of_every_case_is_right_or_says_why_it_is_not_there(group
 
 
 def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
-    for level in harness.LEVELS:
+    for level in LEVELS:
         found = kernels.cases(dataclasses.replace(SMOKE, level=level))
         assert {case.name for case in found} == {
             "LayerNorm",

@@ -57,7 +57,8 @@ def test_every_gradient_is_that_of_parameters_read_as_they_are(variant):
 
 
 def test_under_autocast_gradients_are_as_near_to_float32_as_without_it():
-    model, batch = model_and_batch(dropout=0.0)
+    """GELU: of ReLU a rounding of hidden values near zero decides whole rows of gradients, on either side alike."""
+    model, batch = model_and_batch(dropout=0.0, activation="gelu")
     exact = gradients(model, batch)
     found = gradients(model, batch, torch.bfloat16)
     with merged_launches(False):

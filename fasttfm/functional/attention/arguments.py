@@ -87,9 +87,3 @@ def autocast_operands(call: Any, dtype: torch.dtype) -> Any:
 def autocast_projections(call: Any, dtype: torch.dtype) -> Any:
     """Likewise projections."""
     return call._replace(joint=lower_precision(call.joint, dtype), query=lower_precision(call.query, dtype))
-
-
-def check_offset(causal_offset: int) -> None:
-    """Raises ValueError for what kernels cannot take in 32 bits."""
-    if not -(1 << 30) <= causal_offset <= 1 << 30:
-        raise ValueError(f"causal_offset is {causal_offset}: it must lie in [-2^30, 2^30]")

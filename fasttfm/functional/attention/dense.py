@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options, absent, autocast_operands, check_offset
+from fasttfm.functional.attention.arguments import Options, absent, autocast_operands
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.routes import torch_is_faster
 from fasttfm.functional.backends import chosen
@@ -44,7 +44,7 @@ def attention(
     Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
     Raises ValueError for shapes or dtypes that do not agree.
     """
-    check(query, key, key_lengths, mask, causal_offset)
+    check(query, key, key_lengths, mask)
     check_value(query, key, value)
     options = Options.of(
         query.shape,
@@ -59,13 +59,7 @@ def attention(
     return _attention(_Call(query, key, value, options, chosen()))[0]
 
 
-def check(
-    query: Tensor,
-    key: Tensor,
-    key_lengths: Tensor | None,
-    mask: Tensor | None,
-    causal_offset: int = 0,
-) -> None:
+def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
     """Raises ValueError for arguments of attention() that do not agree."""
     if query.dim() != 4 or key.dim() != 4:
         raise ValueError(
@@ -84,7 +78,6 @@ def check(
     if query.dtype not in _DTYPES:
         raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
     _check_masks(query, key, key_lengths, mask)
-    check_offset(causal_offset)
 
 
 def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:

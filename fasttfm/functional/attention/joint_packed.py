@@ -42,7 +42,7 @@ def joint_varlen_attention(
     if joint.dim() != 4 or joint.shape[1] != parts:
         given = "" if query is None else f" with query {tuple(query.shape)}"
         raise ValueError(f"joint {tuple(joint.shape)}{given} must be (T, 3, H, D), or (Tk, 2, H, D) with (Tq, H, D)")
-    packed.check(*_heads(joint, query), query_starts, key_starts, causal_offset)
+    packed.check(*_heads(joint, query), query_starts, key_starts)
     check_biases(biases, query)
     sequences = Sequences(query_starts, key_starts, max_query, max_key)
     options = Options.of(

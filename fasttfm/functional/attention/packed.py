@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands, check_offset
+from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, casts
 
@@ -39,7 +39,7 @@ def varlen_attention(
     is that of the padded batch. Lengths are in the starts, and there is no mask: pad, and use attention(), for one.
     Returns (Tq, H, Dv). Raises ValueError for shapes or dtypes that do not agree.
     """
-    check(query, key, value, query_starts, key_starts, causal_offset)
+    check(query, key, value, query_starts, key_starts)
     sequences = Sequences(query_starts, key_starts, max_query, max_key)
     options = Options.of(
         query.shape, query.device, scale, (dropout_p, seed, site), causal=causal, causal_offset=causal_offset
@@ -47,9 +47,7 @@ def varlen_attention(
     return _attention(_Call(query, key, value, sequences, options, chosen()))[0]
 
 
-def check(
-    query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, causal_offset: int = 0
-) -> None:
+def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor) -> None:
     """Raises ValueError for arguments of varlen_attention() that do not agree."""
     if not query.dim() == key.dim() == value.dim() == 3:
         raise ValueError(
@@ -73,7 +71,6 @@ def check(
         raise ValueError(
             f"query_starts {tuple(query_starts.shape)} and key_starts {tuple(key_starts.shape)} must both be (B + 1,)"
         )
-    check_offset(causal_offset)
 
 
 class _Call(NamedTuple):

@@ -31,7 +31,7 @@ def attention_weights(
 
     Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...).
     """
-    check(query, key, key_lengths, mask, causal_offset)
+    check(query, key, key_lengths, mask)
     options = Options.of(
         query.shape,
         query.device,
