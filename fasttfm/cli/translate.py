@@ -30,8 +30,7 @@ def add_parser(subparsers) -> None:
         choices=("fp32", "bf16", "fp16"),
         default="fp32",
         dest="translation_precision",
-        help="type of the weights and matrix products (default: %(default)s); in bf16 and fp16 the words of a line may "
-        "change with --batch-tokens, --buffer-size and the other lines, in fp32 they do not",
+        help="type of the weights and matrix products (default: %(default)s)",
     )
     parser.add_argument(
         "--prefixes",

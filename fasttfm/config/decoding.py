@@ -45,6 +45,8 @@ class DecodingConfig:
     """Seed of sampling; a sentence's draws depend on it and on the sentence's number in the input alone."""
     batch_tokens: int = 1024
     """Source tokens of a batch, padding counted and a sentence as 16 at least; a longer one is a batch of its own."""
+    batch_invariant: bool = True
+    """Whether a sentence's words and scores are the same to the last bit whatever its batch holds; on a CPU alone."""
     buffer_size: int = 1024
     """Input lines read before they are sorted by length, translated and written."""
     max_source_length: int = 512

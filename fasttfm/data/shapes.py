@@ -26,9 +26,12 @@ _MOST_CELLS = 600
 """Choosing begins with no more sizes than this, of lengths rounded to a grid that is coarse enough."""
 
 
-def round_length(length: int) -> int:
-    """The next length on the grid: every one up to 16, then 8 in each doubling (18, 20 … 32, 36, 40 … 64, 72 …)."""
-    step = max(1, 1 << max(0, (length - 1).bit_length() - 4))
+def round_length(length: int, multiple: int = 1) -> int:
+    """The next length on the grid: every one up to 16, then 8 in each doubling (18, 20 … 32, 36, 40 … 64, 72 …).
+
+    multiple: a power of two; only its multiples on the grid count.
+    """
+    step = max(multiple, 1 << max(0, (length - 1).bit_length() - 4))
     return -(-length // step) * step
 
 
@@ -94,17 +97,26 @@ def plan_batches(source: np.ndarray, target: np.ndarray, sizes: np.ndarray, max_
     )
 
 
-def length_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int, shortest: int = 1) -> list[list[int]]:
+def length_batches(
+    lengths: Sequence[int] | np.ndarray, max_tokens: int, shortest: int = 1, *, alike: int | None = None
+) -> list[list[int]]:
     """Places of sequences of similar length, longest first so that memory runs out at once or not at all.
 
     lengths: with everything that is padded counted. A batch has as many rows as max_tokens allows for its longest
     sequence, padded to round_length; a longer one than that is a batch of its own. A shorter sequence than `shortest`
-    counts as that long: where its output may be long, each sentence takes caches for all of that.
+    counts as that long: where its output may be long, each sentence takes caches for all of that. alike: lengths are
+    padded to multiples of it, and all sequences of a batch to what each alone would be.
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
     batches = []
     while order:
-        rows = max(1, max_tokens // max(round_length(int(lengths[order[0]])), shortest))
+        padded = round_length(int(lengths[order[0]]), alike or 1)
+        rows = max(1, max_tokens // max(padded, shortest))
+        if alike is not None:
+            shorter = (
+                row for row in range(len(order[:rows])) if round_length(int(lengths[order[row]]), alike) < padded
+            )
+            rows = next(shorter, rows)
         batches.append(order[:rows])
         order = order[rows:]
     return batches

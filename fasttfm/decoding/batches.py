@@ -16,30 +16,36 @@ SHORTEST = 16
 """A shorter source counts as so many tokens: its output may be long, and each takes caches for all of that."""
 
 
-def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+LENGTHS = 8
+"""Where a batch must not matter, sequences are padded to multiples of this, and are batched with such as are padded to
+the same."""
+
+
+def padded(sequences: Sequence[Sequence[int]], device: torch.device, multiple: int = 1) -> tuple[Tensor, Tensor]:
     """(B, L) int64 ids filled up with padding, and their lengths (B,) int64. ValueError for an empty one.
 
-    L is the longest one's length on the grid of round_length, so that few shapes occur.
+    L is the longest one's length on the grid of round_length, so that few shapes occur; a multiple of `multiple`.
     """
     lengths = [len(sequence) for sequence in sequences]
     if not all(lengths):
         raise ValueError("a sequence has no tokens: it must at least hold end-of-sentence")
-    ids = torch.full((len(sequences), round_length(max(lengths))), PAD)
+    ids = torch.full((len(sequences), round_length(max(lengths), multiple)), PAD)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = torch.as_tensor(sequence)
     return ids.to(device), torch.tensor(lengths, device=device)
 
 
 @contextmanager
-def inference(model: nn.Module) -> Iterator[torch.device]:
+def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[torch.device]:
     """No dropout, no gradients, no change of weights inside; afterwards the model is in the mode it was in.
 
+    batch_invariant: of sequences padded to one length each gets the same bits, whatever stands beside it, on a CPU.
     Gives the model's device.
     """
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), frozen_weights(model):
+        with torch.inference_mode(), frozen_weights(model, batch_invariant=batch_invariant):
             yield next(model.parameters()).device
     finally:
         model.train(training)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from fasttfm.config.decoding import DecodingConfig
-from fasttfm.data.shapes import length_batches
+from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import BOS, EOS
-from fasttfm.decoding.batches import inference, padded
-from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Hypothesis, length_penalty
+from fasttfm.decoding.batches import LENGTHS, inference, padded
+from fasttfm.decoding.hypotheses import NOT_A_NUMBER
 from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,18 +24,17 @@ def score_ids(
     """log P(target, end-of-sentence | source) of each pair, natural logarithm, in order.
 
     sources: ids with end-of-sentence. targets: ids without. max_tokens: padded target tokens of a batch; the logits
-    take 4 * V bytes for each. Raises ValueError for lists of different lengths or an empty source, UserError for a
-    model whose weights give no probabilities.
+    take 4 * V bytes for each. On a CPU a score is the same to the last bit whatever else is scored. Raises ValueError
+    for lists of different lengths or an empty source, UserError for a model whose weights give no probabilities.
     """
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources but {len(targets)} targets: give pairs")
     scores = [0.0] * len(sources)
-    longer = [max(len(source), len(target) + 1) for source, target in zip(sources, targets)]
-    with inference(model) as device:
-        for batch in length_batches(longer, max_tokens):
-            source, source_lengths = padded([sources[place] for place in batch], device)
-            target_in, target_lengths = padded([[BOS, *targets[place]] for place in batch], device)
-            target_out, _ = padded([[*targets[place], EOS] for place in batch], device)
+    with inference(model, batch_invariant=True) as device:
+        for batch in _batches(sources, targets, max_tokens):
+            source, source_lengths = padded([sources[place] for place in batch], device, LENGTHS)
+            target_in, target_lengths = padded([[BOS, *targets[place]] for place in batch], device, LENGTHS)
+            target_out, _ = padded([[*targets[place], EOS] for place in batch], device, LENGTHS)
             logits = model(source, target_in, source_lengths, target_lengths).float()  # (B, L, V)
             gained = logits.gather(2, target_out[:, :, None])[:, :, 0] - logits.logsumexp(dim=2)  # (B, L)
             counted = torch.arange(gained.shape[1], device=device) < target_lengths[:, None]
@@ -47,16 +45,14 @@ def score_ids(
     return scores
 
 
-def score_by_itself(
-    model: Transformer, source: Sequence[int], hypotheses: Sequence[Hypothesis], config: DecodingConfig
-) -> list[Hypothesis]:
-    """The hypotheses of one source (ids with end-of-sentence), scored with nothing else in the batch, best first.
-
-    Sums of float32 depend on the shape of a batch in their last digits; these scores depend on the sentence alone.
-    """
-    tokens = [hypothesis.tokens for hypothesis in hypotheses]
-    scored = [
-        Hypothesis(output, log_probability / length_penalty(len(output) + 1, config), log_probability)
-        for output, log_probability in zip(tokens, score_ids(model, [source] * len(tokens), tokens))
-    ]
-    return sorted(scored, key=lambda each: -each.score)
+def _batches(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int
+) -> Iterator[list[int]]:
+    """Places of pairs whose sources, and whose targets, are padded to one length."""
+    by_source: dict[int, list[int]] = {}
+    for place, source in enumerate(sources):
+        by_source.setdefault(round_length(len(source), LENGTHS), []).append(place)
+    for length, places in by_source.items():
+        lengths = [len(targets[place]) + 1 for place in places]
+        for batch in length_batches(lengths, max_tokens, length, alike=LENGTHS):
+            yield [places[row] for row in batch]

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.shapes import length_batches
-from fasttfm.decoding.batches import SHORTEST, inference, padded
+from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference, padded
 from fasttfm.decoding.beam import beam_search
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
@@ -56,8 +57,9 @@ def search_ids(
         if given is not None and len(given) != len(sources):
             raise ValueError(f"{len(given)} {what} for {len(sources)} sources: give one for each")
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
-    with inference(model) as device:
-        for batch in length_batches([*map(len, sources)], max_tokens or config.batch_tokens, SHORTEST):
+    with inference(model, batch_invariant=config.batch_invariant) as device:
+        alike = LENGTHS if config.batch_invariant and device.type == "cpu" else None
+        for batch in length_batches([*map(len, sources)], max_tokens or config.batch_tokens, SHORTEST, alike=alike):
             results = _search_batch(
                 model,
                 [sources[place] for place in batch],
@@ -88,9 +90,11 @@ def _search_batch(
     needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
     refuse_more_than_available(needed, len(sources), config, device)
     constraints = Constraints(limits, prefixes, config, device)
-    source, source_lengths = padded(sources, device)
-    # without padding attention needs no mask, in the encoder and at every step
-    lengths = None if all(len(each) == source.shape[1] for each in sources) else source_lengths
+    source, source_lengths = padded(sources, device, LENGTHS if config.batch_invariant else 1)
+    # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
+    lengths: Tensor | None = source_lengths
+    if not config.batch_invariant and all(len(each) == source.shape[1] for each in sources):
+        lengths = None
     if config.sampling:
         return sample(model, source, lengths, limits, constraints, config, numbers)
     search = greedy_search if config.beam == 1 else beam_search

@@ -18,7 +18,7 @@ from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import Values, build, gather
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
-from fasttfm.decoding.scoring import score_by_itself, score_ids
+from fasttfm.decoding.scoring import score_ids
 from fasttfm.decoding.search import search_ids
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
@@ -35,8 +35,7 @@ class Translation:
     text: str
     """One line of text, without any character that ends a line."""
     score: float
-    """Log-probability divided by the length penalty; 0 for an empty line. Of an n-best list it is computed for the
-    sentence by itself; of a single best translation it is the search's, whose last digits vary with the batch."""
+    """Log-probability divided by the length penalty; 0 for an empty line."""
     log_probability: float
     """Natural logarithm of the probability that the model gives the output's tokens; 0 for an empty line."""
 
@@ -44,9 +43,9 @@ class Translation:
 class Translator:
     """Translates lines of text, each by itself.
 
-    In float32 a line has the same translation whatever stands beside it. In bfloat16 and float16 the last digits of a
-    product depend on the size of the batch, and where two words are nearly as likely they may decide: of some lines
-    in a hundred the words change with batch_tokens, buffer_size and the other lines.
+    On a CPU a line has the same translation and the same scores to the last bit, in every precision, whatever stands
+    beside it: batch_tokens, buffer_size and the other lines change nothing. On a GPU, and with batch_invariant off, the
+    last digits of a product depend on the size of the batch, and where two words are nearly as likely they may decide.
 
     A line of white space alone has the empty translation. A line of more than config.max_source_length tokens is cut
     off there; `cut_lines` counts those and `first_cut_line` (from 1) names the first.
@@ -125,10 +124,9 @@ class Translator:
         )
         results = [[Translation("", 0.0, 0.0)] for _ in lines]
         for row, best in zip(sources, hypotheses):
-            scored = score_by_itself(self.model, sources[row], best, self.config) if self.config.nbest > 1 else best
             results[row] = [
                 Translation(one_line(self.target_tokenizer.decode(each.tokens)), each.score, each.log_probability)
-                for each in scored
+                for each in best
             ]
         return results
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnF
+
+from fasttfm.functional.row_classes import Product, multiply, row_classes
 
 _LEAST = 1 << 15
 """Elements of the smallest weight that is laid out anew: below, the call costs more than it saves."""
@@ -27,35 +30,32 @@ _ROWS = 4
 _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
 
-_Kept = dict[tuple, tuple]
-"""By address, shape and dtype: the weight, so that nothing else gets its memory; from its second use on also what was
-made of it and of its bias."""
-
-_of_models: WeakKeyDictionary[nn.Module, tuple[tuple, _Kept]] = WeakKeyDictionary()
-"""What was kept of a model's weights, and which weights these were."""
+_of_models: WeakKeyDictionary[nn.Module, tuple[tuple, dict[tuple, _Kept]]] = WeakKeyDictionary()
+"""What was kept of a model's weights, by address, shape, dtype and ReLU, and which weights these were."""
 _thread = threading.local()
 
 
 @contextmanager
-def frozen_weights(model: nn.Module) -> Iterator[None]:
+def frozen_weights(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[None]:
     """Inside, on this thread, linear() keeps what it makes of the model's weights, which must not change meanwhile.
 
     It is found again the next time, unless weights have changed: replaced, written to as PyTorch counts it, or trained
     (fused optimizers are not counted, so a sample of every weight is looked at; writing a few elements through
     `parameter.data` goes unseen). Costs a second copy of the weights in memory, for as long as they stay. Only calls
-    without gradients take part, and only on a CPU.
+    without gradients take part, and only on a CPU. batch_invariant: a row of linear(), and a sequence of attention with
+    key_lengths, has the same bits whatever is computed beside it.
     """
-    before = getattr(_thread, "kept", None)
-    _thread.kept = _kept_of(model)
+    before = getattr(_thread, "kept", None), getattr(_thread, "batch_invariant", False)
+    _thread.kept, _thread.batch_invariant = _kept_of(model), batch_invariant
     try:
         yield
     finally:
-        _thread.kept = before
+        _thread.kept, _thread.batch_invariant = before
 
 
-def _kept_of(model: nn.Module) -> _Kept | None:
+def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
     parameters = list(model.parameters())
-    if not _usable() or any(type(p) is not nn.Parameter or p.device.type != "cpu" for p in parameters):
+    if any(type(p) is not nn.Parameter or p.device.type != "cpu" for p in parameters):
         return None
     try:
         now = tuple((p.data_ptr(), p._version) for p in parameters) + _sample(parameters)
@@ -74,7 +74,7 @@ def _sample(parameters: list[nn.Parameter]) -> tuple[float, ...]:
 
 
 def frozen(x: Tensor) -> bool:
-    """Whether linear() keeps what it makes of weights now: inside frozen_weights(), x on a CPU where it helps."""
+    """Whether linear() keeps what it makes of weights now: inside frozen_weights(), x on a CPU."""
     return (
         not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
@@ -84,52 +84,103 @@ def frozen(x: Tensor) -> bool:
     )
 
 
+def batch_invariant(x: Tensor) -> bool:
+    """Whether what is computed of x now must not depend on what is computed beside it."""
+    return getattr(_thread, "batch_invariant", False) and frozen(x)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
     """x weight^T + bias as torch.nn.functional.linear computes it, then max(0, .) with relu.
 
     x (..., K), weight (N, K), bias (N,); returns (..., N). weight must be a parameter or a view of one.
     """
-    if weight.numel() >= _LEAST and frozen(x):
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
-        if dtype == torch.float32 or (dtype == torch.bfloat16 and _has_bfloat16()):
-            packed, bias = _packed(_thread.kept, weight, bias, dtype)
-            if packed is not None:
-                rows = x.reshape(-1, x.shape[-1]).to(dtype)
-                count = rows.shape[0]
-                if count < _ROWS and dtype == torch.float32:
-                    rows = nnF.pad(rows, (0, 0, 0, _ROWS - count))
-                y = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "relu" if relu else "none", [], "")
-                return y[:count].view(*x.shape[:-1], weight.shape[0])
-    y = nnF.linear(x, weight, bias)
-    return y.relu_() if relu else y
+    if not frozen(x):
+        y = nnF.linear(x, weight, bias)
+        return y.relu_() if relu else y
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.dtype != dtype:
+        rows = rows.to(dtype)
+    kept = _kept_product(_thread.kept, weight, bias, dtype, relu)
+    if _thread.batch_invariant:
+        if kept.classes is None:
+            outputs, inputs = weight.shape
+            kept.classes = row_classes(kept.of_kind, outputs, inputs, dtype, (bias is None, relu, kept.packed))
+        y = multiply(kept.product, rows, kept.classes)
+    else:
+        y = kept.product(rows)
+    return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def _packed(
-    kept: _Kept, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    """The weight as oneDNN wants it, and the bias in dtype. The first use only notes the weight: one that is used once
-    in a search, such as an encoder's, is not worth laying out."""
-    place = (weight.data_ptr(), weight.shape, dtype)
-    entry = kept.get(place)
-    if entry is None:
-        kept[place] = (weight,)
-        return None, bias
-    if len(entry) == 1:
-        made = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype).contiguous())
-        entry = kept[place] = (weight, made, None if bias is None else bias.detach().to(dtype))
-    return entry[1:]
+@dataclass(slots=True)
+class _Kept:
+    """What was made of a weight."""
+
+    weight: Tensor
+    """The weight itself, so that nothing else gets its memory."""
+    packed: bool
+    """Whether it was laid out as oneDNN wants it."""
+    product: Product
+    of_kind: Callable[[Tensor, Tensor], Product]
+    """The same kind of product with another weight and bias."""
+    classes: tuple[int, ...] | None = None
+    """Row counts that agree, once somebody has asked."""
 
 
-def _usable() -> bool:
-    """Whether this torch has oneDNN and the two operators, which torch.compile uses but no documentation promises."""
-    return (
+def _kept_product(
+    kept: dict[tuple, _Kept], weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool
+) -> _Kept:
+    place = (weight.data_ptr(), weight.shape, dtype, relu)
+    if place not in kept:
+        packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
+        make = _packed_product if packed else _plain_product
+
+        def of_kind(weight: Tensor, other_bias: Tensor) -> Product:
+            return make(weight, None if bias is None else other_bias, dtype, relu)
+
+        kept[place] = _Kept(weight, packed, make(weight, bias, dtype, relu), of_kind)
+    return kept[place]
+
+
+def _packed_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype).contiguous())
+    bias = None if bias is None else bias.detach().to(dtype)
+    activation = "relu" if relu else "none"
+
+    def product(rows: Tensor) -> Tensor:
+        count = rows.shape[0]
+        if count < _ROWS and dtype == torch.float32:
+            rows = nnF.pad(rows, (0, 0, 0, _ROWS - count))
+        return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, activation, [], "")[:count]
+
+    return product
+
+
+def _plain_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
+    weight, bias = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
+
+    def product(rows: Tensor) -> Tensor:
+        y = nnF.linear(rows, weight, bias)
+        return y.relu_() if relu else y
+
+    return product
+
+
+@functools.cache
+def _packed_dtypes() -> tuple[torch.dtype, ...]:
+    """Those that this torch and this processor lay weights out for.
+
+    The two operators are those of torch.compile, which no documentation promises.
+    """
+    if not (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)
         and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
-    )
-
-
-@functools.cache
-def _has_bfloat16() -> bool:
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
+        return ()
+    supported = [torch.float32]
+    for dtype, name in ((torch.bfloat16, "_is_mkldnn_bf16_supported"), (torch.float16, "_is_mkldnn_fp16_supported")):
+        if hasattr(torch.ops.mkldnn, name) and getattr(torch.ops.mkldnn, name)():
+            supported.append(dtype)
+    return tuple(supported)

@@ -132,7 +132,7 @@ def test_scoring_does_not_depend_on_batches_and_refuses_lists_that_do_not_match(
     batch = sources(20, seed=7000)
     targets = [source[:-1] for source in batch]
     alone = score_ids(model, batch, targets, max_tokens=1)
-    assert score_ids(model, batch, targets, max_tokens=10_000) == pytest.approx(alone, abs=1e-4)
+    assert score_ids(model, batch, targets, max_tokens=10_000) == alone, "to the last bit"
     assert max(alone) < 0
     with pytest.raises(ValueError, match="20 sources but 1 targets"):
         score_ids(model, batch, targets[:1])
@@ -152,7 +152,7 @@ def test_a_model_that_gives_no_probabilities_is_refused_by_searches_and_scoring(
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.25), (torch.float16, 0.03)])
 def test_half_precision_lets_a_batch_decide_only_between_words_that_are_nearly_as_likely(trained_model, dtype, error):
-    """Its products depend on the batch in their last digits. Padding that was attended to would change far more.
+    """Products that depend on the batch in their last digits. Padding that was attended to would change far more.
 
     However batched, 9 translations in 10 are those of a batch of one, a log-probability is that of float32 within
     `error`, and a translation is, for float32, no further below its best than two such errors explain.
@@ -160,7 +160,7 @@ def test_half_precision_lets_a_batch_decide_only_between_words_that_are_nearly_a
     model = make_model(norm_first=True, final_norm=True, dropout=0.0)
     model.load_state_dict(trained_model.state_dict())
     model.to(dtype)
-    batch, settings = sources(60, seed=1000), DecodingConfig(max_len_b=10)
+    batch, settings = sources(60, seed=1000), DecodingConfig(max_len_b=10, batch_invariant=False)
     best = search_ids(trained_model, batch, settings)
     batchings = [
         [hypotheses[0] for hypotheses in search_ids(model, batch, settings, max_tokens=max_tokens)]

@@ -3,7 +3,7 @@
     short, flash    one Triton kernel, for rows of few keys or of any number: kernels/attention
     softmax         one Triton kernel between two products of cuBLAS: softmax_route.py
     explicit        products and softmax of PyTorch: torch_route.py
-    fused           PyTorch's own kernel for float32 on a CPU: torch_route.py
+    fused           PyTorch's own kernel on a CPU, for float32 and for batch-invariant searches: torch_route.py
 
 A call is decided once, before it computes, and its backward pass takes the same way.
 """
@@ -17,6 +17,7 @@ from fasttfm.functional.attention import softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
+from fasttfm.functional.linear import batch_invariant
 from fasttfm.functional.operator import Size, casts
 
 _FUSED = (16, 16)
@@ -27,7 +28,7 @@ Few queries over many keys are a search's (step.py); in bfloat16 its softmax and
 
 
 def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
-    """short, flash, softmax or explicit.
+    """short, flash, softmax, explicit or, for batch-invariant searches on a CPU, fused.
 
     asked: auto, triton or torch, or this function's own answer, which stays. query (..., D), value (..., Dv); keys of
     the longest row. The kernels' tables decide where a kernel takes the tensors: by chip, dtype (float32 by whether
@@ -37,7 +38,8 @@ def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
         return asked
     device, dtype = query.device, query.dtype
     if not kernels_take(asked, device, dtype):
-        return "explicit"
+        # torch's own kernel takes one sequence after the other, PyTorch's products all of them at once
+        return "fused" if batch_invariant(query) and query.shape[-1] == value.shape[-1] else "explicit"
     from fasttfm.kernels.attention import launch as attention_launch
     from fasttfm.kernels.launch import chip, product_kind
 

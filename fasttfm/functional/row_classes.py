@@ -1,0 +1,82 @@
+"""Matrix products whose rows do not depend on how many rows are multiplied.
+
+A library sums a product in another order when it has another number of rows, and the last bits of a row then depend on
+its neighbours. The order is one and the same over many row counts, though: which ones is found out once for each kind
+of product, by comparing bits of sums that show it. Products are then made of these counts alone, the last one filled up
+with zeros. Few counts also mean few primitives, which oneDNN makes and keeps for every new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+CANDIDATES = (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256)
+"""Row counts that products may have. Which of them sum alike is found out."""
+
+Product = Callable[[Tensor], Tensor]
+"""(M, K) to (M, N)."""
+
+_known: dict[tuple, tuple[int, ...]] = {}
+
+
+def row_classes(
+    make: Callable[[Tensor, Tensor], Product], outputs: int, inputs: int, dtype: torch.dtype, kind: tuple
+) -> tuple[int, ...]:
+    """Row counts, rising, at which a product gives a row (inputs,) the same bits, wherever it stands among them.
+
+    make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: what else decides how it is computed.
+    Found out once for each. A single row is the answer where nothing else agrees.
+    """
+    key = (*kind, outputs, inputs, dtype, torch.get_num_threads())
+    if key not in _known:
+        rows, weight = _orders_show(inputs, outputs, dtype)
+        _known[key] = _agreeing(make(weight, torch.zeros(outputs, dtype=dtype)), rows)
+    return _known[key]
+
+
+def multiply(product: Product, rows: Tensor, classes: tuple[int, ...]) -> Tensor:
+    """product of rows (M, K), in as many products as it takes; (M, N)."""
+    count, largest = rows.shape[0], classes[-1]
+    if count <= largest:
+        size = next(size for size in classes if size >= count)
+        if size == count:
+            return product(rows)
+        filled = rows.new_zeros(size, rows.shape[1])
+        filled[:count] = rows
+        return product(filled)[:count]
+    return torch.cat([multiply(product, part, classes) for part in rows.split(largest)])
+
+
+def _orders_show(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows (M, inputs) and a weight (outputs, inputs) whose product is 0, so that what is computed is rounding alone.
+
+    Every addend has its opposite elsewhere in the sum, and they are of many magnitudes: two orders of summation that
+    round differently do so in nearly every number, in half precision too.
+    """
+    generator = torch.Generator().manual_seed(0)
+    half = inputs // 2
+    rows = torch.randn(CANDIDATES[-1], half, generator=generator).clamp_(-4, 4)
+    rows *= torch.exp2(torch.randint(0, 13, rows.shape, generator=generator))
+    weight = torch.randn(outputs, half, generator=generator)
+    places = torch.randperm(inputs, generator=generator)
+    rows = torch.cat([rows, -rows, torch.zeros(len(rows), inputs - 2 * half)], dim=1)[:, places]
+    weight = torch.cat([weight, weight, torch.zeros(outputs, inputs - 2 * half)], dim=1)[:, places]
+    return rows.to(dtype), weight.to(dtype)
+
+
+def _agreeing(product: Product, rows: Tensor) -> tuple[int, ...]:
+    for size in reversed(CANDIDATES[1:]):  # the largest that does not care for a row's place
+        expected = product(rows[:size].clone())
+        if torch.equal(product(rows[:size].flip(0)).flip(0), expected):
+            break
+    else:
+        return (1,)
+    return tuple(each for each in CANDIDATES if each <= size and _agrees(product, rows, expected, each))
+
+
+def _agrees(product: Product, rows: Tensor, expected: Tensor, size: int) -> bool:
+    """Whether a product of so many rows gives what is expected of them, in another order."""
+    return torch.equal(product(rows[:size].flip(0)).flip(0), expected[:size])
