@@ -50,6 +50,7 @@ setup(
             "mypy>=1.11",
             "transformers>=5.0",
             "ctranslate2>=4.5",
+            "backports.zstd; python_version < '3.14'",
             "jsonschema>=4.18",
             "types-PyYAML",
             "types-tqdm",

@@ -73,8 +73,17 @@ def test_utf16_is_told_with_and_without_its_mark(tmp_path: Path, encoding: str, 
         list(read_lines(path))
 
 
+def zstandard(data: bytes) -> bytes:
+    try:
+        from compression import zstd
+    except ImportError:
+        from backports import zstd
+    return zstd.compress(data)
+
+
 @pytest.mark.parametrize(
-    ("pack", "tool"), [(gzip.compress, "gunzip"), (lzma.compress, "xz -d"), (bz2.compress, "bunzip2")]
+    ("pack", "tool"),
+    [(gzip.compress, "gunzip"), (lzma.compress, "xz -d"), (bz2.compress, "bunzip2"), (zstandard, "zstd -d")],
 )
 def test_packed_files_are_read_and_packed_streams_are_called_so(tmp_path: Path, pack, tool: str):
     path = tmp_path / "named.txt"
