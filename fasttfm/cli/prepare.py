@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fasttfm.data.datasets import DATASETS
 from fasttfm.data.tokenizer import MODEL_TYPES, NORMALIZATIONS
+from fasttfm.errors import UserError
+
+_TEXTS = {
+    "--src": "training source text",
+    "--tgt": "training target text",
+    "--valid-src": "validation source text",
+    "--valid-tgt": "validation target text",
+}
 
 
 def add_parser(subparsers) -> None:
@@ -17,15 +28,28 @@ def add_parser(subparsers) -> None:
         "Text files are UTF-8, one sentence a line, plain or gzip, bzip2, xz or zstandard. Several files of a side are "
         "one corpus in the order in which they are given, evenly mixed in training.",
     )
-    for flag, text in (
-        ("--src", "training source text"),
-        ("--tgt", "training target text"),
-        ("--valid-src", "validation source text"),
-        ("--valid-tgt", "validation target text"),
-    ):
+    for flag, text in _TEXTS.items():
         parser.add_argument(
-            flag, nargs="+", action="extend", type=Path, required=True, metavar="FILE", help=f"{text}; may be repeated"
+            flag, nargs="+", action="extend", type=Path, metavar="FILE", help=f"{text}; may be repeated"
         )
+    parser.add_argument(
+        "--dataset", metavar="NAME", help=f"download the text in place of these four: {', '.join(DATASETS)}"
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path("data"),
+        metavar="DIR",
+        help="where downloads and the text of a --dataset are kept; files that lie in DIR/downloads are not downloaded "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--mirror",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an address with files of the same names, tried before the official places; may be repeated",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
     parser.add_argument(
         "--vocab-size", type=int, default=8000, help="subwords, special ones included (default: %(default)s)"
@@ -82,13 +106,51 @@ def run(args) -> None:
         max_length=args.max_length,
         replace_invalid=args.replace_invalid,
     )
-    prepare(
-        args.src,
-        args.tgt,
-        args.valid_src,
-        args.valid_tgt,
-        args.out,
-        options,
-        threads=args.threads,
-        say=lambda line: print(f"fasttfm prepare: {line}", flush=True),
-    )
+    prepare(*_texts(args), args.out, options, threads=args.threads, say=_say)
+
+
+def _say(line: str) -> None:
+    print(f"fasttfm prepare: {line}", flush=True)
+
+
+def _texts(args) -> tuple[Sequence[Path], Sequence[Path], Sequence[Path], Sequence[Path]]:
+    """The files of the flags, or those of a dataset."""
+    given = {flag: getattr(args, flag.removeprefix("--").replace("-", "_")) for flag in _TEXTS}
+    if args.dataset is None:
+        if missing := [flag for flag, files in given.items() if not files]:
+            raise UserError(
+                f"the following arguments are required: {', '.join(missing)}; or give --dataset; fasttfm prepare "
+                "--help lists what there is"
+            )
+        return given["--src"], given["--tgt"], given["--valid-src"], given["--valid-tgt"]
+    if more := [flag for flag, files in given.items() if files]:
+        raise UserError(f"--dataset brings its own text: leave out {', '.join(more)}")
+    from fasttfm.data.datasets import fetch_dataset
+
+    texts = fetch_dataset(args.dataset, args.data_dir, mirrors=args.mirror, say=_say, progress=_progress)
+    for name, (source, target) in texts.tests.items():
+        _say(f"test set {name}: {source} and {target}")
+    return *texts.train, *texts.valid
+
+
+def _progress(name: str) -> Callable[[int, int | None], None]:
+    """A bar on a terminal, elsewhere a line for each tenth."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        bar = tqdm(desc=name, unit="B", unit_scale=True, unit_divisor=1024)
+
+        def move(done: int, total: int | None) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return move
+    tenths = 0
+
+    def tell(done: int, total: int | None) -> None:
+        nonlocal tenths
+        if total and done * 10 // total > tenths:
+            tenths = done * 10 // total
+            _say(f"{name}: {done:,} of {total:,} bytes")
+
+    return tell

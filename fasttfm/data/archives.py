@@ -1,0 +1,117 @@
+"""Lines of text out of what corpora are published in: tar archives, gzip, SGML test sets, TED talks, TMX.
+
+Nothing of an archive is unpacked into a folder: a member is read by its name, so that no name in an archive decides
+where anything is written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import io
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+from xml.etree import ElementTree
+
+from fasttfm.errors import UserError
+
+_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+def read_member(path: Path, member: str) -> Iterator[str]:
+    """The lines of one side of a corpus, without their ends and without blanks around them.
+
+    path: a published file. member: its name inside a tar archive, '' where path is no archive. By its name a member is
+    plain text, gzip (.gz), the segments of SGML or XML (.sgm, .xml), or TED's tagged text (train.tags.*). Raises
+    UserError for what is missing, cut off or damaged.
+    """
+    name = member or path.name
+    try:
+        with _opened(path, member) as stream:
+            if name.endswith(".gz"):
+                stream, name = cast(BinaryIO, gzip.GzipFile(fileobj=stream)), name.removesuffix(".gz")
+            yield from _lines(stream, name)
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ElementTree.ParseError) as error:
+        raise UserError(f"{path}: is cut off or damaged ({error}): move it away and download it again") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {name} is not UTF-8 ({error.reason})") from None
+
+
+def read_pairs(
+    paths: tuple[Path, Path], members: tuple[str, str], languages: tuple[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Both sides of a corpus, line by line; paths are the same where one file holds both.
+
+    Raises UserError where they differ in their number of lines, and as read_member().
+    """
+    name = members[0] or paths[0].name
+    if name.removesuffix(".gz").endswith(".tmx"):
+        yield from _translation_units(paths[0], members[0], languages)
+        return
+    sides = [read_member(path, member) for path, member in zip(paths, members)]
+    count = 0
+    while (pair := tuple(next(side, None) for side in sides)) != (None, None):
+        source, target = pair
+        if source is None or target is None:
+            names = " and ".join(member or path.name for path, member in zip(paths, members))
+            raise UserError(f"{paths[0]}: {names} differ in length after line {count:,}")
+        yield source, target
+        count += 1
+
+
+@contextmanager
+def _opened(path: Path, member: str) -> Iterator[BinaryIO]:
+    if not member or path.suffix not in (".tgz", ".tar", ".gz") or path.name == member:
+        with path.open("rb") as stream:
+            yield stream
+        return
+    with tarfile.open(path) as archive:
+        for entry in archive:  # some archives name a member ./name
+            if entry.isfile() and entry.name.removeprefix("./") == member:
+                yield cast(BinaryIO, archive.extractfile(entry))
+                return
+    raise UserError(f"{path}: holds no file {member}: it is not the archive that was expected")
+
+
+def _lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    if name.endswith((".sgm", ".xml")):
+        text = stream.read().decode("utf-8-sig")
+        yield from (" ".join(html.unescape(segment).split()) for segment in _SEGMENT.findall(text))
+    elif Path(name).name.startswith("train.tags."):
+        yield from (line for line in _plain(stream) if not line.startswith("<"))
+    else:
+        yield from _plain(stream)
+
+
+def _plain(stream: BinaryIO) -> Iterator[str]:
+    for line in io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n"):
+        # a line ends at "\n" alone: corpora hold U+2028 and lone carriage returns inside sentences
+        yield " ".join(line.strip().split("\r"))
+
+
+def _translation_units(path: Path, member: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """The pairs of a TMX file, in which a unit holds both languages."""
+    try:
+        with _opened(path, member) as stream:
+            if (member or path.name).endswith(".gz"):
+                stream = cast(BinaryIO, gzip.GzipFile(fileobj=stream))
+            for _, element in ElementTree.iterparse(stream):
+                if element.tag != "tu":
+                    continue
+                sides = {}
+                for variant in element.iter("tuv"):
+                    code = variant.get(_XML_LANG) or variant.get("lang") or ""
+                    segment = variant.find("seg")
+                    text = "" if segment is None else "".join(segment.itertext())
+                    sides[code.lower().partition("-")[0]] = " ".join(text.split())
+                element.clear()
+                if all(language in sides for language in languages):
+                    yield sides[languages[0]], sides[languages[1]]
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ElementTree.ParseError) as error:
+        raise UserError(f"{path}: is cut off or damaged ({error}): move it away and download it again") from None

@@ -1,0 +1,167 @@
+"""Published corpora become plain text: archives of every kind, from a server or from a folder."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import http.server
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fasttfm.cli.main import main
+from fasttfm.data.archives import read_member, read_pairs
+from fasttfm.data.datasets import DATASETS, Dataset, Part, fetch_dataset
+from fasttfm.data.download import RemoteFile
+from fasttfm.errors import UserError
+
+SGML = """<refset setid="newstest2013" srclang="any"><doc docid="1">
+<seg id="1"> Tom &amp; Anna  sagen: &quot;Ja&quot;. </seg>
+<seg id="2">Zwei
+Zeilen</seg></doc></refset>"""
+TMX = """<?xml version="1.0"?><tmx version="1.4"><header/><body>
+<tu><tuv xml:lang="EN"><seg>One <b>bold</b> word.</seg></tuv><tuv xml:lang="de-DE"><seg>Ein Wort.</seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>No German here.</seg></tuv></tu>
+<tu><tuv xml:lang="de"><seg>Zwei.</seg></tuv><tuv xml:lang="en"><seg>Two.</seg></tuv></tu></body></tmx>"""
+
+
+def archive(path: Path, members: dict[str, str | bytes]) -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as out:
+        for name, content in members.items():
+            data = content.encode() if isinstance(content, str) else content
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            out.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def test_members_of_an_archive_are_read_by_name(tmp_path: Path):
+    path = archive(
+        tmp_path / "x.tgz",
+        {
+            "./training/a.de": "eins \r\nzwei\u2028drei\n",
+            "dev/b.sgm": SGML,
+            "de-en/train.tags.de-en.de": "<url>x</url>\n Gut .\n<title>y</title>\nSo\n",
+            "c.de.gz": gzip.compress(b"\xef\xbb\xbfvier\n"),
+        },
+    )
+    assert list(read_member(path, "training/a.de")) == ["eins", "zwei\u2028drei"]
+    assert list(read_member(path, "dev/b.sgm")) == ['Tom & Anna sagen: "Ja".', "Zwei Zeilen"]
+    assert list(read_member(path, "de-en/train.tags.de-en.de")) == ["Gut .", "So"]
+    assert list(read_member(path, "c.de.gz")) == ["vier"]
+    with pytest.raises(UserError, match=r"holds no file training/b\.de"):
+        list(read_member(path, "training/b.de"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_translation_memories(tmp_path: Path, packed: bool):
+    path = tmp_path / ("m.tmx.gz" if packed else "m.tmx")
+    path.write_bytes(gzip.compress(TMX.encode()) if packed else TMX.encode())
+    assert list(read_pairs((path, path), ("", ""), ("en", "de"))) == [
+        ("One bold word.", "Ein Wort."),
+        ("Two.", "Zwei."),
+    ]
+
+
+@pytest.mark.parametrize("name", ["x.tgz", "x.tar", "m.tmx.gz", "t.gz"])
+def test_a_cut_file_is_told_in_a_line(tmp_path: Path, name: str):
+    lines = "".join(f"line {n * n}\n" for n in range(40_000))
+    path = tmp_path / name
+    if name.startswith("x"):
+        archive(path, {"a": lines})
+    else:
+        path.write_bytes(gzip.compress((TMX + " " * 50_000 if "tmx" in name else lines).encode()))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match=r"is cut off or damaged .* download it again"):
+        list(read_pairs((path, path), ("a", "a") if name.startswith("x") else ("", ""), ("en", "de")))
+
+
+def test_sides_of_unequal_length_are_refused(tmp_path: Path):
+    path = archive(tmp_path / "x.tgz", {"a.en": "1\n2\n", "a.de": "1\n"})
+    with pytest.raises(UserError, match=r"a\.en and a\.de differ in length after line 1"):
+        list(read_pairs((path, path), ("a.en", "a.de"), ("en", "de")))
+
+
+def test_every_known_file_has_an_address_and_a_place_for_both_languages():
+    for name, dataset in DATASETS.items():
+        for part in (*dataset.train, dataset.valid, *dataset.tests.values()):
+            assert len(part.files) == 2 or "{language}" in part.member or part.other, name
+            for file in part.files:
+                assert all(url.startswith("https://") for url in file.urls)
+                assert file.digest is None or file.digest.startswith(("sha256:", "md5:"))
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[str]:
+    """An address whose folder is tmp_path / "mirror"."""
+    (tmp_path / "mirror").mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(tmp_path / "mirror"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_dataset_is_prepared_by_its_name(tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture):
+    for split, count in (("train", 300), ("val", 20), ("test_2016_flickr", 5)):
+        for language in ("en", "de"):
+            lines = "".join(f"{language} sentence number {n} {split}\n" for n in range(count))
+            (tmp_path / "mirror" / f"{split}.{language}.gz").write_bytes(gzip.compress(lines.encode()))
+    command = ["prepare", "--dataset", "multi30k", "--mirror", mirror, "--data-dir", str(tmp_path / "data")]
+    command += ["--vocab-size", "300", "--out", str(tmp_path / "DATA")]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "train.1.en, train.1.de: 300 pairs" in said
+    test_set = tmp_path / "data" / "multi30k" / "test.flickr2016.de"
+    assert f"test set flickr2016: {test_set.with_suffix('.en')} and {test_set}" in said
+    assert test_set.read_text().splitlines()[4] == "de sentence number 4 test_2016_flickr"
+    assert (tmp_path / "DATA" / "train.src.npy").exists()
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "holds the text of multi30k" in said
+    assert "nothing to do" in said
+
+
+def test_files_that_lie_in_the_folder_are_taken(tmp_path: Path):
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    members = {f"{split}.{side}": f"{split} {side} 1\n{split} {side} 2\n" for split in "tv" for side in ("en", "de")}
+    archive(downloads / "x.tgz", members)
+    file = (RemoteFile("x.tgz", ("http://127.0.0.1:9/x.tgz",)),)
+    valid = Part(file, "v.{language}")
+    known = {"small": Dataset(("en", "de"), (Part(file, "t.{language}"),), valid, {"same": valid})}
+    texts = fetch_dataset("small", tmp_path, known=known, say=lambda line: None)
+    assert texts.train[1][0].read_text() == "t de 1\nt de 2\n"
+    (downloads / "x.tgz").unlink()
+    assert fetch_dataset("small", tmp_path, known=known, say=lambda line: None) == texts
+    broken = {"small": Dataset(("en", "fr"), (Part(file, "t.{language}"),), valid, {})}
+    archive(downloads / "x.tgz", members)
+    with pytest.raises(UserError, match=r"holds no file t\.fr"):
+        fetch_dataset("small", tmp_path, known=broken, say=lambda line: None)
+    assert texts.train[1][0].exists()  # what was there stays
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (["--dataset", "wmt14"], "--dataset wmt14: one of wmt14-en-de, "),
+        (["--dataset", "multi30k", "--src", "x"], "--dataset brings its own text: leave out --src"),
+        ([], "the following arguments are required: --src, --tgt, --valid-src, --valid-tgt; or give --dataset"),
+        (["--src", "a", "--tgt", "b"], "the following arguments are required: --valid-src, --valid-tgt"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, more: list[str], complaint: str, capsys: pytest.CaptureFixture):
+    assert main(["prepare", "--out", str(tmp_path / "out"), *more]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

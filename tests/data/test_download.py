@@ -1,0 +1,233 @@
+"""Downloads from a server that behaves as badly as servers do."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fasttfm.data import download as module
+from fasttfm.data.download import RemoteFile, download
+from fasttfm.errors import UserError
+
+CONTENT = bytes(range(256)) * 4000
+DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """answers: path -> what writes an answer to a request; requests: (path, Range) of each."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: dict[str, Callable[[Handler], None]] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.address = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, self.headers.get("Range")))
+        self.server.answers.get(self.path, lambda handler: handler.send_error(404))(self)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def give(self, content: bytes, status: int = 200, announced: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content) if announced is None else announced))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def first_byte(self) -> int:
+        asked = self.headers.get("Range")
+        return int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+
+
+def whole(handler: Handler) -> None:
+    """As a good server does: the rest where a rest is asked for."""
+    begin = handler.first_byte()
+    if begin >= len(CONTENT):
+        handler.give(b"", 416, Content_Range=f"bytes */{len(CONTENT)}")
+    elif begin:
+        handler.give(CONTENT[begin:], 206, Content_Range=f"bytes {begin}-{len(CONTENT) - 1}/{len(CONTENT)}")
+    else:
+        handler.give(CONTENT)
+
+
+def drops(share: float) -> Callable[[Handler], None]:
+    """Ends the connection after a share of what is left."""
+
+    def answer(handler: Handler) -> None:
+        begin = handler.first_byte()
+        rest = CONTENT[begin:]
+        sent = rest[: max(1, int(len(rest) * share))]
+        if (begin and len(rest) > 100_000) or not begin:
+            headers = {"Content_Range": f"bytes {begin}-{len(CONTENT) - 1}/{len(CONTENT)}"} if begin else {}
+            handler.give(sent, 206 if begin else 200, len(rest), **headers)
+        else:
+            whole(handler)
+
+    return answer
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def fetched(server: Server, folder: Path, *paths: str, digest: str | None = DIGEST, **options) -> tuple[Path, list]:
+    said: list[str] = []
+    file = RemoteFile("corpus.tgz", tuple(server.address + path for path in paths), digest)
+    return download(file, folder, say=said.append, pause=0.0, **options), said
+
+
+def test_a_file_is_fetched_once(server: Server, tmp_path: Path):
+    server.answers["/a"] = whole
+    seen = []
+    path, said = fetched(server, tmp_path / "new", "/a", progress=lambda done, total: seen.append((done, total)))
+    assert path.read_bytes() == CONTENT
+    assert not said
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    fetched(server, tmp_path / "new", "/a")
+    assert len(server.requests) == 1
+    assert not path.with_name("corpus.tgz.part").exists()
+
+
+def test_dropped_connections_are_gone_on_from(server: Server, tmp_path: Path):
+    server.answers["/a"] = drops(0.6)
+    path, said = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+    assert said
+    ranges = [asked for _, asked in server.requests]
+    assert ranges[0] is None
+    assert all(asked for asked in ranges[1:])  # no byte comes twice
+
+
+def test_the_next_run_goes_on_where_this_one_was_killed(server: Server, tmp_path: Path):
+    server.answers["/a"] = whole
+    (tmp_path / "corpus.tgz.part").write_bytes(CONTENT[:70_000])
+    path, _ = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+    assert server.requests == [("/a", "bytes=70000-")]
+
+
+def test_a_whole_part_is_whole_by_416(server: Server, tmp_path: Path):
+    server.answers["/a"] = whole
+    (tmp_path / "corpus.tgz.part").write_bytes(CONTENT)
+    path, _ = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_part_that_is_longer_than_the_file_is_fetched_anew(server: Server, tmp_path: Path):
+    server.answers["/a"] = whole
+    (tmp_path / "corpus.tgz.part").write_bytes(CONTENT + b"more")
+    path, _ = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_part_of_another_file_is_noticed_by_the_digest(server: Server, tmp_path: Path):
+    server.answers["/a"] = whole
+    (tmp_path / "corpus.tgz.part").write_bytes(b"x" * 1000)
+    path, said = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+    assert "from the beginning" in said[0]
+
+
+def test_a_server_without_ranges_begins_again(server: Server, tmp_path: Path):
+    server.answers["/a"] = lambda handler: handler.give(CONTENT)
+    (tmp_path / "corpus.tgz.part").write_bytes(b"y" * 1000)
+    path, _ = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+
+
+def test_redirections_are_followed(server: Server, tmp_path: Path):
+    server.answers["/a"] = lambda handler: handler.give(b"", 302, Location="/b")
+    server.answers["/b"] = whole
+    path, _ = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+
+
+def test_what_one_place_lacks_the_next_one_has(server: Server, tmp_path: Path):
+    server.answers["/b"] = whole
+    path, said = fetched(server, tmp_path, "/a", "/b")
+    assert path.read_bytes() == CONTENT
+    assert "404" in said[0]
+
+
+def test_mirrors_go_first(server: Server, tmp_path: Path):
+    server.answers |= {"/official": whole, "/mirror/official": whole}
+    fetched(server, tmp_path, "/official", mirrors=[f"{server.address}/mirror/"])
+    assert server.requests == [("/mirror/official", None)]
+
+
+def test_a_wrong_digest_is_never_kept(server: Server, tmp_path: Path):
+    server.answers |= {"/bad": lambda handler: handler.give(CONTENT[::-1]), "/good": whole}
+    path, said = fetched(server, tmp_path, "/bad", "/good")
+    assert path.read_bytes() == CONTENT
+    assert "SHA256" in said[0]
+    with pytest.raises(UserError, match="is right; it is what"):
+        fetched(server, tmp_path / "other", "/bad")
+    assert {file.name for file in (tmp_path / "other").iterdir()} <= {".lock"}
+
+
+@pytest.mark.parametrize("lie", [-1000, 1000])
+def test_a_length_that_is_no_length(server: Server, tmp_path: Path, lie: int):
+    """Less than announced is a cut connection; more is cut off by the protocol and fails its digest."""
+    server.answers["/a"] = lambda handler: handler.give(CONTENT, announced=len(CONTENT) + lie)
+    with pytest.raises(UserError, match=r"corpus\.tgz could not be downloaded .*connection|is right"):
+        fetched(server, tmp_path, "/a")
+    assert not (tmp_path / "corpus.tgz").exists()
+
+
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path):
+    answers = iter([503, 429, 500])
+
+    def busy(handler: Handler) -> None:
+        status = next(answers, None)
+        handler.send_error(status) if status else whole(handler)
+
+    server.answers["/a"] = busy
+    path, said = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+    assert len(said) == 3
+
+
+def test_nobody_there(tmp_path: Path):
+    file = RemoteFile("corpus.tgz", ("http://127.0.0.1:9/a", "nonsense://x/y"))
+    with pytest.raises(UserError, match=r"corpus\.tgz could not be downloaded .*no address.*name a mirror") as refused:
+        download(file, tmp_path, say=lambda line: None, pause=0.0)
+    assert "\n" not in str(refused.value)
+
+
+def test_another_file_of_that_name_is_refused_and_kept(server: Server, tmp_path: Path):
+    (tmp_path / "corpus.tgz").write_bytes(b"mine")
+    with pytest.raises(UserError, match="move it away to have it downloaded"):
+        fetched(server, tmp_path, "/a")
+    assert (tmp_path / "corpus.tgz").read_bytes() == b"mine"
+    assert not server.requests
+
+
+def test_a_full_disk_keeps_what_has_arrived(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    server.answers["/a"] = whole
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device", str(tmp_path / "corpus.tgz.part"))
+
+    monkeypatch.setattr(module, "_receive", full)
+    (tmp_path / "corpus.tgz.part").write_bytes(CONTENT[:5000])
+    with pytest.raises(UserError, match="No space left on device: what has arrived is kept"):
+        fetched(server, tmp_path, "/a")
+    assert (tmp_path / "corpus.tgz.part").read_bytes() == CONTENT[:5000]
