@@ -96,7 +96,7 @@ def _told(name: str | None, error: Exception) -> str | None:
 def _run(name: str | None, arguments: list[str]) -> int:
     parser, module = _build_parser(name)
     try:
-        args = parser.parse_args(arguments)
+        args = parser.parse_args(arguments, argparse.Namespace(arguments=arguments))
     except SystemExit:  # --help and --version have printed
         sys.stdout.flush()
         raise

@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 
 from fasttfm.cli.environment import choose_settings
+from fasttfm.cli.workers import launch, number_of_workers
 from fasttfm.config import Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
+from fasttfm.config.convert import WHOLE_NUMBER
 from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names
 
@@ -26,6 +28,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", type=Path, metavar="MODEL", help="model directory to create or to go on with")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
     parser.add_argument(
+        "--workers",
+        default="auto",
+        type=_workers,
+        metavar="auto|N",
+        help="processes that divide each update among them, as under torchrun; auto: one a core of the CPU unless "
+        "--threads is given, one with a GPU (default: %(default)s)",
+    )
+    parser.add_argument(
         "--config",
         type=Path,
         action="append",
@@ -43,18 +53,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_flags(parser)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     """Resolve the configuration, train, and say where the model is and how well it scored."""
     values = gather(args.preset, args.config, flag_values(args))
     warning = _shorten_warmup(values)
     if args.dump_config:
         check(values)
         print(dump_yaml(with_defaults(values)), end="")
-        return
+        return 0
     for name in ("data", "out"):
         if getattr(args, name) is None:
             raise UserError(f"--{name} is missing: fasttfm train --preset NAME --data DATA --out MODEL")
     settings = choose_settings()
+    workers = number_of_workers(args.workers, values["training"].get("threads", 0), args.device)
+    if workers > 1:
+        return launch(workers, args.arguments)
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
@@ -71,6 +84,8 @@ def run(args: argparse.Namespace) -> None:
     except KeyboardInterrupt as interrupt:
         again = f"stopped; what was saved in {args.out} is whole: run the same command again to go on"
         raise Stopped(str(interrupt) or again, getattr(interrupt, "number", signal.SIGINT)) from None
+    if outcome is None:  # of a rank that leaves all this to the first
+        return 0
     curve = _drawn_curve(args.out)
     print(f"finished: {outcome.reason}")
     if outcome.score is not None:
@@ -80,6 +95,16 @@ def run(args: argparse.Namespace) -> None:
     if curve is not None:
         print(f"loss curve: {curve}")
     print(f"model: {args.out}")
+    return 0
+
+
+def _workers(text: str) -> int | None:
+    """The number of workers that --workers asks for, None for auto."""
+    if text == "auto":
+        return None
+    if not WHOLE_NUMBER.fullmatch(text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be auto or a number from 1")
+    return int(text)
 
 
 def _drawn_curve(model_dir: Path) -> Path | None:

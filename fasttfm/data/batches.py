@@ -72,9 +72,14 @@ class Batch:
         return len(self.source), self.source.shape[1], self.target_in.shape[1]
 
     @property
+    def cells(self) -> int:
+        """Places of the two padded matrices."""
+        return self.source.numel() + self.target_in.numel()
+
+    @property
     def padding_ratio(self) -> float:
         """The share of the two padded matrices that is padding."""
-        return 1.0 - (self.source_tokens + self.target_tokens) / (self.source.numel() + self.target_in.numel())
+        return 1.0 - (self.source_tokens + self.target_tokens) / self.cells
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The same batch with its tensors on device; from pinned memory when it is a GPU and non_blocking."""

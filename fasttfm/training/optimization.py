@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.config.training import TrainingConfig
+from fasttfm.training.workers import Workers
 
 
 class Optimization:
@@ -31,6 +32,8 @@ class Optimization:
         )
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.average = [parameter.detach().clone() for parameter in self.parameters] if config.ema_decay else []
+        self._message: Tensor | None = None
+        """All gradients one after the other, (P,), where several ranks exchange them."""
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` (0-d) to the parameters' gradients."""
@@ -52,9 +55,25 @@ class Optimization:
                 torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - self.ema_decay)
         return norm
 
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply the gradients that backward has added up."""
-        torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
+    def add_up_gradients(self, workers: Workers, factor: float) -> None:
+        """Multiply the gradients that backward has added up, then sum them over the ranks, in one message."""
+        if workers.size == 1:
+            if factor != 1:
+                torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
+            return
+        if self._message is None:
+            self._message = torch.empty(sum(p.numel() for p in self.parameters), device=self.parameters[0].device)
+        parts = self._message.split([p.numel() for p in self.parameters])
+        views = [part.view_as(parameter) for part, parameter in zip(parts, self.parameters)]
+        given = [(view, p.grad) for view, p in zip(views, self.parameters) if p.grad is not None]
+        if len(given) < len(views):
+            self._message.zero_()
+        if given:
+            torch._foreach_copy_(*map(list, zip(*given)))
+            self._message.mul_(factor)
+        workers.add_up(self._message)
+        for parameter, view in zip(self.parameters, views):
+            parameter.grad = view
 
     def forget(self) -> None:
         """Drop the gradients that backward has added up."""
@@ -101,18 +120,3 @@ class Optimization:
             with torch.no_grad():
                 for name, parameter in zip(self.names, self.parameters, strict=True):
                     parameter.copy_(tensors[f"raw.{name}"])
-
-
-def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """States of torch's generators that training draws from."""
-    states = {"generator.cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["generator.cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def restore_generators(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put torch's generators back where generator_states found them; a GPU's is skipped if none was saved."""
-    torch.set_rng_state(states["generator.cpu"])
-    if device.type == "cuda" and "generator.cuda" in states:
-        torch.cuda.set_rng_state(states["generator.cuda"], device)

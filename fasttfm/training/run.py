@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from fasttfm.training.progress import tell
 from fasttfm.training.trainer import Trainer
 from fasttfm.training.updates import AUTOCAST
 from fasttfm.training.validate import Validation, Validator
+from fasttfm.training.workers import Workers, device_of_rank, joined
 from fasttfm.wording import counted
 
 
@@ -49,49 +51,75 @@ def train(
     *,
     init_from: Path | None = None,
     settings: str = "",
-) -> Outcome:
+) -> Outcome | None:
     """Train, or go on training, a model on prepared data into `model_dir`.
 
     values: from fasttfm.config.gather. device: None takes a GPU if there is one. init_from: a checkpoint, or a model
     directory whose best one is meant, with whose weights a new run begins. settings: of the process, to be shown.
+    Started by torchrun, the processes train together; all but rank 0 get None.
     Raises UserError for anything that the caller can put right; Stopped, a KeyboardInterrupt, with a line for the user
     after Ctrl-C, SIGTERM or SIGHUP.
     """
-    data = PreparedData.open(data_dir)
-    config = _with_vocabulary(values, data)
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if config.training.threads:
-        torch.set_num_threads(config.training.threads)
-    refuse_strangers(model_dir)
-    try:
-        with locked(model_dir):
-            prepare_model_dir(model_dir, config, data)
-            return _train(config, data, model_dir, device, init_from, settings)
-    except (OSError, MemoryError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise _out_of_memory(config, device) from error
-        if not isinstance(error, OSError) or error.errno is None:
-            raise  # raised by hand somewhere, not by the operating system
-        # writing to an open file on a full disk names no file
-        raise UserError(
-            f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: make "
-            "room or make the directory writable, then run the same command again to go on from the last one"
-        ) from error
+    device = device_of_rank(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    with joined(device) as workers:
+        if not workers.is_first:
+            workers.wait()  # what is wrong with data or directory is found, and told, by rank 0 alone
+        data = PreparedData.open(data_dir)
+        config = _with_vocabulary(values, data)
+        _set_threads(config.training.threads, device)
+        if not workers.is_first:
+            return _train(config, data, model_dir, device, workers, init_from, settings)
+        refuse_strangers(model_dir)
+        try:
+            with locked(model_dir):
+                prepare_model_dir(model_dir, config, data)
+                workers.wait()
+                return _train(config, data, model_dir, device, workers, init_from, settings)
+        except (OSError, MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise _out_of_memory(config, device) from error
+            if not isinstance(error, OSError) or error.errno is None:
+                raise  # raised by hand somewhere, not by the operating system
+            # writing to an open file on a full disk names no file
+            raise UserError(
+                f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: make "
+                "room or make the directory writable, then run the same command again to go on from the last one"
+            ) from error
+
+
+def _set_threads(threads: int, device: torch.device) -> None:
+    """Threads of this process: those asked for, else one where several ranks share the machine's cores."""
+    if not threads and device.type == "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
+        threads = 1
+    if threads:
+        torch.set_num_threads(threads)
 
 
 def _train(
-    config: Config, data: PreparedData, model_dir: Path, device: torch.device, init_from: Path | None, settings: str
-) -> Outcome:
+    config: Config,
+    data: PreparedData,
+    model_dir: Path,
+    device: torch.device,
+    workers: Workers,
+    init_from: Path | None,
+    settings: str,
+) -> Outcome | None:
     torch.manual_seed(config.training.seed)
     model = Transformer(config.model).to(device)
-    if init_from is not None and not saved_steps(model_dir):
+    if workers.is_first and init_from is not None and not saved_steps(model_dir):
         _begin_with(model, init_from, model_dir)
-    verification = data.verify()
-    trainer = _trainer(model, config, data, model_dir, device, verification)
-    tell(_summary(model, trainer.updates.batches, model_dir, device) + settings)
+    verification = data.verify() if workers.is_first else None
+    trainer = _trainer(model, config, data, model_dir, device, verification, workers)
+    if workers.is_first:
+        tell(_summary(model, trainer.updates.batches, model_dir, device, workers) + settings)
     reason = trainer.run()
-    verification.finish()
-    return Outcome(reason=reason, score=trainer.last_score, average=_average(model, config, trainer, model_dir))
+    outcome = None
+    if verification is not None:
+        verification.finish()
+        average = _average(model, config, trainer, model_dir)
+        outcome = Outcome(reason=reason, score=trainer.last_score, average=average)
+    workers.wait()
+    return outcome
 
 
 def _out_of_memory(config: Config, device: torch.device) -> UserError:
@@ -129,7 +157,8 @@ def _trainer(
     data: PreparedData,
     model_dir: Path,
     device: torch.device,
-    verification: Verification,
+    verification: Verification | None,
+    workers: Workers,
 ) -> Trainer:
     recipe, batching = config.training, config.data
     try:
@@ -145,7 +174,7 @@ def _trainer(
     except ValueError as error:
         raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error
     validator = None
-    if recipe.valid_interval_updates:
+    if recipe.valid_interval_updates and workers.is_first:
         validator = Validator(
             data,
             max_tokens=batching.max_tokens,
@@ -157,7 +186,16 @@ def _trainer(
             bleu_tokenizer=recipe.valid_bleu_tokenizer,
             autocast=AUTOCAST[recipe.precision],
         )
-    return Trainer(model, batches, recipe, model_dir, validator=validator, device=device, verification=verification)
+    return Trainer(
+        model,
+        batches,
+        recipe,
+        model_dir,
+        validator=validator,
+        device=device,
+        verification=verification,
+        workers=workers,
+    )
 
 
 def _average(model: Transformer, config: Config, trainer: Trainer, model_dir: Path) -> Validation | None:
@@ -175,12 +213,14 @@ def _average(model: Transformer, config: Config, trainer: Trainer, model_dir: Pa
     return score
 
 
-def _summary(model: Transformer, batches: TokenBatches, model_dir: Path, device: torch.device) -> str:
+def _summary(model: Transformer, batches: TokenBatches, model_dir: Path, device: torch.device, workers: Workers) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     steps = saved_steps(model_dir)
     begin = f"going on from update {steps[-1]:,}" if steps else "starting"
     skipped = f", {batches.skipped:,} pairs left out for their length" if batches.skipped else ""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    shared = f"{counted(workers.size, 'worker')} with " if workers.size > 1 else ""
+    where += f", {shared}{counted(torch.get_num_threads(), 'thread')}{' each' if shared else ''}"
     return (
         f"{begin} in {model_dir}: {parameters:,} parameters on {where}; {len(batches):,} batches and "
         f"{batches.target_tokens:,} target tokens an epoch, {batches.padding_ratio:.1%} padding in "

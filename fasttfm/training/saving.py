@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from fasttfm.checkpoints.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
 from fasttfm.checkpoints.ownership import recover
 from fasttfm.checkpoints.steps import checkpoints_folder, prune, saved_steps, step_folder, way_on
@@ -36,7 +38,7 @@ class Saving:
     def save(self, seconds: float) -> None:
         """Save a checkpoint and delete those that are not kept. seconds: time spent, earlier sessions included.
 
-        Raises DivergedWeights, and saves nothing, when a weight is not finite.
+        Called by rank 0. Raises DivergedWeights, and saves nothing, when a weight is not finite.
         """
         position, optimization = self.updates.position, self.updates.optimization
         optimization.swap_average()  # what is saved as the model is what was validated
@@ -55,30 +57,48 @@ class Saving:
         }
         state = TrainingState(tensors=self.updates.tensors(), values=self.updates.values(seconds))
         save_checkpoint(step_folder(self.model_dir, position.step), weights, meta, state)
-        self.saved = (position.step, position.validated)
         keep = self.updates.config.keep_interval_updates
         prune(self.model_dir, keep, {step for _, step in position.best})
 
-    def resume(self) -> None:
-        """Take up the newest checkpoint, if there is one; UserError with the way on when that cannot be done."""
+    def mark(self) -> None:
+        """The state as it is has been saved, by this rank or by rank 0."""
+        self.saved = (self.updates.position.step, self.updates.position.validated)
+
+    def resume(self) -> int | None:
+        """Take up the newest checkpoint, if there is one; the other ranks get weights and state from rank 0.
+
+        Returns the number of ranks that saved it, None without one. Raises UserError with the way on when it cannot be
+        taken up.
+        """
+        workers = self.updates.workers
+        weights, state, source = self._newest() if workers.is_first else (None, None, self.model_dir)
+        weights = workers.broadcast_tensors(weights)
+        values = workers.broadcast(state and state.values)
+        load_weights(self.model, weights, source)
+        if values is None:
+            return None
+        tensors = workers.broadcast_tensors(state and state.tensors)
+        try:
+            self.updates.load(tensors, values)
+            self.mark()
+            return int(values["workers"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{source}: its training state does not belong to this run ({error}); {way_on(self.model_dir)}"
+            ) from error
+
+    def _newest(self) -> tuple[dict[str, Tensor], TrainingState | None, Path]:
+        """Weights, state and place of the newest checkpoint; of a run that begins, the model's own weights."""
         recover(checkpoints_folder(self.model_dir))
         steps = saved_steps(self.model_dir)
         if not steps:
-            return
+            return model_weights(self.model), None, self.model_dir
         checkpoint = step_folder(self.model_dir, steps[-1])
         check_vocabulary(checkpoint, self.model_dir)
         try:
-            state, weights = read_state(checkpoint), read_weights(checkpoint)
+            return read_weights(checkpoint), read_state(checkpoint), checkpoint
         except DamagedCheckpoint as error:
             raise UserError(f"{error.problem}; {way_on(self.model_dir)}") from error
-        load_weights(self.model, weights, checkpoint)
-        try:
-            self.updates.load(state.tensors, state.values)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{checkpoint}: its training state does not belong to this run ({error}); {way_on(self.model_dir)}"
-            ) from error
-        self.saved = (self.updates.position.step, self.updates.position.validated)
 
 
 class DivergedWeights(ArithmeticError):

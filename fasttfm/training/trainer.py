@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from fasttfm.training.recorder import Recorder
 from fasttfm.training.saving import DivergedWeights, Saving
 from fasttfm.training.updates import Updates
 from fasttfm.training.validate import Validation, Validator
+from fasttfm.training.workers import Workers
+from fasttfm.wording import counted
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -37,17 +40,24 @@ class Trainer:
         validator: Validator | None,
         device: torch.device,
         verification: Verification | None = None,
+        workers: Workers | None = None,
     ) -> None:
-        """verification: of the data, beside training; damage that it finds ends the run before the next save."""
+        """validator, verification: used by rank 0. workers: the ranks that train together; None for this process alone.
+
+        verification: of the data, beside training; damage that it finds ends the run before the next save.
+        """
         self.model = model
         self.config = config
         self.model_dir = model_dir
         self.validator = validator
-        self.updates = Updates(model, batches, config, device)
+        self.workers = workers or Workers()
+        self.updates = Updates(model, batches, config, device, self.workers)
         self.saving = Saving(model_dir=model_dir, model=model, updates=self.updates)
         self.verification = verification
         self.last_score: Validation | None = None
         self._started = time.monotonic()
+        self._elapsed = 0.0
+        """Seconds since the run began, earlier sessions included, as rank 0 last told it."""
 
     def run(self) -> str:
         """Train until the configuration says stop, resuming from the last checkpoint if there is one.
@@ -55,17 +65,19 @@ class Trainer:
         Returns why it stopped. Ctrl-C, SIGTERM and SIGHUP finish the running batch, save the last whole update and
         raise Stopped with a line for the user.
         """
-        self.saving.resume()
+        before = self.saving.resume()
         self.model.train()
-        if self.updates.device.type == "cuda":
-            self.updates.rehearse()
+        self.updates.rehearse()
         self._started = time.monotonic()
-        self._recorder = Recorder(self.model_dir, self.updates)
+        self._recorder = Recorder(self.model_dir, self.updates) if self.workers.is_first else None
+        if before is not None and before != self.workers.size:
+            self._tell_of_other_workers(before)
         try:
             with Interruption() as interruption:
                 return self._loop(interruption)
         finally:
-            self._recorder.close()
+            if self._recorder is not None:
+                self._recorder.close()
 
     def record_average(self, score: Validation, steps: list[int]) -> None:
         """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
@@ -76,13 +88,12 @@ class Trainer:
     def _loop(self, interruption: Interruption) -> str:
         config, position = self.config, self.updates.position
         while True:
+            self._agree(interruption)
             reason = self._reason_to_stop()
             improved = False
             if self._is_due(config.valid_interval_updates, reason) and position.validated != position.step:
-                try:
-                    improved = self._validate(interruption)
-                except KeyboardInterrupt:
-                    interruption.requested = True
+                improved = self._validate(interruption)
+                self._agree(interruption)
                 reason = reason or self._reason_to_stop()
             if improved or interruption.requested or self._is_due(config.save_interval_updates, reason, at_end=True):
                 self._save(is_last=reason is not None)
@@ -97,7 +108,25 @@ class Trainer:
             if self.updates.perform(lambda: interruption.requested):
                 if position.step % config.log_interval == 0:
                     self._record()
-                self._recorder.progress.update(position.step, *self._share_done())
+                if self._recorder is not None:
+                    self._recorder.progress.update(position.step, *self._share_done())
+
+    def _tell_of_other_workers(self, before: int) -> None:
+        if self._recorder is not None:
+            self._recorder.progress.say(
+                f"updates up to {self.updates.position.step:,} were made by {counted(before, 'worker')}, the next ones "
+                f"are by {self.workers.size}: of the same batches, with other dropout masks and rounding"
+            )
+
+    def _agree(self, interruption: Interruption) -> None:
+        """Let all ranks have rank 0's clock, and any rank's wish to stop: they must decide alike."""
+        if self.workers.is_orphaned:
+            interruption.requested, interruption.number = True, signal.SIGHUP
+        elapsed = self._seconds() if self.workers.is_first else 0.0
+        wanted = interruption.number if interruption.requested else 0
+        self._elapsed, number = self.workers.maximum([elapsed, wanted])
+        if number and not interruption.requested:
+            interruption.requested, interruption.number = True, int(number)
 
     # When
 
@@ -116,19 +145,19 @@ class Trainer:
             return f"max_update {config.max_update:,} is reached"
         if config.max_epoch and position.epoch >= config.max_epoch:
             return f"max_epoch {config.max_epoch:,} is reached"
-        if config.max_minutes and self._elapsed() >= config.max_minutes * 60:
+        if config.max_minutes and self._elapsed >= config.max_minutes * 60:
             return f"max_minutes {config.max_minutes:g} are over"
         if config.patience and position.worse >= config.patience:
             return f"{position.worse} validations without improvement (patience {config.patience})"
         return None
 
-    def _elapsed(self) -> float:
+    def _seconds(self) -> float:
         return self.updates.position.seconds + time.monotonic() - self._started
 
     def _share_done(self) -> tuple[float, float]:
         """How much of the run is over, in [0, 1] by the limit that will end it, and the seconds that are left."""
         config, position = self.config, self.updates.position
-        elapsed = self._elapsed()
+        elapsed = self._elapsed
         shares = [position.step / config.max_update]
         if config.max_epoch:
             shares.append((position.epoch + position.batch / len(self.updates.batches)) / config.max_epoch)
@@ -141,17 +170,34 @@ class Trainer:
 
     def _record(self) -> None:
         started = time.perf_counter()
+        self.updates.add_up_totals()
         loss, nll, norm = self.updates.totals.tolist()  # waits for the device
         self.updates.sums.seconds += time.perf_counter() - started
-        self._refuse_divergence(loss)
-        self._recorder.training(loss, nll, norm, self._elapsed(), *self._share_done())
+        if self._recorder is not None:
+            self._refuse_divergence(loss)
+            self._recorder.training(loss, nll, norm, self._elapsed, *self._share_done())
         self.updates.forget_sums()
         if self.verification is not None:
             self.verification.check()
 
     def _validate(self, interruption: Interruption) -> bool:
+        """Rank 0 validates; whether the result is among the best that are kept. An interruption leaves it undone."""
+        position = self.updates.position
+        improved = False
+        if self.workers.is_first:
+            try:
+                improved = self._score(interruption)
+            except KeyboardInterrupt:
+                interruption.requested = True
+        improved, position.validated, position.worse, position.best = self.workers.broadcast(
+            (improved, position.validated, position.worse, position.best)
+        )
+        return improved
+
+    def _score(self, interruption: Interruption) -> bool:
         """Validate, record it, and tell whether the result is among the best that are kept."""
         assert self.validator is not None
+        assert self._recorder is not None
         position, optimization = self.updates.position, self.updates.optimization
         optimization.swap_average()
         try:
@@ -166,21 +212,25 @@ class Trainer:
         position.worse = 0 if is_best else position.worse + 1
         ranked = sorted([*position.best, (score.rank, position.step)], key=lambda entry: entry[0], reverse=True)
         position.best = ranked[: self.config.keep_best]
-        self._recorder.validation(score, position.step, is_best, self._elapsed())
+        self._recorder.validation(score, position.step, is_best, self._seconds())
         return (score.rank, position.step) in position.best
 
     def _save(self, is_last: bool) -> None:
-        """Save what has changed, once the data are known to be whole if it is the last time."""
+        """Save what has changed, once the data are known to be whole if it is the last time. Rank 0 saves for all."""
         if not self.saving.is_due():
             return
-        if self.verification is not None:
-            (self.verification.finish if is_last else self.verification.check)()
-        self._refuse_divergence(float(self.updates.totals[0]))
-        self._recorder.log.flush()
-        try:
-            self.saving.save(self._elapsed())
-        except DivergedWeights:
-            self._refuse_divergence(math.nan, "a weight")
+        self.updates.add_up_totals()
+        if self._recorder is not None:
+            if self.verification is not None:
+                (self.verification.finish if is_last else self.verification.check)()
+            self._refuse_divergence(float(self.updates.totals[0]))
+            self._recorder.log.flush()
+            try:
+                self.saving.save(self._seconds())
+            except DivergedWeights:
+                self._refuse_divergence(math.nan, "a weight")
+        self.saving.mark()
+        self.workers.wait()  # or a launcher that sees one rank end would stop rank 0 while it saves
 
     def _refuse_divergence(self, value: float, what: str = "the loss") -> None:
         if math.isfinite(value):

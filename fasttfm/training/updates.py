@@ -1,8 +1,9 @@
 """Updates of the weights: batches in their order, gradients added up over them, one step of the optimizer.
 
-Everything that decides the next update is the weights, the optimizer's moments, torch's generators, the update's number
-and the position (epoch, batch) in the data. `tensors` and `values` are all of it, so that on the CPU a run that was
-killed and started again ends in the same bits as one that was not.
+Everything that decides the next update is the weights, the optimizer's moments, the update's number, the position
+(epoch, batch) in the data and the number of ranks. `tensors` and `values` are all of it, so that on the CPU a run that
+was killed and started again ends in the same bits as one that was not. An update is of the same batches whatever the
+number of ranks, among which it is divided.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch, TokenBatches
-from fasttfm.training.optimization import Optimization, generator_states, restore_generators
+from fasttfm.training.optimization import Optimization
 from fasttfm.training.schedule import learning_rate
+from fasttfm.training.workers import Workers, share_of_rows
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -28,7 +31,8 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(kw_only=True, slots=True)
 class Sums:
-    """What was added up since the last line of the log; saved, so that a resumed run writes the same line."""
+    """What was added up since the last line of the log, over all ranks; saved, so that a resumed run writes the same
+    line."""
 
     updates: int = 0
     target_tokens: int = 0
@@ -46,7 +50,7 @@ class Position:
     epoch: int = 0
     """Passes over the data that are complete."""
     batch: int = 0
-    """Batches of the current pass that are used up."""
+    """Batches of the current pass that are used up, by all ranks together."""
     seconds: float = 0.0
     """Time spent by earlier sessions."""
     validated: int = 0
@@ -60,8 +64,17 @@ class Position:
 class Updates:
     """Changes a model by batch after batch."""
 
-    def __init__(self, model: Transformer, batches: TokenBatches, config: TrainingConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        batches: TokenBatches,
+        config: TrainingConfig,
+        device: torch.device,
+        workers: Workers | None = None,
+    ) -> None:
+        """workers: the ranks that divide each update among them; None for this process alone."""
         self.model = model
+        self.workers = workers or Workers()
         self.batches = batches
         self.config = config
         self.device = device
@@ -72,37 +85,46 @@ class Updates:
         # loss, nll and gradient norm add up on the device and are read when a line of the log is due, never in between
         self.totals = torch.zeros(3, dtype=torch.float64, device=device)
         self.shapes: set[tuple[int, ...]] = set()
-        """Shapes of all batches so far: each costs time and memory when it is new."""
+        """Shapes of all batches of this rank so far: each costs time and memory when it is new."""
         self._order = batches.epoch(0)
 
     def perform(self, is_stopping: Callable[[], bool] = lambda: False) -> bool:
         """One update. Returns False, with everything as it was before, when `is_stopping` between two batches.
 
-        The gradient is that of the mean loss over all target tokens of the update, whichever batch they are in. Batches
-        are drawn one at a time, so that their tokens are known at the end only.
+        The gradient is that of the mean loss over all target tokens of the update, whichever batch and rank they are
+        of. Batches are drawn one at a time, so that their tokens are known at the end only.
         """
         started = time.perf_counter()
         config, position = self.config, self.position
         before = self._snapshot() if config.update_freq > 1 else None
-        target_tokens, divisor = 0, 0
+        torch.manual_seed(_seed(config.seed, position.step, self.workers.rank))
+        counts, divisor, is_given_up = np.zeros(3), 0, False
         for index in range(config.update_freq):
-            if index and is_stopping():
-                assert before is not None
-                self._restore(before)
-                return False
-            batch = self.next_batch()
-            target_tokens += batch.target_tokens
+            is_given_up = index > 0 and is_stopping()
+            if is_given_up:
+                break
+            batch = self.next_batch(index)
+            if batch is None:
+                continue
             # of the right size for fp16, and exact for a single batch
             divisor = divisor or batch.target_tokens * config.update_freq
             self._add_gradient(batch, divisor)
-        if target_tokens != divisor:
-            self.optimization.scale_gradients(divisor / target_tokens)
+            counts += batch.target_tokens, batch.source_tokens + batch.target_tokens, batch.cells
+        *totals, given_up = self.workers.sum([*counts, is_given_up])
+        if given_up:
+            assert before is not None
+            self._restore(before)
+            return False
+        target_tokens, real_cells, cells = map(int, totals)
+        self.optimization.add_up_gradients(self.workers, divisor / target_tokens)
         position.step += 1
         norm = self.optimization.step(learning_rate(config, self.model.config.d_model, position.step))
-        if norm is not None:
+        if norm is not None and self.workers.is_first:
             self.totals[2] += norm
         self.sums.updates += 1
         self.sums.target_tokens += target_tokens
+        self.sums.real_cells += real_cells
+        self.sums.cells += cells
         self.sums.seconds += time.perf_counter() - started
         return True
 
@@ -120,23 +142,43 @@ class Updates:
             )
         return loss, nll
 
-    def next_batch(self) -> Batch:
-        """The batch at the current position, on the device."""
+    def next_batch(self, index: int = 0) -> Batch | None:
+        """This rank's rows of the batch at the current position, on the device; None when it has none of them.
+
+        index: of the batch among those of its update.
+        """
         position = self.position
-        batch = self.batches.batch(self._order[position.batch], position.epoch)
+        epoch, number = position.epoch, position.batch
+        indices = np.empty(0, np.int64)
+        begin, end = self._share(index, self.workers.size)
+        if begin < end:  # not for nothing: with sampling an element is drawn
+            indices = self._order[number]
+            begin, end = self._share(index, len(indices))
+            indices = indices[begin:end]
         position.batch += 1
         if position.batch == len(self._order):
-            position.epoch, position.batch = position.epoch + 1, 0
+            position.epoch, position.batch = epoch + 1, 0
             self._order = self.batches.epoch(position.epoch)
+        if not len(indices):
+            return None
+        batch = self.batches.batch(indices, epoch)
         return batch if self.device.type == "cpu" else batch.to(self.device, non_blocking=True)
 
     def rehearse(self) -> None:
         """Run the largest batch without effect: if memory does not suffice, better now than hours later."""
-        generators = generator_states(self.device)
-        loss, _ = self.loss(self.batches.batch(self.batches.largest()).to(self.device))
-        loss.backward()
+        indices = self.batches.largest()
+        size = self.workers.size
+        indices = indices[: -(-len(indices) * min(self.config.update_freq, size) // size)]
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            loss, _ = self.loss(self.batches.batch(indices).to(self.device))
+            loss.backward()
         self.optimization.forget()
-        restore_generators(generators, self.device)
+
+    def add_up_totals(self) -> None:
+        """Let rank 0 have the sum of all ranks' `totals`, and the others nothing; every rank must call it."""
+        self.workers.add_up(self.totals)
+        if not self.workers.is_first:
+            self.totals.zero_()
 
     def forget_sums(self) -> None:
         """Begin a new line of the log."""
@@ -146,8 +188,8 @@ class Updates:
     # State
 
     def tensors(self) -> dict[str, Tensor]:
-        """Optimizer and generators."""
-        return {**self.optimization.tensors(), **generator_states(self.device)}
+        """The optimizer's."""
+        return self.optimization.tensors()
 
     def values(self, seconds: float) -> dict[str, Any]:
         """What is no tensor; seconds: time spent so far, earlier sessions included."""
@@ -157,6 +199,7 @@ class Updates:
             "sums": asdict(self.sums),
             "totals": self.totals.tolist(),
             "shapes": sorted(self.shapes),
+            "workers": self.workers.size,
         }
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -165,32 +208,39 @@ class Updates:
         Raises KeyError, TypeError, ValueError or RuntimeError for the state of another run.
         """
         self.optimization.load(tensors, values)
-        restore_generators(tensors, self.device)
         self.sums = Sums(**values["sums"])
         self.totals = torch.tensor(values["totals"], dtype=torch.float64, device=self.device)
-        self.shapes = {tuple(shape) for shape in values.get("shapes", [])}
+        if not self.workers.is_first:
+            self.totals.zero_()
+        self.shapes = {tuple(shape) for shape in values["shapes"]}
         position = dict(values["position"])
         position["best"] = [(tuple(rank), step) for rank, step in position["best"]]
         self.position = Position(**position)
         self._order = self.batches.epoch(self.position.epoch)
+
+    def _share(self, index: int, rows: int) -> tuple[int, int]:
+        """This rank's rows [begin, end) of an update's batch number `index`."""
+        return share_of_rows(self.workers.rank, self.workers.size, index, self.config.update_freq, rows)
 
     def _add_gradient(self, batch: Batch, divisor: int) -> None:
         loss, nll = self.loss(batch)
         self.optimization.backward(loss / divisor)
         self.totals[0] += loss.detach()
         self.totals[1] += nll
-        self.sums.real_cells += batch.source_tokens + batch.target_tokens
-        self.sums.cells += batch.source.numel() + batch.target_in.numel()
         self.shapes.add(batch.shape)
 
     def _snapshot(self) -> tuple[Any, ...]:
         """All that an update changes before the optimizer's step."""
-        return replace(self.position), replace(self.sums), self.totals.clone(), generator_states(self.device)
+        return replace(self.position), self.totals.clone()
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        position, self.sums, self.totals, generators = snapshot
+        position, self.totals = snapshot
         if position.epoch != self.position.epoch:
             self._order = self.batches.epoch(position.epoch)
         self.position.epoch, self.position.batch = position.epoch, position.batch
-        restore_generators(generators, self.device)
         self.optimization.forget()
+
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    """What a rank's dropout in the update after `step` is drawn from; so no generator's state has to be saved."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])

@@ -1,0 +1,105 @@
+"""`fasttfm train --workers N`: torchrun's own launcher, started for the user on this machine.
+
+    fasttfm train --workers 2 …      is      torchrun --standalone --nproc-per-node 2 -m fasttfm train …
+
+with each process's own message in place of torchrun's report. One process a core beats one process with many threads on
+a CPU: threads wait for one another at every one of some thousand operators of an update, processes once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from fasttfm.errors import UserError
+from fasttfm.training.workers import LOST_PEER
+
+_GRACE = 600
+"""Seconds that ranks have to finish an update and save when they are stopped."""
+
+
+def number_of_workers(wanted: int | None, threads: int, device: str | None) -> int:
+    """How many processes to start; 1 for training in this one, also where it is one of torchrun's already.
+
+    wanted: by --workers, None for auto. threads: of each process, 0 if that was left open. device: by --device.
+    """
+    size = os.environ.get("WORLD_SIZE")
+    if size is not None:
+        if wanted not in (None, int(size)):
+            raise UserError(f"--workers {wanted}: torchrun has started {size} processes: leave --workers out")
+        return 1
+    if wanted is not None:
+        return wanted
+    if threads:
+        return 1
+    if device is None:
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return _cores() if device == "cpu" else 1
+
+
+def launch(workers: int, arguments: Sequence[str]) -> int:
+    """Run `fasttfm` with these arguments in so many processes, and return its exit status.
+
+    The first process that fails ends all; it has told why. Raises Stopped when this process was asked to stop, after
+    rank 0 has saved and said so, and UserError for a process that was killed, which could say nothing.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_GRACE))
+    if Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the machine's name resolves to
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=workers,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "fasttfm", *arguments)
+        except SignalException as stopped:
+            sys.exit(128 + stopped.sigval)  # rank 0 has said so
+        except ChildFailedError as failed:
+            return _status({rank: failure.exitcode for rank, failure in failed.failures.items()})
+    return 0
+
+
+def _status(statuses: dict[int, int]) -> int:
+    """The exit status of a run whose ranks ended with these; UserError for a rank that a signal has killed."""
+    rank, status = min(statuses.items(), key=lambda item: (item[1] == LOST_PEER, item[0]))
+    if status < 0:
+        name = signal.Signals(-status).name
+        cause = " (memory may not have sufficed)" if name == "SIGKILL" else ""
+        raise UserError(
+            f"worker {rank} was ended by {name}{cause}: run the same command again to go on from the last checkpoint"
+        )
+    return status
+
+
+def _cores() -> int:
+    """Cores that this process may use: those it may run on, as far as its cgroup and OMP_NUM_THREADS allow."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        allowed = min(allowed, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or no limit ("max")
+        pass
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return min(allowed, int(told)) if told.isdecimal() and int(told) else allowed

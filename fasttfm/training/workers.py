@@ -1,0 +1,153 @@
+"""The processes that train one model together, a rank each, as torchrun starts them.
+
+Every rank holds the whole model. An update's batches are divided among the ranks, the gradients are summed, and every
+rank takes the same step, so that all hold the same weights bit by bit. Rank 0 alone touches the model directory: the
+others get weights and state from it, and need the prepared data only. What is no gradient goes through gloo, which runs
+on every machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fasttfm.errors import UserError, interrupted
+
+LOST_PEER = 75
+"""Exit status of a rank that ends because another one has; that one has said why."""
+_PATIENCE = datetime.timedelta(hours=3)
+"""How long ranks wait for one another: for rank 0 while it validates. Of a process that has ended they hear at once."""
+
+
+class Workers:
+    """The ranks of a run; without a process group the one process, for which all of this does nothing."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        """Number of ranks."""
+        self._parent = os.getppid()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that validates, logs and saves."""
+        return self.rank == 0
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the launcher was killed, so that nobody looks after the ranks any more."""
+        return self.size > 1 and os.getppid() != self._parent
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        self.sum([0.0])
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks, in float64."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value over the ranks."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Sum a tensor over the ranks in place, on its device; every rank gets the same bits."""
+        if self.size > 1:
+            with _ending_with_peers():
+                dist.all_reduce(tensor)
+
+    def broadcast(self, value: Any) -> Any:
+        """What rank 0 gives, which must be picklable; the others' values are not looked at."""
+        if self.size == 1:
+            return value
+        values = [value]
+        with _ending_with_peers():
+            dist.broadcast_object_list(values, device=torch.device("cpu"))
+        return values[0]
+
+    def broadcast_tensors(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """Rank 0's tensors by name, on the CPU; the others give None."""
+        if self.size == 1:
+            assert tensors is not None
+            return tensors
+        kinds = tensors and {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        shared = {}
+        for name, (shape, dtype) in self.broadcast(kinds).items():
+            tensor = torch.empty(shape, dtype=dtype) if tensors is None else tensors[name].detach().cpu().contiguous()
+            with _ending_with_peers():
+                dist.broadcast(tensor, src=0)
+            shared[name] = tensor
+        return shared
+
+    def _reduced(self, values: Sequence[float], kind: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        with _ending_with_peers():
+            dist.all_reduce(tensor, kind)
+        return tensor.tolist()
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Workers]:
+    """The ranks that torchrun's environment names, connected while the block runs; else one process.
+
+    A rank other than the first leaves the block silently (SystemExit) where the first tells that it was stopped.
+    """
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if size == 1:
+        yield Workers()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    try:
+        yield Workers(rank, size)
+    except KeyboardInterrupt as interrupt:
+        if rank == 0:
+            raise
+        raise SystemExit(interrupted(interrupt)) from interrupt
+    finally:
+        dist.destroy_process_group()
+
+
+def device_of_rank(device: torch.device) -> torch.device:
+    """The device of this process: with several ranks a GPU each.
+
+    Raises UserError where a machine has fewer GPUs than ranks.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if device.type != "cuda" or "WORLD_SIZE" not in os.environ:
+        return device
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"{local_rank + 1} workers were started on a machine with {torch.cuda.device_count()} GPUs: give torchrun "
+            "--nproc-per-node as many as there are GPUs"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def share_of_rows(rank: int, size: int, batch: int, batches: int, rows: int) -> tuple[int, int]:
+    """Which rows [begin, end) of batch number `batch` of an update's `batches` batches a rank computes.
+
+    An update is cut into `size` equal parts: 2 ranks take the halves of 1 batch, or 2 of 4 batches each, and of 3
+    batches one and a half. Every row is of exactly one rank.
+    """
+    begin, end = (min(max(part * batches - batch * size, 0), size) for part in (rank, rank + 1))
+    return begin * rows // size, end * rows // size
+
+
+@contextmanager
+def _ending_with_peers() -> Iterator[None]:
+    """A connection that breaks means that another rank has ended, with its own message: this one has none to add."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise SystemExit(LOST_PEER) from error
