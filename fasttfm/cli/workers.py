@@ -59,7 +59,7 @@ def launch(workers: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)  # of the launcher, which reports signals and failures in its own way
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -83,7 +83,8 @@ def launch(workers: int, arguments: Sequence[str]) -> int:
 
 def _status(statuses: dict[int, int]) -> int:
     """The exit status of a run whose ranks ended with these; UserError for a rank that a signal has killed."""
-    rank, status = min(statuses.items(), key=lambda item: (item[1] == LOST_PEER, item[0]))
+    # a rank that ends with another, on its own or by the launcher, is not the one that failed
+    rank, status = min(statuses.items(), key=lambda item: (item[1] in (LOST_PEER, -signal.SIGTERM), item[0]))
     if status < 0:
         name = signal.Signals(-status).name
         cause = " (memory may not have sufficed)" if name == "SIGKILL" else ""

@@ -88,20 +88,19 @@ class Trainer:
     def _loop(self, interruption: Interruption) -> str:
         config, position = self.config, self.updates.position
         while True:
-            self._agree(interruption)
+            stopping = self._agree(interruption)
             reason = self._reason_to_stop()
             improved = False
             if self._is_due(config.valid_interval_updates, reason) and position.validated != position.step:
                 improved = self._validate(interruption)
-                self._agree(interruption)
+                stopping = self._agree(interruption)
                 reason = reason or self._reason_to_stop()
-            if improved or interruption.requested or self._is_due(config.save_interval_updates, reason, at_end=True):
+            if improved or stopping or self._is_due(config.save_interval_updates, reason, at_end=True):
                 self._save(is_last=reason is not None)
-            if interruption.requested:
+            if stopping:
                 saved = "which is saved" if position.step else "nothing to save yet"
                 raise Stopped(
-                    f"stopped after update {position.step:,}, {saved}: run the same command again to go on",
-                    interruption.number,
+                    f"stopped after update {position.step:,}, {saved}: run the same command again to go on", stopping
                 )
             if reason:
                 return reason
@@ -118,15 +117,17 @@ class Trainer:
                 f"are by {self.workers.size}: of the same batches, with other dropout masks and rounding"
             )
 
-    def _agree(self, interruption: Interruption) -> None:
-        """Let all ranks have rank 0's clock, and any rank's wish to stop: they must decide alike."""
+    def _agree(self, interruption: Interruption) -> int:
+        """Let all ranks have rank 0's clock, and know whether any is to stop: the signal's number, or 0.
+
+        A signal counts from here on alone: ranks that looked at it at moments of their own would part ways.
+        """
         if self.workers.is_orphaned:
             interruption.requested, interruption.number = True, signal.SIGHUP
         elapsed = self._seconds() if self.workers.is_first else 0.0
         wanted = interruption.number if interruption.requested else 0
         self._elapsed, number = self.workers.maximum([elapsed, wanted])
-        if number and not interruption.requested:
-            interruption.requested, interruption.number = True, int(number)
+        return int(number)
 
     # When
 

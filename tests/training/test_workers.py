@@ -1,0 +1,270 @@
+"""Several ranks: the same weights as one, also after kills and signals, and one voice."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasttfm.checkpoints.checkpoint import read_weights
+from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
+from fasttfm.cli.workers import number_of_workers
+from fasttfm.errors import UserError
+from fasttfm.training.log import read_log
+from fasttfm.training.workers import LOST_PEER, share_of_rows
+
+from .ranks import run_ranks
+from .tiny import run, start, train_command
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+TIMES = ("seconds", "tokens_per_second", "peak_memory", "batch_shapes", "gradient_norm")
+
+
+def words(data, out, **changes):
+    command = train_command(data, out, **changes)
+    return command[command.index("train") :]
+
+
+def weights_of(model_dir):
+    return read_weights(resolve_checkpoint(model_dir, "last"))
+
+
+def assert_same_bits(one, other):
+    ours, theirs = weights_of(one), weights_of(other)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def assert_close(one, other):
+    """The same up to the rounding of sums in another order, after some updates by Adam."""
+    ours, theirs = weights_of(one), weights_of(other)
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=2e-5, msg=lambda text, name=name: name + text)
+
+
+def trained(model_dir):
+    """Records of training without what differs from run to run."""
+    return [
+        {key: value for key, value in record.items() if key not in TIMES}
+        for record in read_log(model_dir)
+        if record["kind"] == "train"
+    ]
+
+
+@given(size=st.integers(1, 9), batches=st.integers(1, 9), rows=st.integers(1, 40))
+def test_every_row_of_an_update_is_of_one_rank(size, batches, rows):
+    for batch in range(batches):
+        shares = [share_of_rows(rank, size, batch, batches, rows) for rank in range(size)]
+        taken = [row for begin, end in shares for row in range(begin, end)]
+        assert taken == list(range(rows))
+    if batches % size == 0:  # whole batches
+        for rank in range(size):
+            shares = [share_of_rows(rank, size, batch, batches, rows) for batch in range(batches)]
+            assert sorted(end - begin for begin, end in shares)[-batches // size :] == [rows] * (batches // size)
+
+
+@pytest.mark.parametrize(
+    ("update_freq", "changes"),
+    [(4, {"clip_norm": 1.0}), (1, {}), (3, {"packed": True}), (1, {"max_tokens": 32, "subword_sampling": 0.1})],
+    ids=["1x4 2x2 4x1", "a batch in parts", "batches and a half", "fewer rows than ranks, sampling"],
+)
+def test_one_two_and_four_ranks_end_in_the_same_weights(tiny_data, tmp_path, update_freq, changes):
+    """Without dropout, whose masks are a rank's own; 2e-5 beside steps of Adam that sum up to 12 x 0.005."""
+    changes = {"dropout": 0.0, "update_freq": update_freq, "adam_eps": 1e-4, "valid_interval_updates": 0, **changes}
+    sizes = (1, 2, 4)
+    statuses, stderr = run_ranks(
+        *({"size": size, "words": words(tiny_data, tmp_path / str(size), **changes)} for size in sizes)
+    )
+    assert statuses == [[0] * size for size in sizes], stderr
+    for size in (2, 4):
+        assert_close(tmp_path / "1", tmp_path / str(size))
+        for one, other in zip(trained(tmp_path / "1"), trained(tmp_path / str(size)), strict=True):
+            assert one.keys() == other.keys()
+            for key, value in one.items():
+                tolerance = 1e-4 if key in ("loss", "nll") else 0
+                assert value == (pytest.approx(other[key], rel=tolerance) if tolerance else other[key]), key
+
+
+def test_ranks_drop_out_differently(tiny_data, tmp_path):
+    """Two ranks that drew one mask would see half of the noise."""
+    from fasttfm.training.updates import _seed
+
+    assert len({_seed(1, step, rank) for step in range(50) for rank in range(4)}) == 200
+
+
+@pytest.mark.parametrize("changes", [{"ema_decay": 0.9}, {"precision": "bf16", "update_freq": 3}], ids=["ema", "bf16"])
+def test_two_ranks_go_on_bit_by_bit_and_another_number_says_what_changes(tiny_data, tmp_path, changes):
+    whole, parts, other = (tmp_path / name for name in ("whole", "parts", "other"))
+    statuses, stderr = run_ranks(
+        {"size": 2, "words": words(tiny_data, whole, **changes)},
+        {"size": 2, "words": words(tiny_data, parts, max_update=5, **changes)},
+        {"size": 2, "words": words(tiny_data, parts, **changes)},
+        {"size": 2, "words": words(tiny_data, other, max_update=5, **changes)},
+        {"size": 1, "words": words(tiny_data, other, **changes)},
+    )
+    assert statuses == [[0, 0]] * 4 + [[0]], stderr
+    assert_same_bits(whole, parts)
+    assert trained(whole) == trained(parts)
+    assert saved_steps(other)[-1] == 12
+    told = re.findall(r"^updates up to .*$", stderr, re.M)
+    assert told == [
+        "updates up to 5 were made by 2 workers, the next ones are by 1: of the same batches, with other dropout masks "
+        "and rounding"
+    ]
+    assert stderr.count("finished: max_update 12 is reached") == 3  # rank 0 alone tells
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", ["error", "SIGKILL"])
+def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(tiny_data, tmp_path, rank, kind):
+    out = tmp_path / "M"
+    command = words(tiny_data, out, save_interval_updates=2)
+    (statuses, again), stderr = run_ranks(
+        {"size": 2, "words": command, "fault": [rank, 6, kind]}, {"size": 2, "words": command}
+    )
+    assert statuses[rank] == (2 if kind == "error" else -signal.SIGKILL)
+    assert statuses[1 - rank] == LOST_PEER
+    assert again == [0, 0]
+    assert "Traceback" not in stderr
+    assert re.findall(r"^fasttfm train: .*$", stderr, re.M) == ["fasttfm train: this rank has met a wall"] * (
+        kind == "error"
+    )
+    assert f"going on from update 4 in {out}" in stderr
+    whole = tmp_path / "whole"
+    assert run_ranks({"size": 2, "words": words(tiny_data, whole, save_interval_updates=2)})[0] == [[0, 0]]
+    assert_same_bits(whole, out)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_rank_saves_once(tiny_data, tmp_path, rank):
+    out = tmp_path / "M"
+    command = words(tiny_data, out, save_interval_updates=0, valid_interval_updates=0)
+    (statuses,), stderr = run_ranks({"size": 2, "words": command, "fault": [rank, 6, "SIGTERM"]})
+    assert statuses == [143, 143], stderr
+    assert re.findall(r"^fasttfm train: .*$", stderr, re.M) == [
+        "fasttfm train: stopped after update 6, which is saved: run the same command again to go on"
+    ]
+    assert saved_steps(out) == [6]
+
+
+def test_wrong_data_is_told_once(tmp_path):
+    (statuses,), stderr = run_ranks({"size": 2, "words": words(tmp_path / "none", tmp_path / "M")})
+    assert statuses == [2, LOST_PEER]
+    assert len(stderr.splitlines()) == 1
+    assert "not a prepared data directory" in stderr
+
+
+# By the launcher
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that a launcher has started, by rank."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found.update({int(entry[5:]): int(child) for entry in environment if entry.startswith(b"RANK=")})
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for(process, text):
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was not said")
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+LONG = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0, "log_interval": 2}
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_launched_run_stops_by_one_line_and_goes_on(tiny_data, tmp_path):
+    out = tmp_path / "M"
+    process = start([*train_command(tiny_data, out, **LONG), "--workers", "2"])
+    wait_for(process, "epoch 1")
+    for _ in range(2):  # as GNU timeout does
+        process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=100)
+    assert process.returncode == 143, stderr
+    assert stdout == ""
+    (step,) = saved_steps(out)
+    assert [line for line in stderr.splitlines() if "tokens/s" not in line] == [
+        f"fasttfm train: stopped after update {step:,}, which is saved: run the same command again to go on"
+    ]
+    again = run([*train_command(tiny_data, out, **{**LONG, "max_update": step + 3}), "--workers", "2"])
+    assert again.returncode == 0
+    assert f"going on from update {step:,}" in again.stderr
+    assert "2 workers with 1 thread each" in again.stderr
+    assert again.stdout.splitlines()[-1] == f"model: {out}"
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_path):
+    command = [*train_command(tiny_data, tmp_path / "M", **LONG), "--workers", "2"]
+    process = start(command)
+    wait_for(process, "epoch 1")
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=100)
+    assert process.returncode == 2
+    lines = [line for line in stderr.splitlines() if "tokens/s" not in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("fasttfm train: worker 1 was ended by SIGKILL")
+    process = start(command)
+    wait_for(process, "epoch 1")
+    ranks = ranks_of(process.pid)
+    process.kill()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(Path(f"/proc/{rank}/cmdline").exists() for rank in ranks)
+    assert len(saved_steps(tmp_path / "M")) == 1
+    process.communicate(timeout=10)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
+    """And --workers is the same run."""
+    changes = {"max_update": 400, "save_interval_updates": 10, "valid_interval_updates": 0, "log_interval": 1}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "--max-restarts", "1", "-m", "fasttfm", *words(tiny_data, tmp_path / "M", **changes)]
+    process = start(command)
+    wait_for(process, "update 60,")
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert re.search(r"going on from update \d+", stderr)
+    assert stdout.count("finished: max_update 400 is reached") == 1
+    launched = run([*train_command(tiny_data, tmp_path / "N", **changes), "--workers", "2"])
+    assert launched.returncode == 0
+    assert_same_bits(tmp_path / "M", tmp_path / "N")
+
+
+def test_how_many_workers(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("fasttfm.cli.workers._cores", lambda: 8)
+    assert number_of_workers(None, 0, "cpu") == 8
+    assert number_of_workers(None, 4, "cpu") == 1
+    assert number_of_workers(3, 4, "cpu") == 3
+    assert number_of_workers(None, 0, "cuda") == 1
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert number_of_workers(None, 0, "cpu") == number_of_workers(4, 0, "cpu") == 1
+    with pytest.raises(UserError, match="torchrun has started 4 processes"):
+        number_of_workers(2, 0, "cpu")
+
+
+def test_cores_are_what_openmp_is_told_at_most(monkeypatch):
+    from fasttfm.cli.workers import _cores
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert 1 <= _cores() <= (os.cpu_count() or 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert _cores() == 1
