@@ -69,6 +69,7 @@ def train(data: Path, out: Path, updates: int, threads: int, environment: dict[s
     """One training: median tokens/s, and the last record's peak memory in bytes and number of batch shapes."""
     words = [sys.executable, "-m", "fasttfm", "train", "--preset", "demo", "--device", "cpu", "--no-tensorboard"]
     words += ["--data", str(data), "--out", str(out), "--max-update", str(updates), "--threads", str(threads)]
+    words += ["--workers", "1"]
     words += ["--log-interval", "10", "--valid-interval-updates", "0", "--save-interval-updates", "0"]
     unset = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS", *WAITING["default"])
     inherited = {name: value for name, value in os.environ.items() if name not in unset}

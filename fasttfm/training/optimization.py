@@ -69,7 +69,7 @@ class Optimization:
         if len(given) < len(views):
             self._message.zero_()
         if given:
-            torch._foreach_copy_(*map(list, zip(*given)))
+            torch._foreach_copy_([view for view, _ in given], [gradient for _, gradient in given])
             self._message.mul_(factor)
         workers.add_up(self._message)
         for parameter, view in zip(self.parameters, views):

@@ -73,11 +73,11 @@ class Saving:
         workers = self.updates.workers
         weights, state, source = self._newest() if workers.is_first else (None, None, self.model_dir)
         weights = workers.broadcast_tensors(weights)
-        values = workers.broadcast(state and state.values)
+        values = workers.broadcast(None if state is None else state.values)
         load_weights(self.model, weights, source)
         if values is None:
             return None
-        tensors = workers.broadcast_tensors(state and state.tensors)
+        tensors = workers.broadcast_tensors(None if state is None else state.tensors)
         try:
             self.updates.load(tensors, values)
             self.mark()

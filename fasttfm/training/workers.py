@@ -77,7 +77,7 @@ class Workers:
         if self.size == 1:
             assert tensors is not None
             return tensors
-        kinds = tensors and {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        kinds = None if tensors is None else {name: (each.shape, each.dtype) for name, each in tensors.items()}
         shared = {}
         for name, (shape, dtype) in self.broadcast(kinds).items():
             tensor = torch.empty(shape, dtype=dtype) if tensors is None else tensors[name].detach().cpu().contiguous()

@@ -19,7 +19,7 @@ from fasttfm.decoding.translator import Translator
 SMALL = shlex.split(
     "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 256 --schedule constant "
     "--lr 0.005 --warmup-updates 2 --valid-interval-updates 4 --save-interval-updates 2 --log-interval 2 "
-    "--no-tensorboard --device cpu"
+    "--no-tensorboard --device cpu --workers 1"
 )
 
 
