@@ -306,6 +306,13 @@ def test_threads_that_store_different_values_at_one_place():
     assert not run("mov.u32 %r1, 5;\nst.shared.b32 [global_smem], %r1;", shared=4).faults
 
 
+def test_copies_that_threads_of_a_warp_store_together_are_no_race():
+    """Nor when the warp meets afterwards: an instruction is not compared with itself."""
+    spread = "mov.u32 %r1, %tid.x;\nand.b32 %r2, %r1, 28;\nst.shared.b32 [%r2], %r2;\n{}ld.shared.b32 %r3, [%r2];"
+    assert not run(spread.format("bar.warp.sync -1;\n"), shared=32).faults
+    assert run(spread.format(""), shared=32).kinds == {"race"}
+
+
 @pytest.mark.parametrize(
     ("place", "kinds"),
     [("mad.lo.s32 %r4, %r3, 32, %r1", set()), ("mov.u32 %r4, %r1", {"programs", "value"}),

@@ -60,11 +60,9 @@ class SharedRaces:
         rows = 1 if lone else self.run.programs
         table = self.writers[:rows].reshape(-1)
         if self.met:  # then a later access of a warp may hide an earlier one
-            self.follow(table, here, rows, self.events)
+            _clear(self.follow(table, here, rows, self.events))  # lest threads that store alike be compared with it
         touched = self.follow(table, here, rows, [event for event in self.events if event[0] == "write"])
-        self.follow(table, here, rows, [event for event in self.events if event[0] == "read"], touched)
-        for words, places, _ in touched:
-            words[places] = 0
+        _clear(self.follow(table, here, rows, [event for event in self.events if event[0] == "read"], touched))
 
     def follow(self, table, here, rows, events, touched=None) -> list[tuple]:
         """Compares each event with what the table has and notes writers in it. Returns where it did."""
@@ -110,6 +108,11 @@ class SharedRaces:
         other = next(found, None)
         byte = int(places[0]) % self.writers.shape[1] * self.grain
         self.run.fault("race", index, f"shared memory at byte {byte} is {what} with no barrier between", other)
+
+
+def _clear(touched) -> None:
+    for words, places, _ in touched:
+        words[places] = 0
 
 
 def _without(accesses, here) -> Iterator[tuple]:

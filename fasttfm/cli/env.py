@@ -1,0 +1,199 @@
+"""`fasttfm env`: what is installed, what it runs on, and which way each operator goes there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+_PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
+_UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_fp16", "amx_int8")
+_KEYS = (16, 32, 64, 128, 512, 2048)
+_DTYPES = ("fp16", "bf16", "fp32")
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "env",
+        help="versions, device, assembler and routes: what to send with a question",
+        description="Prints versions, processor and device, the assembler that makes machine code of the kernels, the "
+        "route of each operator and the tuning in force: what to send along with a question or a report.",
+    )
+    parser.add_argument("--chip", metavar="NAME", help="the routes of another chip, such as sm_60 (P100) or gfx942")
+    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the text")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print it."""
+    found = environment(args.chip)
+    print(json.dumps(found) if args.json else text(found))
+
+
+def environment(other: str | None = None) -> dict[str, Any]:
+    """Everything that the command says, as JSON can hold it. other: the chip whose routes are told, None for the one
+    that is here. Raises UserError for a chip that nobody knows."""
+    import os
+    import platform
+
+    import torch
+
+    from fasttfm.functional.backends import chosen
+
+    chip = _chip(other)
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "system": platform.platform(),
+        "processor": {
+            "name": _cpuinfo("model name") or platform.processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "units": [unit for unit in _UNITS if unit in _cpuinfo("flags").split()],
+        },
+        "device": _device(),
+        "assembler": _assembler(),
+        "tuned": _tuned(),
+        "backend": chosen(),
+        "chip": None if chip is None else chip.name,
+        "routes": _routes(chip),
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """The same for people."""
+    from fasttfm.wording import counted
+
+    processor, device = found["processor"], found["device"]
+    units = " ".join(processor["units"]) or "no AVX2"
+    cores, threads = counted(processor["cores"], "core"), counted(processor["threads"], "thread")
+    here = "none that torch can use"
+    if device is not None:
+        here = f"{device['name']}, {device['chip']}, {device['memory_gib']} GiB, driver {device['driver']}"
+    lines = [
+        ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in found["versions"].items())),
+        ("system", found["system"]),
+        ("processor", f"{processor['name']}, {cores}, {threads}, {units}"),
+        ("device", here),
+    ]
+    for name, assembler in found["assembler"].items():
+        said = f"ptxas {assembler['version']} for {name}; {assembler['variable']}=FILE takes another"
+        lines.append(("assembler", said + (f"; {assembler['fault']}" if assembler["fault"] else "")))
+    tuned = found["tuned"]
+    if tuned is not None:
+        kept = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
+        lines.append(("tuned", f"{kept}; {tuned['shipped']} that others sent in"))
+    lines.append(("routes", f"of {found['chip'] or 'a CPU'}, backend {found['backend']}"))
+    lines += [(f"  {name}", route) for name, route in found["routes"].items()]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
+
+
+def _version(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpuinfo(field: str) -> str:
+    """What Linux says of the first core; '' elsewhere."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
+    except OSError:
+        return ""
+
+
+def _device() -> dict[str, Any] | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    from fasttfm.kernels import choice_cache, launch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": torch.cuda.get_device_name(device),
+        "chip": launch.chip(device).name,
+        "processors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "driver": choice_cache.driver(),
+    }
+
+
+def _assembler() -> dict[str, dict[str, str | None]]:
+    """Of the chips before sm_100 and of those from it on; nothing where Triton has no NVIDIA backend."""
+    try:
+        from fasttfm.kernels.proof import assembler
+    except ImportError:
+        return {}
+    found: dict[str, dict[str, str | None]] = {}
+    for name, capability in (("sm_60 to sm_90", 90), ("sm_100 and newer", 100)):
+        try:
+            used = assembler.assembler(capability)
+        except (ImportError, OSError, AttributeError, RuntimeError):
+            continue
+        fault = assembler.FAULTS.get(used.version) if capability < 100 else None
+        found[name] = {"path": used.path, "version": used.version, "variable": used.variable, "fault": fault}
+    return found
+
+
+def _tuned() -> dict[str, Any] | None:
+    """What `fasttfm tune` has kept for the device; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    from fasttfm.kernels import choice_cache, launch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    place = choice_cache.this_place(device, launch.chip(device))
+    try:
+        answers = len(choice_cache.read(place))
+    except ValueError:  # damaged: a launch has warned of it
+        answers = 0
+    return {"file": str(place.file), "answers": answers, "shipped": len(choice_cache.shipped(place))}
+
+
+def _chip(other: str | None) -> Any:
+    """The Chip of that name, else that of the device, else None."""
+    import torch
+
+    from fasttfm.errors import UserError
+    from fasttfm.kernels.compile_case import CHIPS
+
+    if other is not None and other not in CHIPS:
+        raise UserError(f"--chip {other}: one of {', '.join(CHIPS)} is allowed")
+    if other is not None:
+        return CHIPS[other]
+    if not torch.cuda.is_available():
+        return None
+    from fasttfm.kernels import launch
+
+    return launch.chip(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _routes(chip: Any) -> dict[str, str]:
+    """Operator -> the way it goes: which kernels, or PyTorch."""
+    from fasttfm.functional.backends import chosen
+
+    operators = ("layer_norm", "residual_layer_norm", "residual_add", "cross_entropy", "embed")
+    if chip is None or chosen() == "torch" or _version("triton") is None:
+        return dict.fromkeys(("attention", "feed_forward", *operators), "torch")
+    from fasttfm.kernels.attention import launch as attention
+    from fasttfm.kernels.tiles import feed_forward
+
+    routes = {}
+    for kind in _DTYPES:
+        of_keys = {keys: attention.route(chip, kind, 64, attention.key_class(keys)) for keys in _KEYS}
+        routes[f"attention {kind}"] = ", ".join(f"{keys} keys {route}" for keys, route in of_keys.items())
+    for kind in _DTYPES:
+        passes = ("forward", "forward+dropout", "backward")
+        of_pass = {name: feed_forward.epilogue_route(chip, kind, name) for name in passes}
+        if chosen() == "triton":
+            of_pass = dict.fromkeys(passes, "fused")
+        routes[f"feed_forward {kind}"] = ", ".join(f"{name} {route}" for name, route in of_pass.items())
+    return routes | dict.fromkeys(operators, "triton")

@@ -1,0 +1,69 @@
+"""`fasttfm env` says what is installed and which way operators go, for people and for programs."""
+
+import json
+
+import pytest
+import torch
+
+from fasttfm.cli import env
+from fasttfm.cli.main import main
+from fasttfm.functional import backend
+from fasttfm.kernels.proof import assembler
+from fasttfm.wording import counted
+
+
+def printed(capsys, *arguments: str) -> str:
+    assert main(["env", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_versions_processor_and_threads_are_those_of_this_process(capsys):
+    found = json.loads(printed(capsys, "--json"))
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["processor"]["threads"] == torch.get_num_threads()
+    assert set(found["processor"]["units"]) <= set(env._UNITS)
+    text = printed(capsys)
+    assert f"torch {torch.__version__}" in text
+    assert f", {counted(torch.get_num_threads(), 'thread')}" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_everything_goes_by_pytorch(capsys):
+    found = json.loads(printed(capsys, "--json"))
+    assert (found["device"], found["tuned"], found["chip"]) == (None, None, None)
+    assert set(found["routes"].values()) == {"torch"}
+    assert "none that torch can use" in printed(capsys)
+
+
+def test_the_routes_of_another_chip_are_what_the_kernels_would_be_asked_for(capsys):
+    old = json.loads(printed(capsys, "--chip", "sm_60", "--json"))["routes"]
+    new = json.loads(printed(capsys, "--chip", "sm_90", "--json"))["routes"]
+    assert old["attention fp16"].startswith("16 keys short, 32 keys short, 64 keys softmax")
+    assert new["attention bf16"].endswith("128 keys short, 512 keys flash, 2048 keys flash")
+    assert old["feed_forward fp16"] == "forward cublas, forward+dropout cublas, backward cublas"
+    assert old.keys() == new.keys()
+    with backend("torch"):
+        assert set(env.environment("sm_90")["routes"].values()) == {"torch"}
+
+
+def test_the_assembler_says_its_version_its_fault_and_how_to_take_another(capsys, monkeypatch):
+    monkeypatch.setitem(assembler.FAULTS, assembler.assembler(90).version, "is not to be trusted")
+    line = next(line for line in printed(capsys).splitlines() if "sm_60 to sm_90" in line)
+    assert assembler.assembler(90).version in line
+    assert "TRITON_PTXAS_PATH=FILE takes another; is not to be trusted" in line
+
+
+def test_a_device_and_its_tuning_are_told(capsys, monkeypatch):
+    device = {"name": "a device", "chip": "sm_90", "processors": 132, "memory_gib": 139.0, "driver": "1.0"}
+    monkeypatch.setattr(env, "_device", lambda: device)
+    monkeypatch.setattr(env, "_tuned", lambda: {"file": "tuned/a.json", "answers": 3, "shipped": 2})
+    text = printed(capsys)
+    assert "a device, sm_90, 139.0 GiB, driver 1.0" in text
+    assert "3 of tuned/a.json; 2 that others sent in" in text
+
+
+def test_a_chip_that_nobody_knows_is_refused_in_one_line(capsys):
+    assert main(["env", "--chip", "sm_61"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fasttfm env: --chip sm_61: one of sm_60, ")
+    assert said.count("\n") == 1
