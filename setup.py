@@ -42,7 +42,9 @@ setup(
         "tensorboard>=2.15",
     ],
     extras_require={
+        "cpu": ["numba>=0.60"],  # searches on a CPU are faster with it
         "dev": [
+            "numba>=0.60",
             "pytest>=8.0",
             "pytest-xdist>=3.5",
             "pytest-benchmark>=4.0",

@@ -19,6 +19,7 @@ from fasttfm.blocks.inspect import ATTENTION, ordinary, untouched
 from fasttfm.blocks.merging import Projection
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, last_product
+from fasttfm.blocks.step_cache import MemoryAttention, OwnAttention
 from fasttfm.functional.attention.dense import casts
 from fasttfm.functional.linear import linear
 from fasttfm.functional.merging import attention_bias_parts
@@ -140,7 +141,7 @@ class Attention(nn.Module):
         memory_lengths: Lengths = None,
         causal: bool = False,
         dropout: Dropout = NO_DROPOUT,
-        cache: AttentionCache | None = None,
+        cache: AttentionCache | OwnAttention | MemoryAttention | None = None,
     ) -> Tensor:
         """Concat(head_1 .. head_H), (B, L, d), of y (B, L, d) over itself, or over a memory (B, S, d).
 
@@ -206,9 +207,13 @@ class Attention(nn.Module):
         query = project(y, to_query, self.heads).squeeze(-3)
         return Projected(joint, query, None if memory_sums is None else (memory_sums, to_query.bias_sums))
 
-    def _cached(self, y: Tensor, memory: Tensor | None, memory_lengths: Lengths, cache: AttentionCache) -> Tensor:
+    def _cached(self, y: Tensor, memory: Tensor | None, memory_lengths: Lengths, cache: Any) -> Tensor:
         """As joined_heads(), of the new positions y (R, L, d) over all that the cache keeps with them."""
         assert not isinstance(memory_lengths, Packing)
+        if isinstance(cache, OwnAttention | MemoryAttention):
+            part = slice(None) if cache.grows else slice(0, y.shape[-1])
+            bias = None if self.in_proj_bias is None else self.in_proj_bias[part]
+            return cache.attend(linear(y.flatten(0, 1), self.in_proj_weight[part], bias)).view(y.shape)
         if cache.grows:
             query, keys, values = self._project(y, None).joint.transpose(1, 3).unbind(2)  # (R, H, L, D)
             cache.update(keys, values)

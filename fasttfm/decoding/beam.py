@@ -66,9 +66,10 @@ def beam_search(
         scores, chosen = best.masked_fill_(ends, -torch.inf).topk(beam)  # (b, K)
         done = (scores[:, 0] / last_penalty <= worst).tolist()
         parents = parents.gather(1, chosen)
-        order = _stay_in_place(parents)
-        scores, parents = scores.gather(1, order), parents.gather(1, order)
-        tokens = best_tokens.gather(1, chosen.gather(1, order))
+        if not getattr(cache, "moves_nothing", False):
+            order = _stay_in_place(parents)
+            scores, parents, chosen = (part.gather(1, order) for part in (scores, parents, chosen))
+        tokens = best_tokens.gather(1, chosen)
         if any(done):
             stay = [place for place, is_done in enumerate(done) if not is_done]
             if not stay:

@@ -16,7 +16,10 @@ from fasttfm.blocks.embedding import Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Rows, Work, merged
 from fasttfm.blocks.packing import Packing
+from fasttfm.blocks.step_cache import StepCache
 from fasttfm.config.model import TransformerConfig
+from fasttfm.functional.backends import chosen
+from fasttfm.functional.step_passes import takes
 from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
 from fasttfm.presets import preset_section
 
@@ -227,20 +230,23 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def start_cache(
         self, memory: Tensor, source_lengths: Tensor | None = None, *, rows_per_sentence: int = 1, max_length: int
-    ) -> DecoderCache:
+    ) -> DecoderCache | StepCache:
         """An empty cache for max_length target tokens of rows_per_sentence hypotheses of each sentence.
 
         Keys and values of memory (B, S, d) are computed here.
         """
+        keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.decoder.layers]
+        if chosen() != "triton" and takes(memory) and memory.shape[0]:
+            return StepCache(keys_values, source_lengths, rows_per_sentence, max_length)
         cache = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
-        for number, layer in enumerate(self.decoder.layers):
-            keys, values = (x.contiguous() for x in layer.multihead_attn.keys_values(memory))
+        for number, pair in enumerate(keys_values):
+            keys, values = (x.contiguous() for x in pair)
             cache.layer(number).memory.update(keys, values)
             cache.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
         return cache
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:
         """Logits (R, V) float32 for the token after tokens (R,), one per row of the cache, which grows by one."""
         if cache.capacity is not None and cache.length >= cache.capacity:
             raise ValueError(
@@ -248,6 +254,8 @@ class Transformer(nn.Module):
             )
         x = self._embed(self.target_embedding, tokens[:, None], _TARGET_SITE, None, first_position=cache.length)
         y = self.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
+        if isinstance(cache, StepCache):
+            cache.advance()
         return logits(y[:, 0], self.output).float()
 
 

@@ -1,0 +1,135 @@
+"""A decoder's caches for a search on a CPU, in which keys and values are written once and never moved.
+
+Hypotheses that change rows, and sentences that leave, change small tables of numbers alone: where each earlier position
+of a row was stored (its ancestors), and which sentence it translates. Attention reads through them, row by row
+(functional/step_passes.py), so a row does not depend on how many there are or how far their sources are padded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional import step_passes
+
+_FIRST_CAPACITY = 32
+
+
+class Rows:
+    """Where the positions of each of R rows are stored, and what it translates."""
+
+    def __init__(self, sentences: int, rows_per_sentence: int, lengths: Tensor) -> None:
+        """lengths (B,) int64: of the sources."""
+        count = sentences * rows_per_sentence
+        self.length = 0
+        self.lengths = lengths
+        self.slots = torch.arange(count, dtype=torch.int32)
+        """(R,): where a row stores its next position."""
+        self.sentences = (torch.arange(count) // rows_per_sentence).int()
+        """(R,): numbers of the sentences in the memory's keys and values."""
+        self.ancestors = torch.zeros(count, _FIRST_CAPACITY, dtype=torch.int32)
+        """(R, capacity): where each earlier position is stored."""
+
+    def advance(self) -> None:
+        """The newest position of every row has been stored."""
+        self.ancestors[:, self.length] = self.slots
+        self.length += 1
+        if self.length == self.ancestors.shape[1]:
+            self.ancestors = torch.nn.functional.pad(self.ancestors, (0, self.length))
+
+    def select(self, rows: Tensor) -> None:
+        """Row r goes on from what row rows[r] was."""
+        more = rows.shape[0] > self.slots.shape[0]
+        self.ancestors, self.sentences = self.ancestors[rows], self.sentences[rows]
+        if more:  # at the first step a sentence has one row; those that share it store what follows apart
+            self.slots = torch.arange(rows.shape[0], dtype=torch.int32)
+
+    def drop_all_but(self, rows: Tensor) -> None:
+        """Only these rows go on; the places of the others stay unused."""
+        self.ancestors, self.sentences, self.slots = self.ancestors[rows], self.sentences[rows], self.slots[rows]
+
+
+class OwnAttention:
+    """Keys and values (P, H, capacity, D) of a layer's self-attention."""
+
+    grows = True
+
+    def __init__(self, rows: Rows, like: Tensor) -> None:
+        """like (., H, ., D)."""
+        self.rows = rows
+        self._keys, self._values = like.new_empty(0, like.shape[1], 0, like.shape[3]), like.new_empty(0)
+
+    def attend(self, joint: Tensor) -> Tensor:
+        """The joined heads (R, d) of the newest position; joint (R, 3 * d) queries, keys and values."""
+        rows = self.rows
+        places, capacity = int(rows.slots.shape[0]), rows.ancestors.shape[1]
+        if self._keys.shape[0] < places or self._keys.shape[2] < capacity:
+            self._grow(max(places, self._keys.shape[0]), capacity)
+        return step_passes.attend_to_ancestors(joint, self._keys, self._values, rows.ancestors, rows.slots, rows.length)
+
+    def _grow(self, places: int, capacity: int) -> None:
+        before, seen = self._keys, self.rows.length
+        larger = [before.new_empty(places, before.shape[1], capacity, before.shape[3]) for _ in range(2)]
+        for new, old in zip(larger, (self._keys, self._values)):
+            if seen:
+                new[: old.shape[0], :, :seen] = old[:, :, :seen]
+        self._keys, self._values = larger
+
+
+class MemoryAttention:
+    """Keys and values (B, H, S, D) of a layer's attention over the encoder's output."""
+
+    grows = False
+
+    def __init__(self, rows: Rows, keys: Tensor, values: Tensor) -> None:
+        self.rows = rows
+        self._keys, self._values = keys.contiguous(), values.contiguous()
+
+    def attend(self, query: Tensor) -> Tensor:
+        """The joined heads (R, d) of query (R, d)."""
+        return step_passes.attend_to_memory(query, self._keys, self._values, self.rows.sentences, self.rows.lengths)
+
+
+class StepCache:
+    """What a decoder remembers in a search: as DecoderCache, one position of each row at a time."""
+
+    moves_nothing = True
+    """Hypotheses may change rows at no cost."""
+
+    def __init__(
+        self, keys_values: list[tuple[Tensor, Tensor]], lengths: Tensor | None, rows_per_sentence: int, capacity: int
+    ) -> None:
+        """keys_values: of the memory, (B, H, S, D) for each layer; lengths (B,): of the sources, None: all of them S;
+        capacity: most positions."""
+        keys = keys_values[0][0]
+        if lengths is None:
+            lengths = torch.full((keys.shape[0],), keys.shape[2])
+        self.capacity = capacity
+        self.source_lengths = None
+        self._rows = Rows(keys.shape[0], rows_per_sentence, lengths.long().contiguous())
+        self._layers = [
+            (OwnAttention(self._rows, keys), MemoryAttention(self._rows, keys, values)) for keys, values in keys_values
+        ]
+
+    @property
+    def length(self) -> int:
+        """Target positions seen."""
+        return self._rows.length
+
+    def layer(self, number: int) -> tuple[OwnAttention, MemoryAttention]:
+        """The caches of one decoder layer."""
+        return self._layers[number]
+
+    def advance(self) -> None:
+        """All layers have seen the newest position."""
+        self._rows.advance()
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row r goes on from what row rows[r] was; rows (R,) int64, sentence by sentence, equally many for each."""
+        self._rows.select(rows)
+
+    def keep(self, sentences: Tensor) -> None:
+        """Drops every sentence but these; sentences (B',) int64, rising, by their places among those still here."""
+        remaining = self._rows.sentences
+        per_sentence = remaining.shape[0] // int(torch.unique_consecutive(remaining).shape[0])
+        self._rows.drop_all_but((sentences[:, None] * per_sentence + torch.arange(per_sentence)).flatten())

@@ -1,0 +1,243 @@
+"""The loops of step_passes.py, for numba: arrays in, arrays out, C-contiguous; nothing is checked here.
+
+float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened where they are read and rounded to the
+nearest even where they are written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+_FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""Sums may be taken in vectors; infinities and NaN keep their meaning."""
+
+
+@intrinsic
+def _from_bfloat16(context, x):
+    def generate(context, builder, signature, arguments):
+        wide = builder.zext(arguments[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(wide, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+@intrinsic
+def _from_float16(context, x):
+    def generate(context, builder, signature, arguments):
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.int16), generate
+
+
+@intrinsic
+def _to_float16(context, x):
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+
+    return types.int16(types.float32), generate
+
+
+@intrinsic
+def _bits(context, x):
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
+def _from_bits(context, x):
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+def _read(x):
+    """The number x as float32."""
+
+
+def _round(x, like):
+    """The float32 x as a number of like's kind."""
+
+
+@overload(_read)
+def _read_of_kind(x):
+    if x == types.uint16:
+        return lambda x: _from_bfloat16(x)
+    if x == types.int16:
+        return lambda x: _from_float16(x)
+    return lambda x: x
+
+
+@overload(_round)
+def _round_to_kind(x, like):
+    if like == types.uint16:
+        return lambda x, like: _to_bfloat16(x)
+    if like == types.int16:
+        return lambda x, like: _to_float16(x)
+    return lambda x, like: x
+
+
+@njit
+def _to_bfloat16(x):
+    bits = _bits(x)
+    if x != x:
+        return np.uint16(0x7FC0)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@njit
+def _exp(x):
+    """exp of float32 x <= 0, within 2 units in the last place (Cephes' polynomial); vectors take it."""
+    x = max(x, np.float32(-87.0))
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    return p * _from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+
+
+@njit(fastmath=_FAST)
+def _softmax(scores, count):
+    """scores[:count] become exp(score - largest); returns 1 / their sum. NaN stays NaN."""
+    largest = scores[0]
+    for t in range(1, count):
+        if not scores[t] <= largest:
+            largest = scores[t]
+    if not largest < np.inf:  # the search tells what to do about a model that computes no numbers
+        for t in range(count):
+            scores[t] = np.nan
+        return np.float32(1.0)
+    total = np.float32(0.0)
+    for t in range(count):
+        weight = _exp(scores[t] - largest)
+        scores[t] = weight
+        total += weight
+    return np.float32(1.0) / total
+
+
+@njit(fastmath=_FAST)
+def _dot(q, flat, first, size):
+    total = np.float32(0.0)
+    for d in range(size):
+        total += q[d] * _read(flat[first + d])
+    return total
+
+
+@njit(fastmath=_FAST)
+def _add(sums, flat, first, weight, size):
+    for d in range(size):
+        sums[d] += weight * _read(flat[first + d])
+
+
+@njit(fastmath=_FAST)
+def _add_two(sums, flat, first, weight, second, other, size):
+    for d in range(size):
+        sums[d] += weight * _read(flat[first + d]) + other * _read(flat[second + d])
+
+
+@njit(fastmath=_FAST, nogil=True, cache=True)
+def attend_to_ancestors(joint, keys, values, ancestors, slots, position, out):
+    # Everything is indexed flat and without sign: views are counted references, signed indices may mean "from the end".
+    heads, capacity, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
+    one, two = np.uintp(1), np.uintp(2)
+    position = np.uintp(position)
+    count, width, pairs = position + one, heads * size, position // two * two
+    flat_joint, flat_keys, flat_values = joint.reshape(-1), keys.reshape(-1), values.reshape(-1)
+    flat_out, flat_ancestors = out.reshape(-1), ancestors.reshape(-1)
+    scale = np.float32(1.0 / np.sqrt(np.float64(keys.shape[3])))
+    scores = np.empty(count, np.float32)
+    q = np.empty(size, np.float32)
+    sums = np.empty(size, np.float32)
+    places = np.empty(count, np.uintp)
+    for r in range(np.uintp(joint.shape[0])):
+        for t in range(position):
+            places[t] = np.uintp(flat_ancestors[r * capacity + t]) * heads * capacity + t
+        places[position] = np.uintp(slots[r]) * heads * capacity + position
+        for h in range(heads):
+            new, head = r * np.uintp(3) * width + h * size, h * capacity
+            own = (places[position] + head) * size
+            for d in range(size):
+                q[d] = _read(flat_joint[new + d]) * scale
+            for d in range(size):
+                flat_keys[own + d] = flat_joint[new + width + d]
+            for d in range(size):
+                flat_values[own + d] = flat_joint[new + two * width + d]
+            for t in range(count):
+                scores[t] = _dot(q, flat_keys, (places[t] + head) * size, size)
+            scale_sum = _softmax(scores, count)
+            for d in range(size):
+                sums[d] = np.float32(0.0)
+            for t in range(np.uintp(0), pairs, two):
+                first, second = (places[t] + head) * size, (places[t + one] + head) * size
+                _add_two(sums, flat_values, first, scores[t], second, scores[t + one], size)
+            for t in range(pairs, count):
+                _add(sums, flat_values, (places[t] + head) * size, scores[t], size)
+            place = r * width + h * size
+            for d in range(size):
+                flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+
+
+@njit(fastmath=_FAST, nogil=True, cache=True)
+def attend_to_memory(query, keys, values, sentences, lengths, out):
+    heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
+    one, two = np.uintp(1), np.uintp(2)
+    flat_query, flat_keys, flat_values, flat_out = (
+        query.reshape(-1),
+        keys.reshape(-1),
+        values.reshape(-1),
+        out.reshape(-1),
+    )
+    scale = np.float32(1.0 / np.sqrt(np.float64(keys.shape[3])))
+    scores = np.empty(longest, np.float32)
+    q = np.empty(size, np.float32)
+    sums = np.empty(size, np.float32)
+    for r in range(np.uintp(query.shape[0])):
+        sentence = np.uintp(sentences[r])
+        count = np.uintp(lengths[sentence])
+        pairs = count // two * two
+        for h in range(heads):
+            place, memory = (r * heads + h) * size, (sentence * heads + h) * longest
+            for d in range(size):
+                q[d] = _read(flat_query[place + d]) * scale
+                sums[d] = np.float32(0.0)
+            for t in range(count):
+                scores[t] = _dot(q, flat_keys, (memory + t) * size, size)
+            scale_sum = _softmax(scores, count)
+            for t in range(np.uintp(0), pairs, two):
+                first = (memory + t) * size
+                _add_two(sums, flat_values, first, scores[t], first + size, scores[t + one], size)
+            for t in range(pairs, count):
+                _add(sums, flat_values, (memory + t) * size, scores[t], size)
+            for d in range(size):
+                flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+
+
+@njit(fastmath=_FAST, nogil=True, cache=True)
+def add_layer_norm(x, residual, weight, bias, eps, y, s):
+    rows, width = x.shape
+    row = np.empty(width, np.float32)
+    for r in range(rows):
+        total = np.float32(0.0)
+        for n in range(width):
+            rounded = _round(_read(x[r, n]) + _read(residual[r, n]), s[r, n])
+            s[r, n] = rounded
+            row[n] = _read(rounded)
+            total += row[n]
+        mean = total / np.float32(width)
+        squares = np.float32(0.0)
+        for n in range(width):
+            row[n] -= mean
+            squares += row[n] * row[n]
+        rstd = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+        for n in range(width):
+            y[r, n] = _round(row[n] * rstd * _read(weight[n]) + _read(bias[n]), y[r, n])

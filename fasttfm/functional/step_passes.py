@@ -1,0 +1,84 @@
+"""The passes between the products of a decoder's step on a CPU, each over a row at a time, compiled by numba.
+
+PyTorch takes several calls for each of them and writes what lies between to memory. A row here is computed by itself,
+so nothing depends on how many there are. Sums are float32 whatever the dtype. bfloat16 and float16 travel as uint16 and
+int16, which tells them apart. Optional: `pip install numba` (usable() says whether it is there); nothing is compiled
+before it is used, and what was compiled is kept on disk.
+
+Cost: attention reads the keys and values of the positions seen once, 2 * 2 * R * L * d bytes in bfloat16; a norm reads
+two rows and writes two.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_VIEWS = {torch.float32: None, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+
+
+@functools.cache
+def usable() -> bool:
+    """Whether numba is installed and works."""
+    if importlib.util.find_spec("numba") is None:
+        return False
+    try:
+        _compiled()
+    except Exception:  # a numba that does not fit this Python, numpy or processor
+        return False
+    return True
+
+
+def takes(x: Tensor, head_size: int = 1) -> bool:
+    """Whether the passes take tensors like x."""
+    return x.device.type == "cpu" and x.dtype in _VIEWS and head_size > 0 and usable()
+
+
+def attend_to_ancestors(
+    joint: Tensor, keys: Tensor, values: Tensor, ancestors: Tensor, slots: Tensor, position: int
+) -> Tensor:
+    """Self-attention of one new position: softmax(q K^T / sqrt(D)) V over all positions up to it, (R, H * D).
+
+    joint (R, 3 * H * D): queries, keys and values of the new position, of which the latter two are stored in keys and
+    values (P, H, capacity, D) at row slots[r] (R,) int32. Position t of row r was stored at row ancestors[r, t],
+    ancestors (R, capacity) int32.
+    """
+    out = joint.new_empty(joint.shape[0], joint.shape[1] // 3)
+    _compiled().attend_to_ancestors(
+        _array(joint), _array(keys), _array(values), ancestors.numpy(), slots.numpy(), position, _array(out)
+    )
+    return out
+
+
+def attend_to_memory(query: Tensor, keys: Tensor, values: Tensor, sentences: Tensor, lengths: Tensor) -> Tensor:
+    """Attention over the encoder's output, (R, H * D): query (R, H * D) of row r sees the first lengths[b] keys of
+    keys and values (B, H, S, D) at b = sentences[r]; sentences (R,) int32, lengths (B,) int64."""
+    out = torch.empty_like(query)
+    _compiled().attend_to_memory(
+        _array(query), _array(keys), _array(values), sentences.numpy(), lengths.numpy(), _array(out)
+    )
+    return out
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """s = residual + x and y = LayerNorm(s); all (M, N) of one dtype, weight and bias (N,). Returns y and s."""
+    y, s = torch.empty_like(x), torch.empty_like(x)
+    _compiled().add_layer_norm(_array(x), _array(residual), _array(weight), _array(bias), eps, _array(y), _array(s))
+    return y, s
+
+
+def _array(x: Tensor) -> Any:
+    view = _VIEWS[x.dtype]
+    return x.detach().numpy() if view is None else x.detach().view(view).numpy()
+
+
+@functools.cache
+def _compiled() -> Any:
+    """The module of the compiled functions, which imports numba."""
+    from fasttfm.functional import step_loops
+
+    return step_loops

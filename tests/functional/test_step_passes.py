@@ -1,0 +1,129 @@
+"""The passes of a decoder's step, compiled by numba, against the reference; a row depends on itself alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fasttfm import reference
+from fasttfm.decoding import DecodingConfig, score_ids, search_ids
+from fasttfm.functional import step_passes
+from fasttfm.models import Transformer, TransformerConfig
+
+pytest.importorskip("numba")
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+BOUND = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
+
+
+def test_they_are_usable_where_numba_is_installed():
+    assert step_passes.usable()
+    assert not step_passes.takes(torch.zeros(1, dtype=torch.float64))
+    assert not step_passes.takes(torch.zeros(1, device="meta"))
+
+
+@dtypes
+@pytest.mark.parametrize(("heads", "size", "position"), [(2, 16, 0), (3, 5, 1), (8, 64, 7), (1, 7, 30)])
+def test_attention_to_ancestors(dtype, heads, size, position):
+    torch.manual_seed(0)
+    rows, places, capacity, width = 6, 9, 32, heads * size
+    joint = torch.randn(rows, 3 * width).to(dtype)
+    keys, values = torch.randn(2, places, heads, capacity, size).to(dtype).unbind(0)
+    ancestors = torch.randint(0, places, (rows, capacity)).int()
+    slots = torch.randperm(places)[:rows].int()
+    query, key, value = joint.view(rows, 3, heads, size).unbind(1)
+    by_row = ancestors[:, :position].long()
+    seen = torch.arange(position)
+    all_keys = torch.cat([keys.transpose(1, 2)[by_row, seen], key[:, None]], 1).transpose(1, 2)
+    all_values = torch.cat([values.transpose(1, 2)[by_row, seen], value[:, None]], 1).transpose(1, 2)
+    expected = reference.attention(query[:, :, None].double(), all_keys.double(), all_values.double())[0]
+
+    found = step_passes.attend_to_ancestors(joint, keys, values, ancestors, slots, position)
+    torch.testing.assert_close(
+        found.double(), expected.transpose(1, 2).reshape(rows, width), rtol=BOUND[dtype], atol=BOUND[dtype]
+    )
+    assert torch.equal(keys[slots.long(), :, position], key)
+    assert torch.equal(values[slots.long(), :, position], value)
+    alone = [
+        step_passes.attend_to_ancestors(joint[r, None], keys, values, ancestors[r, None], slots[r, None], position)
+        for r in range(rows)
+    ]
+    assert torch.equal(found, torch.cat(alone))
+
+
+@dtypes
+@pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 5), (8, 64)])
+def test_attention_to_the_memory_sees_a_sentences_own_length(dtype, heads, size):
+    torch.manual_seed(1)
+    lengths, sentences = torch.tensor([1, 11, 4]), torch.tensor([2, 0, 1, 1, 2]).int()
+    query = torch.randn(5, heads * size).to(dtype)
+    keys, values = torch.randn(2, 3, heads, 11, size).to(dtype).unbind(0)
+    keys[0, :, 1:], values[2, :, 4:] = torch.nan, torch.nan  # padding is not even looked at
+    clean = (x.double()[sentences.long()].nan_to_num() for x in (keys, values))
+    expected = reference.attention(
+        query.view(5, heads, 1, size).double(), *clean, key_lengths=lengths[sentences.long()]
+    )[0]
+    found = step_passes.attend_to_memory(query, keys, values, sentences, lengths)
+    torch.testing.assert_close(found.double(), expected.reshape(5, -1), rtol=BOUND[dtype], atol=BOUND[dtype])
+    longer = (torch.nn.functional.pad(x, (0, 0, 0, 9)) for x in (keys, values))
+    assert torch.equal(step_passes.attend_to_memory(query, *longer, sentences, lengths), found), "nor does it matter"
+
+
+@dtypes
+@pytest.mark.parametrize("width", [3, 48, 512])
+def test_sum_and_layer_norm(dtype, width):
+    torch.manual_seed(2)
+    x, residual = torch.randn(2, 7, width).to(dtype).unbind(0)
+    weight, bias = torch.randn(2, width).to(dtype).unbind(0)
+    y, s = step_passes.add_layer_norm(x, residual, weight, bias, 1e-5)
+    assert torch.equal(s, residual + x), "rounded as PyTorch rounds"
+    expected = torch.nn.functional.layer_norm(s.double(), (width,), weight.double(), bias.double(), 1e-5)
+    torch.testing.assert_close(y.double(), expected, rtol=BOUND[dtype], atol=3 * BOUND[dtype])
+    alone = [step_passes.add_layer_norm(a[None], b[None], weight, bias, 1e-5)[0] for a, b in zip(x, residual)]
+    assert torch.equal(y, torch.cat(alone))
+
+
+@dtypes
+def test_what_is_no_number_stays_none(dtype):
+    x, ones = torch.zeros(2, 8).to(dtype), torch.ones(8).to(dtype)
+    x[0, 3], x[1, 2] = torch.nan, torch.inf
+    y, s = step_passes.add_layer_norm(x, torch.zeros_like(x), ones, ones, 1e-5)
+    assert s[0].isnan().sum() == 1
+    assert s[1, 2] == torch.inf
+    assert y.isnan().all()
+    for bad in (torch.nan, torch.inf):
+        keys, index, lengths = torch.ones(1, 1, 3, 8).to(dtype), torch.tensor([0]).int(), torch.tensor([3])
+        keys[0, 0, 1] = bad
+        assert step_passes.attend_to_memory(x[1:].nan_to_num(1), keys, keys, index, lengths).isnan().all()
+
+
+@dtypes
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("beam", [1, 5])
+def test_a_search_finds_what_it_finds_without_them(monkeypatch, dtype, norm_first, beam):
+    torch.manual_seed(3)
+    config = TransformerConfig(
+        vocab_size=90, d_model=32, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2, norm_first=norm_first,
+        final_norm=norm_first,
+    )  # fmt: skip
+    model = Transformer(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.7)
+    model.to(dtype)
+    sources = [[*range(4, 4 + count), 3] for count in (1, 3, 8, 20, 40, 41)]
+    settings = DecodingConfig(beam=beam, nbest=beam, max_len_b=30)
+    found = search_ids(model, sources, settings)
+    monkeypatch.setattr(step_passes, "usable", lambda: False)
+    expected = search_ids(model, sources, settings)
+    if dtype == torch.float32:
+        assert [[each.tokens for each in some] for some in found] == [
+            [each.tokens for each in some] for some in expected
+        ]
+    pairs = [(source, each) for source, some in zip(sources, found) for each in some]
+    scores = score_ids(model, [source for source, _ in pairs], [each.tokens for _, each in pairs])
+    relative, absolute = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (0.05, 0.3), torch.float16: (0.01, 0.05)}[dtype]
+    assert [each.log_probability for _, each in pairs] == pytest.approx(scores, rel=relative, abs=absolute)
+    assert len({tuple(some[0].tokens) for some in found}) > 2
+    assert max(len(some[0].tokens) for some in found) > 32, "longer than the first caches"
