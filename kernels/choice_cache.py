@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from fasttfm.kernels import choices
 from fasttfm.kernels.chip import Chip
 

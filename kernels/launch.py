@@ -6,7 +6,6 @@ import functools
 import os
 
 import torch
-
 from fasttfm.kernels import choice_cache
 from fasttfm.kernels.chip import INTERPRETER, Chip
 

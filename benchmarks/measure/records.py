@@ -1,7 +1,7 @@
 """What a line of benchmarks/results says: its schema, how a file of them is written, read and checked.
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
-(end_to_end, operator_overhead, launch_overhead, the examples) keep their fields and have schemas of their own;
+(end_to_end, operator_overhead, launch_overhead, launch_counts, the examples) keep their fields and have schemas of their own;
 kind(record) tells them apart. The schemas are JSON Schema, so that other tools can read them:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
@@ -138,6 +138,15 @@ LAUNCH_OVERHEAD = _object(
 )
 """Microseconds of the host for one launch, written by `python -m benchmarks.launch_overhead`."""
 
+LAUNCH_COUNTS = _object(
+    {
+        "benchmark": {"const": "launch_counts"},
+        "launches": {"type": "array", "items": {"type": "object", "required": ["route", "launches"]}},
+        "machine": MACHINE,
+    }
+)
+"""Launches of a training step by route of attention, written by `python -m benchmarks.launch_counts`."""
+
 EXAMPLE = _object(
     {"example": _TEXT, "seed": {"type": "integer"}, "updates": _COUNT, "errors": _OVERHEAD, **_MACHINE_FIELDS},
     more=True,
@@ -149,6 +158,7 @@ SCHEMAS = {
     "end_to_end": END_TO_END,
     "operator_overhead": OPERATOR_OVERHEAD,
     "launch_overhead": LAUNCH_OVERHEAD,
+    "launch_counts": LAUNCH_COUNTS,
     "example": EXAMPLE,
 }
 
@@ -159,7 +169,7 @@ def kind(record: Record) -> str:
         raise ValueError(f"a line that is no JSON object but {type(record).__name__}")
     if "schema" in record:
         return "benchmark"
-    if record.get("benchmark") in ("end_to_end", "operator_overhead", "launch_overhead"):
+    if record.get("benchmark") in ("end_to_end", "operator_overhead", "launch_overhead", "launch_counts"):
         return record["benchmark"]
     if "example" in record:
         return "example"

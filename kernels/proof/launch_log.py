@@ -7,7 +7,8 @@
 It works without a GPU: there the kernels run through Triton's interpreter, and an ATen operator counts as the launch
 that it would be. What such a count rests on: every ATen operator that computes or moves elements is one launch
 (cuBLAS may take a second one to add split sums, a reduction along a large axis likewise); a view or an allocation is
-none; an operator on lists of tensors, such as a fused optimizer, takes as many as its tensors fill.
+none; an operator on lists of tensors, such as a fused optimizer, takes as many as its tensors fill; a sort takes the
+passes of its radix sort.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-
 from fasttfm.kernels.launch import interpreted
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _NO_LAUNCH = {
     "_unsafe_view",
@@ -40,10 +40,15 @@ _TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
 fewest, of devices and builds whose kernel arguments end at 4 KB; elsewhere it is seven times as many."""
 
 
-class LaunchLog:
-    """Counts launches inside its block by name."""
+_SMALL_SORT = 4096
+"""Elements that one program sorts (ATen/native/cuda/Sort.cpp)."""
 
-    def __init__(self) -> None:
+
+class LaunchLog:
+    """Counts launches inside its block by name; long_sorts: every sort as one of a training batch's many tokens."""
+
+    def __init__(self, *, long_sorts: bool = False) -> None:
+        self.long_sorts = long_sorts
         self.triton: Counter[str] = Counter()
         """Triton kernels, as file.kernel."""
         self.products: Counter[str] = Counter()
@@ -95,8 +100,13 @@ class _Operators(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if func.namespace == "aten" and not func.is_view and name not in _NO_LAUNCH:
             counts = self._log.products if name in _PRODUCTS else self._log.others
-            counts[name] += _launches(args)
+            counts[name] += self._sort_launches(args[0]) if name == "sort" else _launches(args)
         return func(*args, **kwargs)
+
+    def _sort_launches(self, x: torch.Tensor) -> int:
+        """Of one row: places, their copy and the values', and the sort; or places, histogram, prefix sum and a pass a
+        byte (cub::DeviceRadixSort), whose clearing of counters is left out."""
+        return 3 + x.element_size() if self._log.long_sorts or x.numel() > _SMALL_SORT else 4
 
 
 def _launches(args: tuple) -> int:

@@ -4,7 +4,6 @@ import os
 import stat
 
 import pytest
-
 from fasttfm.kernels.proof.assembler import assembler, description
 
 

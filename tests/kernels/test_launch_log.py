@@ -3,10 +3,10 @@
 import keep_mask
 import pytest
 import torch
+from fasttfm.kernels.proof.launch_log import LaunchLog
 
 from fasttfm import functional as F
 from fasttfm.functional import backend
-from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import Transformer, TransformerConfig
 
 MOST_LAUNCHES = 318

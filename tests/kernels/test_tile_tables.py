@@ -5,9 +5,8 @@ import importlib
 import itertools
 import pkgutil
 
-import pytest
-
 import fasttfm.kernels.tiles
+import pytest
 from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.tiles.table import Table, relative

@@ -15,7 +15,7 @@ from fasttfm.functional.attention import routes
 from fasttfm.functional.attention.arguments import Options, absent, autocast_projections
 from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients, check_biases
 from fasttfm.functional.attention.dense import check
-from fasttfm.functional.attention.layout import by_head, joined
+from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator
 
@@ -100,8 +100,18 @@ class _Backward(NamedTuple):
 
 def _heads(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (B, H, ., D), as views."""
-    parts = joint.permute(2, 0, 3, 1, 4).unbind(0)
+    parts = by_part(joint).unbind(0)
     return parts if query is None else (query.transpose(1, 2), *parts)  # type: ignore[return-value]
+
+
+def _parts(joint: Tensor, query: Tensor | None) -> list[Tensor]:
+    """Query, where it comes by itself, and joint as (., B, H, ., D), which one launch copies."""
+    return [by_part(x) for x in ([joint] if query is None else [query.unsqueeze(2), joint])]
+
+
+def _heads_of(parts: list[Tensor]) -> list[Tensor]:
+    """Queries, keys and values of _parts()."""
+    return [x for part in parts for x in part.unbind(0)]
 
 
 def _empty_output(query: Tensor, route: str) -> Tensor:
@@ -113,11 +123,12 @@ def _empty_output(query: Tensor, route: str) -> Tensor:
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = _heads(call.joint, call.query)
     if routes.writes_where_told(call.route):
+        q, k, v = _heads(call.joint, call.query)
         output, lse = _empty_output(q, call.route), q.new_empty(q.shape[:3], dtype=torch.float32)
         routes.forward(call.route, q, k, v, call.options, (by_head(output, q), lse))
         return output, lse, absent(output)
+    q, k, v = _heads_of([in_planes(part) for part in _parts(call.joint, call.query)])
     output, saved, kept = routes.forward(call.route, q, k, v, call.options)
     return joined(output), saved, absent(output) if kept is None else kept
 
@@ -146,12 +157,21 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     joint, query, joint_bias, query_bias, output, saved, kept, options, route = call.saved
     d_joint = torch.empty_like(joint)
     d_query = None if query is None else torch.empty_like(query)
-    q, k, v = _heads(joint, query)
+    memory: list[Tensor] = []
+    if routes.saves_weights(route):  # by products, which read and write planes
+        parts = [in_planes(part) for part in _parts(joint, query)]
+        memory = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts]
+        heads, out = _heads_of(parts), _heads_of(memory)
+    else:
+        heads, out = _heads(joint, query), _heads(d_joint, d_query)
+    q, k, v = heads
     sums = BiasSums.of(joint, query, joint.shape[0]) if route == "short" and joint_bias is not None else None
     routes.backward(
         route, by_head(call.grad, q), q, k, v, by_head(output, q), saved, kept, options,
-        out=_heads(d_joint, d_query), sums=None if sums is None else sums.of_heads(),
+        out=tuple(out), sums=None if sums is None else sums.of_heads(),
     )  # fmt: skip
+    for part, written in zip(_parts(d_joint, d_query), memory):
+        part.copy_(written)
     d_biases = bias_gradients((joint_bias, query_bias), (d_joint, d_query), sums, joint.shape[0])
     return d_joint, absent(joint) if d_query is None else d_query, *d_biases
 

@@ -28,10 +28,16 @@ def by_head(x: Tensor, query: Tensor) -> Tensor:
     return x.unflatten(2, query.shape[1::2]).transpose(1, 2)
 
 
-def write(gradients: tuple[Tensor, Tensor, Tensor], out: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
-    """The gradients of query, key and value, (B, H, L, D), heads last or in the memory that they have to be in."""
-    if out is None:
-        return tuple(heads_last(d) for d in gradients)
-    for memory, d in zip(out, gradients):
-        memory.copy_(d.view(memory.shape))
-    return out
+def planes(x: Tensor) -> Tensor:
+    """(B, H, L, D) to (B * H, L, D), as a batch of products reads it; a copy only where strides leave no other way."""
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2], x.shape[3])
+
+
+def by_part(joint: Tensor) -> Tensor:
+    """(B, L, P, H, D) as (P, B, H, L, D)."""
+    return joint.permute(2, 0, 3, 1, 4)
+
+
+def in_planes(parts: Tensor) -> Tensor:
+    """(P, B, H, L, D) such that the planes() of each part are views: at most one copy for all."""
+    return parts.flatten(1, 2).unflatten(1, parts.shape[1:3])

@@ -151,8 +151,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value and, if asked for, of the additive mask; saved and kept as forward() gave them.
 
-    out: memory for the first three. sums: memory for these summed over queries or keys, three (B, H, D); on the short
-    route alone.
+    out: memory for the first three; where the route saves_weights(), of planes() that are views. sums: memory for these
+    summed over queries or keys, three (B, H, D); on the short route alone.
     """
     tensors = (grad, query, key, value)
     if route == "explicit":

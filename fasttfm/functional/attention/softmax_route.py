@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from fasttfm.functional.attention import torch_route
 from fasttfm.functional.attention.arguments import Options
-from fasttfm.functional.attention.layout import heads_last, write
-from fasttfm.functional.attention.torch_route import split_scale
+from fasttfm.functional.attention.layout import heads_last, planes
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """The output and the weights before dropout (B, H, L, S)."""
     from fasttfm.kernels import masked_softmax
 
-    power, left = split_scale(options.scale, query.dtype)
-    scores = torch.matmul(query if power == 1.0 else query * power, key.transpose(-2, -1)).contiguous()
+    scores, left = torch_route.scores(query, key, options.scale)
     p, kept = masked_softmax.forward(scores, **options._replace(scale=left).arguments(), in_place=True)
-    return heads_last(torch.matmul(p if kept is None else kept, value)), p
+    return heads_last(torch_route.product(p if kept is None else kept, value)), p
 
 
 def backward(
@@ -30,10 +28,11 @@ def backward(
     mask_gradient: bool,
     out: tuple[Tensor, ...] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value, and of the additive mask if asked for. out: memory for the first three."""
+    """Gradients of query, key, value, and of the additive mask if asked for; out as operand_gradients() takes it."""
     from fasttfm.kernels import masked_softmax
 
-    d_kept = torch.matmul(grad, value.transpose(-2, -1)).contiguous()
+    grad = planes(grad).view(grad.shape)  # copied once at most
+    d_kept = torch_route.product_transposed(grad, value)
     dropout = (options.dropout_p, options.seed, options.site)
     factor = 1.0 if mask_gradient else options.scale
     d_scores, kept = masked_softmax.backward(d_kept, p, factor, *dropout, in_place=True, with_kept=True)
@@ -41,15 +40,7 @@ def backward(
     if mask_gradient:
         d_mask = _mask_gradient(d_scores, options.mask)
         d_scores = d_scores * options.scale  # not in place: a mask of the scores' own shape shares their memory
-    gradients = write(
-        (
-            torch.matmul(d_scores, key),
-            torch.matmul(d_scores.transpose(-2, -1), query),
-            torch.matmul(kept.transpose(-2, -1), grad),
-        ),
-        out,
-    )
-    return gradients[0], gradients[1], gradients[2], d_mask
+    return *torch_route.operand_gradients(grad, d_scores, query, key, kept, out), d_mask
 
 
 def weights(scores: Tensor, options: Options) -> tuple[Tensor, Tensor | None]:

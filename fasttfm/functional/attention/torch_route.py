@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.functional.attention.arguments import Options
-from fasttfm.functional.attention.layout import heads_last, write
+from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import wide
 
 
@@ -111,21 +111,28 @@ def drop(p: Tensor, options: Options) -> Tensor | None:
     return (p * reference.dropout_scale(options.dropout_p)).mul_(keep)
 
 
-def _flat(x: Tensor) -> Tensor:
-    """(B, H, L, D) to (B * H, L, D); a copy only where strides leave no other way."""
-    return x.reshape(x.shape[0] * x.shape[1], x.shape[2], x.shape[3])
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """x (B, H, L, M) times y (B, H, M, N): (B, H, L, N) contiguous."""
+    return torch.bmm(planes(x), planes(y)).view(*x.shape[:3], y.shape[3])
+
+
+def product_transposed(x: Tensor, y: Tensor) -> Tensor:
+    """x (B, H, L, M) times y (B, H, N, M) transposed: (B, H, L, N) contiguous."""
+    return torch.bmm(planes(x), planes(y).transpose(1, 2)).view(*x.shape[:3], y.shape[2])
+
+
+def scores(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Q K^T (B, H, L, S), and what of the scale is left to multiply it by."""
+    power, left = split_scale(scale, query.dtype)
+    return product_transposed(query if power == 1.0 else query * power, key), left
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output, the weights before dropout (B, H, L, S), and after it (None without dropout)."""
-    batch, heads, queries, _ = query.shape
-    power, left = split_scale(options.scale, query.dtype)
-    q = _flat(query) if power == 1.0 else _flat(query) * power
-    scores = torch.bmm(q, _flat(key).transpose(1, 2)).view(batch, heads, queries, key.shape[2])
-    p = weights(scores, left, options)
+    raw, left = scores(query, key, options.scale)
+    p = weights(raw, left, options)
     kept = drop(p, options)
-    output = torch.bmm(_flat(p if kept is None else kept), _flat(value))
-    return heads_last(output.view(batch, heads, queries, value.shape[3])), p, kept
+    return heads_last(product(p if kept is None else kept, value)), p, kept
 
 
 def softmax_gradient(grad: Tensor, p: Tensor, kept: Tensor | None) -> Tensor:
@@ -153,18 +160,30 @@ def backward(
     mask_gradient: bool = False,
     out: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value, and of the additive mask if asked for. out: memory for the first three."""
-    grad, q, k, v = _flat(grad), _flat(query), _flat(key), _flat(value)
-    d_value = torch.bmm(_flat(p if kept is None else kept).transpose(1, 2), grad)
-    d_weights = torch.bmm(grad, v.transpose(1, 2)).view(p.shape)
+    """Gradients of query, key, value, and of the additive mask if asked for. out as operand_gradients() takes it."""
+    grad = planes(grad).view(grad.shape)  # copied once at most
+    d_weights = product_transposed(grad, value)
     d_scores = softmax_gradient(d_weights, p, kept)
     mask = options.mask if mask_gradient else None
     d_mask = d_scores.sum_to_size(mask.shape).to(mask.dtype) if mask is not None else None
-    d_scores = _flat((d_scores * options.scale).to(query.dtype))
-    d_query = torch.bmm(d_scores, k).view(query.shape)
-    d_key = torch.bmm(d_scores.transpose(1, 2), q).view(key.shape)
-    gradients = write((d_query, d_key, d_value.view(value.shape)), out)
-    return gradients[0], gradients[1], gradients[2], d_mask
+    d_scores = (d_scores * options.scale).to(query.dtype)
+    return *operand_gradients(grad, d_scores, query, key, p if kept is None else kept, out), d_mask
+
+
+def operand_gradients(
+    grad: Tensor, d_scores: Tensor, query: Tensor, key: Tensor, weights: Tensor, out: tuple[Tensor, ...] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of query, key and value, from that of Q K^T and the weights after dropout; in out, whose planes() must be
+    views, or without it heads last."""
+    g, ds = planes(grad), planes(d_scores)
+    factors = (ds, planes(key)), (ds.transpose(1, 2), planes(query)), (planes(weights).transpose(1, 2), g)
+    if out is not None:
+        for memory, (x, y) in zip(out, factors):
+            torch.bmm(x, y, out=planes(memory))
+        return out  # type: ignore[return-value]
+    batch, heads = query.shape[:2]
+    d_query, d_key, d_value = (heads_last(torch.bmm(x, y).unflatten(0, (batch, heads))) for x, y in factors)
+    return d_query, d_key, d_value
 
 
 # --------------------------------------------------------------------------------------------- torch's fused CPU kernel
@@ -196,7 +215,7 @@ def fused_backward(
     tensors = [unit_stride(x) for x in (grad, query, key, value, output)]
     differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     gradients = differentiate(*tensors, lse, 0.0, scale=options.scale, **_fused_mask(query, key, options))
-    return write(gradients, None)
+    return tuple(heads_last(d) for d in gradients)
 
 
 def unit_stride(x: Tensor) -> Tensor:
