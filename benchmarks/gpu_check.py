@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from fasttfm.kernels.proof.assembler import description
 
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.measure import machine
+from fasttfm.kernels.proof.assembler import description
 
 _SANITIZED = "tests/gpu/test_kernels.py"
 

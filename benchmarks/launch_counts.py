@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fasttfm.kernels import choices
-from fasttfm.kernels.chip import INTERPRETER
-from fasttfm.kernels.proof.launch_log import LaunchLog
 
 from benchmarks.command import run
 from benchmarks.measure import machine
 from benchmarks.measure.text_table import aligned
 from fasttfm.errors import UserError
-from fasttfm.functional import backend
+from fasttfm.functional import backend, embed
 from fasttfm.functional.merging import merged_launches
+from fasttfm.kernels import choices
+from fasttfm.kernels.chip import INTERPRETER
+from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import Transformer, TransformerConfig
 
 RESULTS = Path(__file__).with_name("results")
@@ -49,7 +49,10 @@ def training_step(
     precision: torch.dtype = torch.float32,
     merged: bool = True,
 ) -> LaunchLog:
-    """The launches of a step of six encoder and six decoder layers; precision is autocast's. final_norm: as norm_first."""
+    """The launches of a step of six encoder and six decoder layers.
+
+    precision: autocast's. final_norm: None is as norm_first.
+    """
     config = TransformerConfig(
         vocab_size=40,
         d_model=16,
@@ -66,6 +69,9 @@ def training_step(
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # the first step also makes Adam's moments
     optimizer.zero_grad()
+    table = torch.zeros(config.vocab_size, config.d_model, requires_grad=True)
+    with backend("triton"):
+        embed(torch.zeros(1, 1, dtype=torch.int64), table).sum().backward()  # makes what a device needs once
     source, target = torch.randint(4, 40, (2, 5)), torch.randint(4, 40, (2, 4))
     lengths = torch.tensor([5, 3]), torch.tensor([4, 4])
     with backend("triton"), merged_launches(merged), _attention_by(route), LaunchLog(long_sorts=True) as log:

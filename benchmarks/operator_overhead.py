@@ -92,7 +92,7 @@ _custom.register_autograd(
 )
 
 WAYS: dict[str, Callable[..., Tensor]] = {
-    "fasttfm": lambda *args: _operator(Arguments(*args)),
+    "fasttfm": _operator,
     "dispatcher": _operator.dispatched,
     "autograd_function": _Function.apply,
     "custom_op": _custom,

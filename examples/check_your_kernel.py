@@ -9,6 +9,7 @@ what is read back may not be there yet: right in Triton's interpreter, right on 
 import torch
 import triton
 import triton.language as tl
+
 from fasttfm.kernels.proof.ptx import FaultyKernel, executed
 
 

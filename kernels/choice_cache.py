@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from fasttfm.kernels import choices
 from fasttfm.kernels.chip import Chip
 

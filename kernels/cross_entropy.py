@@ -23,6 +23,8 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
@@ -30,7 +32,6 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Stride, Varying
 from fasttfm.kernels.tiles.rows import CROSS_ENTROPY, ClassTile
-from torch import Tensor
 
 
 @triton.jit

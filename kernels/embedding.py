@@ -18,6 +18,8 @@ from collections.abc import Iterator
 
 import torch
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
@@ -25,7 +27,6 @@ from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.tiles.rows import EMBEDDING, RowTile
-from torch import Tensor
 
 _NONE = -(1 << 31)
 """Stands for no padding: no token is that, where -1 may be one by mistake."""

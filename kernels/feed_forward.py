@@ -26,6 +26,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
@@ -36,7 +38,6 @@ from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.residual_add import drop_
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 from fasttfm.kernels.tiles.feed_forward import GATE, epilogue_route, product_tile, size_class
-from torch import Tensor
 
 
 @triton.jit

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import triton
-from fasttfm.kernels.parameter import kinds_of
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+from fasttfm.kernels.parameter import kinds_of
 
 OPTIONS = {"enable_fp_fusion": True}
 """a * b + c may become one instruction. Triton 3.9 warns that 3.10 will do so only where it is asked to: kernels would

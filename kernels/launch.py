@@ -6,6 +6,7 @@ import functools
 import os
 
 import torch
+
 from fasttfm.kernels import choice_cache
 from fasttfm.kernels.chip import INTERPRETER, Chip
 

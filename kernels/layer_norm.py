@@ -27,6 +27,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
@@ -46,7 +48,6 @@ from fasttfm.kernels.parameter import (
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.tiles.rows import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD, MAX_COLUMNS, NARROWEST, RowTile
-from torch import Tensor
 
 WIDEST = 4096
 """Columns of a row that backward keeps in registers, with its sums of dweight and dbias."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import torch
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
@@ -27,7 +29,6 @@ from fasttfm.kernels.parameter import (
 )
 from fasttfm.kernels.philox import keep_mask
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM_WIDE
-from torch import Tensor
 
 _SHARES = 32
 """Programs among which the rows of a block of columns are divided for their sums."""

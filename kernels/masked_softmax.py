@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.attention.launch import (
     clamped,
     compile_case,
@@ -34,7 +36,6 @@ from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Int64Pointer, MaskPointer, Pointer, Real, Size, Varying
 from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX, Tile
-from torch import Tensor
 
 ONE_PASS = 8192
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip
 from fasttfm.kernels.parameter import Pointers, Varyings
 from fasttfm.kernels.tiles.rows import PARTIAL_SUMS
-from torch import Tensor
 
 _LARGEST = 120
 """Sums of one launch: their pointers and sizes, 24 bytes each, are kernel arguments, of which there may be 4 KB."""

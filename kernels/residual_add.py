@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import torch
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
@@ -18,7 +20,6 @@ from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Int64Pointer, Pointer, Real, Size, Varying
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
 from fasttfm.kernels.tiles.rows import NARROWEST, RESIDUAL_ADD, RowTile
-from torch import Tensor
 
 
 @jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import triton.language as tl
+
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Int8Pointer, Int64Pointer, Size, Varying

@@ -17,11 +17,11 @@ from unittest import mock
 import hypothesis
 import pytest
 import torch
-from fasttfm.kernels import layer_norm as norm_kernel
 from torch import Tensor
 
 import fasttfm.nn
 from fasttfm import functional
+from fasttfm.kernels import layer_norm as norm_kernel
 
 Fault = Callable[[ModuleType], contextlib.AbstractContextManager]
 """Plants it; the argument is the test's module."""

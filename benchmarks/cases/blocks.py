@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.costs import Cost
 from torch import Tensor, nn
 
 from benchmarks.measure import numerics
@@ -21,6 +19,8 @@ from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import Absent, Provider
 from fasttfm import nn as fnn
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import Cost
 
 PACKED = f"{peers.OURS}, packed"
 COMPILED = f"{peers.TORCH_NN}, compiled"

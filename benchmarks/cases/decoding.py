@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from fasttfm.kernels.proof.costs import Cost
 from torch import Tensor, nn
 
 from benchmarks.cases import synthetic
@@ -34,6 +33,7 @@ from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.batches import padded
+from fasttfm.kernels.proof.costs import Cost
 from fasttfm.models import Transformer, TransformerConfig
 
 Hypotheses = list[list[list[int]]]

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as nnF
-from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.costs import Cost
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -22,6 +20,8 @@ from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import Absent, Provider
 from fasttfm import functional as F
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import Cost
 
 MASKS = ("none", "causal", "lengths", "lengths+causal", "bool", "additive")
 """lengths: keys at and past a sentence's end are not attended, ends from half of S to all. bool: three of four keys at

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as nnF
-from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.costs import Cost
 from torch import Tensor
 
 from benchmarks.measure import numerics
@@ -20,6 +18,8 @@ from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import Absent, Provider
 from fasttfm import functional as F
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import Cost
 
 
 def _case(name: str, shape: dict[str, Any], passes: str, setting: Setting, cost: tuple[Cost, Cost], make: Any) -> Case:

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from fasttfm.kernels.proof.costs import Shape
 from torch import Tensor
 
 from benchmarks.cases import synthetic
@@ -26,6 +25,7 @@ from benchmarks.measure.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, 
 from benchmarks.peers import huggingface, torch_nn
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch
+from fasttfm.kernels.proof.costs import Shape
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.presets import preset_section
 from fasttfm.training.optimization import Optimization

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.measure.machine import ROOT
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CHIPS
@@ -17,8 +18,6 @@ from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof.matrix import families
 from fasttfm.kernels.proof.resources import Resources
 from fasttfm.kernels.tiles.feed_forward import epilogue_route
-
-from benchmarks.measure.machine import ROOT
 
 PAGE = ROOT / "docs" / "p100.md"
 OLD = {"sm_60": "P100", "sm_70": "V100", "sm_75": "T4"}

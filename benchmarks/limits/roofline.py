@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.costs import Cost, Machine, Shape
-
 from benchmarks.limits import roofline_decode, roofline_step
 from benchmarks.limits.devices import DEVICES, H200_SUSTAINED, Device
 from benchmarks.limits.roofline_step import LENGTH, MODELS
@@ -26,6 +23,8 @@ from benchmarks.measure.result_files import RESULTS, Loaded, load, machine_name,
 from benchmarks.measure.text_table import aligned
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import Cost, Machine, Shape
 
 
 @dataclass(frozen=True, slots=True)

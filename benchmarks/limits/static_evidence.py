@@ -26,10 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof import budgets
-from fasttfm.kernels.proof.costs import Cost
-from fasttfm.kernels.proof.resources import Resources, occupancy
 
 from benchmarks.cases import kernels
 from benchmarks.limits.devices import DEVICES, Device
@@ -41,6 +37,10 @@ from benchmarks.measure.result_files import RESULTS, Entry, Loaded, load, shape_
 from benchmarks.measure.text_table import aligned
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof.costs import Cost
+from fasttfm.kernels.proof.resources import Resources, occupancy
 
 LABEL = "predicted, not measured"
 

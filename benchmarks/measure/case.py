@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from fasttfm.kernels.proof.costs import Cost
 from torch import Tensor
 
 from benchmarks.measure import numerics
 from benchmarks.measure.providers import Absent, Provider
+from fasttfm.kernels.proof.costs import Cost
 
 LEVELS = ("smoke", "quick", "standard", "full")
 """smoke: the smallest shapes, to see that everything runs; its times mean nothing."""

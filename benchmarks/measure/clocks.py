@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fasttfm.kernels.proof.launch_log import LaunchLog
 
 from benchmarks.measure.case import PURE_PASSES, Case, Clock
+from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.timing import DeviceClock
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself on stderr otherwise

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fasttfm.kernels.proof.costs import Cost
-
 from benchmarks.measure.case import Case, Ceilings, Clock, Entry, Setting, Work
 from benchmarks.measure.records import Record, rounded
+from fasttfm.kernels.proof.costs import Cost
 from fasttfm.timing import quantile
 
 

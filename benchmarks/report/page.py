@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fasttfm.kernels.proof import budgets
-
 from benchmarks.limits import roofline_decode as decode
 from benchmarks.limits import roofline_step as steps
 from benchmarks.limits.devices import DEVICES, H200_SUSTAINED
@@ -27,6 +25,7 @@ from benchmarks.report.document import Block, Heading, Notice, Section, Table, T
 from benchmarks.report.headline import claims
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
+from fasttfm.kernels.proof import budgets
 
 OUT = ROOT / "docs" / "benchmark-report"
 TITLE = "fasttfm: benchmark report"

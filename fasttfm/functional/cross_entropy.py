@@ -40,15 +40,15 @@ def cross_entropy(
         raise ValueError(f"logits {tuple(logits.shape)} and target {tuple(target.shape)} must be (M, V) and (M,)")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}: choose mean or sum")
-    call = _Call(logits, target, _Loss(float(label_smoothing), ignore_index, reduction == "mean"), chosen())
+    options = _Loss(float(label_smoothing), ignore_index, reduction == "mean")
     if inplace and torch.is_grad_enabled() and logits.requires_grad:
         if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
             raise ValueError(
                 f"logits have strides {logits.stride()}: inplace=True needs separate rows with stride 1; "
                 "call .contiguous() before or leave inplace out"
             )
-        return _cross_entropy_consume(_Consumed(*call))
-    loss, nll, _ = _cross_entropy(call)
+        return _cross_entropy_consume(logits, target, options, chosen())
+    loss, nll, _ = _cross_entropy(logits, target, options, chosen())
     return loss, nll
 
 
@@ -106,7 +106,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
 
 
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
-    return None if grad is None else {"logits": _cross_entropy_backward(_Backward(grad, saved))}
+    return None if grad is None else {"logits": _cross_entropy_backward(grad, saved)}
 
 
 def _compute_backward(call: _Backward) -> Tensor:
@@ -188,7 +188,7 @@ def _return_gradient(saved: _Gradient, wanted: _Consumed, grad: Tensor | None, _
     gradient = saved.logits.data  # not detach(): scaling must not count as a change of the saved logits
     if torch.is_grad_enabled():
         return {"logits": scale_gradients(gradient, gradient.new_empty(0), grad, saved.logits)[0]}
-    _scale_gradient_(_Scale(gradient, grad, saved.route))
+    _scale_gradient_(gradient, grad, saved.route)
     return {"logits": gradient}
 
 

@@ -49,7 +49,7 @@ def embed(
                 f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
             )
     table = _Table(float(scale), pad_id, first_position, dropout_for(weight.device, float(dropout_p), seed, site))
-    return _embed(_Call(tokens, weight, positions, table, chosen()))[0]
+    return _embed(tokens, weight, positions, table, chosen())[0]
 
 
 class _Table(NamedTuple):
@@ -158,7 +158,7 @@ def _differentiate(kept: _Kept, wanted: _Call, grad: Tensor | None, _: None) -> 
     if grad is None:
         return None
     rows = _Shapes(kept.rows.vocabulary if wanted.weight else 0, kept.rows.positions if wanted.positions else 0)
-    d_weight, d_positions = _embed_backward(_Backward(grad, kept.saved, rows))
+    d_weight, d_positions = _embed_backward(grad, kept.saved, rows)
     return {
         "weight": d_weight if wanted.weight else None,
         "positions": d_positions.to(kept.positions_dtype) if wanted.positions else None,

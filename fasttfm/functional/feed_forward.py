@@ -39,7 +39,7 @@ def feed_forward(
     """
     _check(x, weight1, bias1, weight2, bias2)
     dropout = dropout_for(x.device, dropout_p, seed, site)
-    return _feed_forward(_Call(x, weight1, bias1, weight2, bias2, bias1_parts, dropout, chosen()))[0]
+    return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, dropout, chosen())[0]
 
 
 def bias1_programs(rows: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device) -> int:
@@ -184,7 +184,7 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
 def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor | None, *_: None) -> Gradients:
     if dout is None:
         return None
-    dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(_Backward(dout, saved))
+    dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, saved)
     return {
         "x": dx,
         "weight1": dweight1,

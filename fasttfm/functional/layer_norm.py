@@ -28,7 +28,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
     _check(x, weight, bias)
-    return _layer_norm(_Norm(x, weight, bias, eps, False, chosen()))[0]
+    return _layer_norm(x, weight, bias, eps, False, chosen())[0]
 
 
 def branch_layer_norm(
@@ -39,7 +39,7 @@ def branch_layer_norm(
     As layer_norm() in all else; gradients of both outputs flow back in one pass, where two uses of x would be added.
     """
     _check(x, weight, bias)
-    y, _, _, *again = _layer_norm(_Norm(x, weight, bias, eps, True, chosen()))
+    y, _, _, *again = _layer_norm(x, weight, bias, eps, True, chosen())
     return y, again[0] if again else x
 
 
@@ -69,8 +69,7 @@ def residual_layer_norm(
     if x.shape != residual.shape:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
     dropout = dropout_for(x.device, dropout_p, seed, site)
-    call = _ResidualNorm(x, x_bias, residual, weight, bias, eps, dropout, post_norm, chosen())
-    y, s, _, _, _, *again = _residual_layer_norm(call)
+    y, s, _, _, _, *again = _residual_layer_norm(x, x_bias, residual, weight, bias, eps, dropout, post_norm, chosen())
     if post_norm:
         return y, again[0] if again else y
     return y, s
@@ -220,7 +219,7 @@ def _differentiate(
 ) -> Gradients:
     if dy is None:
         return {"x": ds}
-    dx, dweight, dbias = _layer_norm_backward(_NormBackward(dy, ds, saved))
+    dx, dweight, dbias = _layer_norm_backward(dy, ds, saved)
     return {"x": dx, **_parameter_gradients(saved.norm, dweight, dbias)}
 
 
@@ -360,7 +359,7 @@ def _residual_differentiate(
         dy, dy2 = dy2, None
     if dy is None:  # y went unused
         dy = saved.norm.x.new_zeros(saved.norm.x.shape, dtype=saved.dtype)
-    dx, dresidual, dweight, dbias, dx_bias = _residual_layer_norm_backward(_ResidualBackward(dy, dy2, ds, saved))
+    dx, dresidual, dweight, dbias, dx_bias = _residual_layer_norm_backward(dy, dy2, ds, saved)
     return {
         "x": dresidual if saved.one_gradient else dx,
         "x_bias": None if saved.x_bias is None else dx_bias,

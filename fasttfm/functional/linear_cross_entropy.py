@@ -47,9 +47,9 @@ def linear_cross_entropy(
         )
     need_hidden, need_weight = (torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
     rows = hidden.reshape(-1, hidden.shape[-1])
-    edge = _gradient_edge(_Edge(rows, weight)) if need_hidden or need_weight else None
+    edge = _gradient_edge(rows, weight) if need_hidden or need_weight else None
     options = _Options(float(label_smoothing), ignore_index, need_hidden, need_weight, low_memory, None)
-    loss, nll, _, _ = _linear_cross_entropy(_Call(rows, weight, target.reshape(-1), edge, options, chosen()))
+    loss, nll, _, _ = _linear_cross_entropy(rows, weight, target.reshape(-1), edge, options, chosen())
     return loss, nll
 
 

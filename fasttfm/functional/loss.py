@@ -197,4 +197,4 @@ def scale_gradients(first: Tensor, second: Tensor, factor: Tensor, source: Tenso
     source: a tensor through which what was differentiated can be reached. Where a backward pass is recorded
     (create_graph=True) it makes a second derivative end in a message: the two would silently count as constants.
     """
-    return _scale_gradients(_Scaling(first, second, factor, source))
+    return _scale_gradients(first, second, factor, source)

@@ -14,7 +14,7 @@ modes, torch.func, the profiler.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,15 +50,16 @@ _autocast_dtype = torch.get_autocast_dtype
 _set_autocast = torch.set_autocast_enabled
 _current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)  # what torch.cuda.current_device() ends in
 _grad_enabled = torch.is_grad_enabled
+_new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
-Call = TypeVar("Call", bound=tuple)
+Fields = ParamSpec("Fields")
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 Gradients = dict[str, Tensor | None] | None
 """By the names of the tensors; those that are left out, and all with None, have none."""
 
 
-class Operator(Generic[Call]):
-    """One torch operator, torch.ops.fasttfm.<name>; call it with a Call, a NamedTuple.
+class Operator(Generic[Fields]):
+    """One torch operator, torch.ops.fasttfm.<name>; call it with the fields of its call, a NamedTuple.
 
     compute(call): the outputs; autograd and autocast are off while it runs.
     fake(call): empty outputs of the right shapes, dtypes and strides.
@@ -77,19 +78,19 @@ class Operator(Generic[Call]):
     def __init__(
         self,
         name: str,
-        call: type[Call],
+        call: Callable[Fields, tuple],
         returns: str,
-        compute: Callable[[Call], Any],
-        fake: Callable[[Call], Any],
+        compute: Callable[[Any], Any],
+        fake: Callable[[Any], Any],
         *,
-        decide: Callable[[Call], str] | None = None,
-        save: Callable[[Call, Any], Any] | None = None,
+        decide: Callable[[Any], str] | None = None,
+        save: Callable[[Any, Any], Any] | None = None,
         backward: Callable[..., Gradients] | None = None,
         differentiable: int = 1,
-        autocast: Callable[[Call, torch.dtype], Call] | None = None,
-        again: Callable[[Call, Any], Tensor | None] | None = None,
+        autocast: Callable[[Any, torch.dtype], Any] | None = None,
+        again: Callable[[Any, Any], Tensor | None] | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._kind = name, call
         layout = layout_of(call)
         self._tensors = layout.tensors
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
@@ -105,7 +106,7 @@ class Operator(Generic[Call]):
                 ):  # torch.autograd.Function turns it off, also for the outer levels of torch.func
                     return dispatched.redispatch(keys & _after_autograd, *args)
 
-        def settled(args: tuple) -> Call:
+        def settled(args: tuple) -> Any:
             return self._settled(layout.build(args))
 
         rule = _Rule(name, layout, save, backward, differentiable)
@@ -150,14 +151,15 @@ class Operator(Generic[Call]):
             _library.impl(name, refuse_batching, "FuncTorchBatched")
         torch.library.register_fake(f"fasttfm::{name}", lambda *args: fake(settled(args)), lib=_library)
 
-    def _settled(self, call: Call) -> Call:
+    def _settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
         if self._decide is None:
             return call
         route = self._decide(call)
-        return call if route == call[-1] else call._make((*call[:-1], route))  # type: ignore[attr-defined]
+        return call if route == call[-1] else _new(self._kind, (*call[:-1], route))
 
-    def __call__(self, call: Call) -> Any:
+    def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
+        call: Any = _new(self._kind, fields) if not named else self._kind(*fields, **named)
         if _compiling() or _transforms() or _profiling() or forward_ad._current_level >= 0:
             return self.dispatched(*flat(call))
         if _dispatch_modes() and not _all_see_through():
@@ -234,8 +236,8 @@ class _Rule(NamedTuple):
             saved = save(call, outputs)  # type: ignore[misc]
             if layout is None:
                 layout = layout_of(saved.__class__)
-            ctx.save_for_backward(*layout.tensors(saved))
-            ctx.others = layout.others(saved)
+            kept, ctx.others = layout.parted(saved)
+            ctx.save_for_backward(*kept)
             if again is not None and (once_more := again(call, outputs)) is not None:
                 return *outputs, once_more.detach()
             return outputs
@@ -287,8 +289,8 @@ class _Rule(NamedTuple):
         ctx.set_materialize_grads(False)
         saved = self.save(call, outputs)  # type: ignore[misc]
         ctx.layout = layout = layout_of(saved.__class__)
-        ctx.save_for_backward(*layout.tensors(saved))
-        ctx.others = layout.others(saved)
+        tensors, ctx.others = layout.parted(saved)
+        ctx.save_for_backward(*tensors)
 
     def _by_name(self, gradients: Gradients) -> list[Tensor | None]:
         if gradients is None:

@@ -1,12 +1,14 @@
-"""Records, which are NamedTuples of tensors, numbers and other records, as the flat arguments of a torch operator."""
+"""Records, which are NamedTuples of tensors, numbers and other records, as the flat arguments of a torch operator.
+
+What takes records apart and puts them together runs in every call of an operator, so it is compiled once a kind of
+record, from the expression that one would write for it by hand.
+"""
 
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -35,29 +37,24 @@ class Layout:
 
     def __init__(self, kind: type) -> None:
         fields = list(_fields(kind))
-        paths = [path for path, _ in fields]
-        tensors = [path for path, type_ in fields if _is_tensor(type_)]
-        others = [path for path, type_ in fields if not _is_tensor(type_)]
-        self.names = [path.rpartition(".")[2] for path in tensors]
+        numbers = range(len(fields))
+        self.places = [i for i in numbers if _is_tensor(fields[i].type)]
+        """Of the tensors among all fields."""
+        self.names = [fields[i].name for i in self.places]
         """Of the tensors."""
-        self.places = [paths.index(path) for path in tensors]
-        self.tensors, self.others = _getter(tensors), _getter(others)
-        self._order = [(tensors + others).index(path) for path in paths]
-        self._build = _builder(kind)
-        self._kind, self._fields = kind, fields
-
-    @property
-    def schema(self) -> str:
-        return ", ".join(f"{_SCHEMA_TYPES[type_]} {path.rpartition('.')[2]}" for path, type_ in self._fields)
-
-    def build(self, args: tuple) -> Any:
-        """The NamedTuple from its fields."""
-        return self._build(iter(args))
-
-    def merge(self, tensors: tuple, others: tuple) -> Any:
-        """The NamedTuple from what tensors() and others() gave."""
-        values = tensors + others
-        return self._build(iter([values[i] for i in self._order]))
+        self.schema = ", ".join(f"{_SCHEMA_TYPES[field.type]} {field.name}" for field in fields)
+        """As torch writes it."""
+        others = [i for i in numbers if i not in self.places]
+        tensors_in, others_in = (_tuple([f"r{fields[i].path}" for i in part]) for part in (self.places, others))
+        from_parts = {i: f"t[{n}]" for n, i in enumerate(self.places)} | {i: f"o[{n}]" for n, i in enumerate(others)}
+        self.tensors: Callable[[Any], tuple] = _compiled(f"lambda r: {tensors_in}")
+        """Of a record."""
+        self.parted: Callable[[Any], tuple[tuple, tuple]] = _compiled(f"lambda r: ({tensors_in}, {others_in})")
+        """The tensors of a record and what else it holds."""
+        self.merge: Callable[[tuple, tuple], Any] = _builder(kind, "t, o", [from_parts[i] for i in numbers])
+        """The record from what parted() gave."""
+        self.build: Callable[[tuple], Any] = _builder(kind, "a", [f"a[{i}]" for i in numbers])
+        """The record from all its fields, one after the other."""
 
 
 @functools.cache
@@ -74,29 +71,42 @@ def _is_record(type_: Any) -> bool:
     return isinstance(type_, type) and issubclass(type_, tuple)
 
 
-def _fields(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted name and the type of every field, those of nested records in their place."""
-    for name, type_ in get_type_hints(kind, include_extras=True).items():
+class _Field(NamedTuple):
+    name: str
+    type: Any
+    path: str
+    """[1][0]: where in the record it is."""
+
+
+def _fields(kind: type, path: str = "") -> Iterator[_Field]:
+    """Every field, those of nested records in their place."""
+    for i, (name, type_) in enumerate(get_type_hints(kind, include_extras=True).items()):
         if _is_record(type_):
-            yield from _fields(type_, f"{prefix}{name}.")
+            yield from _fields(type_, f"{path}[{i}]")
         else:
-            yield prefix + name, type_
+            yield _Field(name, type_, f"{path}[{i}]")
 
 
-def _getter(paths: list[str]) -> Callable[[Any], tuple]:
-    if not paths:
-        return lambda call: ()
-    get: Any = operator.attrgetter(*paths)
-    return get if len(paths) > 1 else lambda call: (get(call),)
+def _tuple(values: list[str]) -> str:
+    return f"({''.join(f'{value}, ' for value in values)})"
 
 
-def _builder(kind: Any) -> Callable[[Iterator], Any]:
-    """Takes what a record needs from an iterator over its fields."""
-    inner = [_builder(type_) if _is_record(type_) else None for type_ in get_type_hints(kind).values()]
-    if not any(inner):
-        count = len(inner)
-        return lambda values: kind._make(itertools.islice(values, count))
-    return lambda values: kind._make([next(values) if build is None else build(values) for build in inner])
+def _compiled(source: str, names: dict[str, Any] | None = None) -> Any:
+    return eval(source, names or {})
+
+
+def _builder(kind: type, parameters: str, values: list[str]) -> Any:
+    """A function that makes the record of these values, which are expressions in the parameters."""
+    names: dict[str, Any] = {"new": tuple.__new__}
+    left = iter(values)
+
+    def expression(kind: type) -> str:
+        name = f"record{len(names)}"
+        names[name] = kind
+        types = get_type_hints(kind).values()
+        return f"new({name}, {_tuple([expression(t) if _is_record(t) else next(left) for t in types])})"
+
+    return _compiled(f"lambda {parameters}: {expression(kind)}", names)
 
 
 def flat(call: tuple) -> tuple:

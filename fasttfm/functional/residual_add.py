@@ -27,7 +27,7 @@ def residual_add(
     dropout = dropout_for(x.device, dropout_p, seed, site)
     if dropout.seed is None and x.dtype == residual.dtype:
         return residual + x
-    return _residual_add(_Call(x, residual, dropout, chosen()))[0]
+    return _residual_add(x, residual, dropout, chosen())[0]
 
 
 class _Call(NamedTuple):
@@ -71,7 +71,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Saved:
 
 
 def _differentiate(saved: _Saved, wanted: _Call, ds: Tensor | None, _: None) -> Gradients:
-    return None if ds is None else {"x": _residual_add_backward(_Backward(ds, saved)), "residual": ds}
+    return None if ds is None else {"x": _residual_add_backward(ds, saved), "residual": ds}
 
 
 def _compute_backward(call: _Backward) -> Tensor:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.attention.forward import long_cases
 from fasttfm.kernels.attention.launch import distinct, launch_options, like_heads, prepare, strides, unit
 from fasttfm.kernels.attention.tile import (
@@ -40,7 +42,6 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
 from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, Tile
-from torch import Tensor
 
 
 @triton.jit

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.attention.launch import (
     compile_case,
     distinct,
@@ -56,7 +58,6 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
 from fasttfm.kernels.tiles.attention import FORWARD, Tile
-from torch import Tensor
 
 
 @triton.jit

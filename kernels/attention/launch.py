@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
@@ -14,7 +16,6 @@ from fasttfm.kernels.launch import chip, interpreted, product_kind
 from fasttfm.kernels.parameter import kinds_of
 from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
-from torch import Tensor
 
 MAX_WIDTH = 256
 """Largest head size of queries, keys and values."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.attention.launch import (
     compile_case,
     head_constants,
@@ -43,7 +45,6 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
 from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
-from torch import Tensor
 
 
 @jit

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import triton.language as tl
+from torch import Tensor
+
 from fasttfm.kernels.attention.forward import WIDTHS, outputs
 from fasttfm.kernels.attention.launch import (
     compile_case,
@@ -56,7 +58,6 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
-from torch import Tensor
 
 
 @jit

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
 from fasttfm.kernels.philox import keep_mask
 
 LOG2E = tl.constexpr(1.4426950408889634)

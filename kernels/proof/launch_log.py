@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from fasttfm.kernels.launch import interpreted
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fasttfm.kernels.launch import interpreted
 
 _NO_LAUNCH = {
     "_unsafe_view",

@@ -119,10 +119,11 @@ def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, .
 def compile_case(chip: Chip, case: CompileCase) -> Resources:
     """Compiles one case; Triton must not be in its interpreter."""
     import triton
-    from fasttfm.kernels.jit import OPTIONS
-    from fasttfm.kernels.proof import resources
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from fasttfm.kernels.jit import OPTIONS
+    from fasttfm.kernels.proof import resources
 
     target = GPUTarget("cuda", chip.capability, 32) if chip.capability else GPUTarget("hip", chip.name, 64)
     compiled = triton.compile(

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
 from fasttfm.kernels import launch
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.jit import Kernel
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 _FIRST_DEVICE = 64
 """Above the numbers of devices that a machine has."""

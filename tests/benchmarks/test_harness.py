@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from fasttfm.kernels.proof.costs import Cost
 
 from benchmarks.measure import harness, numerics, records
 from benchmarks.measure.case import Case, Ceilings, Setting, Work
@@ -13,6 +12,7 @@ from benchmarks.measure.clocks import HostClock, host_peak_bytes, last_level_cac
 from benchmarks.measure.harness import Rotation
 from benchmarks.measure.machine import describe
 from benchmarks.measure.providers import Absent
+from fasttfm.kernels.proof.costs import Cost
 
 HERE = describe()
 SHARED = torch.linspace(0, 1, 16)

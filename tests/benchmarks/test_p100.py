@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof import budgets
-from fasttfm.kernels.proof.matrix import families
 
 from benchmarks.__main__ import main
 from benchmarks.limits import old_chips
 from benchmarks.measure import check
 from benchmarks.measure.machine import ROOT
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof.matrix import families
 
 NOTEBOOK = ROOT / "notebooks" / "p100.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.costs import H200, Cost, Machine
 
 from benchmarks.__main__ import main
 from benchmarks.limits import roofline, roofline_decode, roofline_step
 from benchmarks.limits.devices import DEVICES, H200_SUSTAINED
 from benchmarks.limits.roofline_step import MODELS
 from fasttfm.errors import UserError
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import H200, Cost, Machine
 
 BASE, BIG = MODELS["paper-base"], MODELS["paper-big"]
 

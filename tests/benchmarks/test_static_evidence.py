@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fasttfm.kernels.proof.costs import Cost
-from fasttfm.kernels.proof.resources import Resources
 
 from benchmarks.limits import static_evidence
 from benchmarks.limits.devices import DEVICES
@@ -12,6 +10,8 @@ from benchmarks.limits.roofline_decode import GRAPH_LAUNCH_US
 from benchmarks.limits.static_evidence import Compiled, Work, predict
 from benchmarks.measure.result_files import load
 from fasttfm.errors import UserError
+from fasttfm.kernels.proof.costs import Cost
+from fasttfm.kernels.proof.resources import Resources
 
 H200, T4 = DEVICES["H200"], DEVICES["T4"]
 SHAPE = {"B": 2, "H": 8, "L": 27, "D": 64}

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from fasttfm.kernels import choice_cache, choices
-from fasttfm.kernels.compile_case import CHIPS
 
 from fasttfm import tuning
 from fasttfm.cli import main
+from fasttfm.kernels import choice_cache, choices
+from fasttfm.kernels.compile_case import CHIPS
 
 CHIP = CHIPS["sm_90"]
 

@@ -10,10 +10,10 @@ import torch
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in (".", "kernels")]
 
 from accuracy import FLOOR  # noqa: E402
-from fasttfm.kernels.proof.ptx import Machine, executed  # noqa: E402
 from gpu.problems import Problem  # noqa: E402
 
 from fasttfm.functional import backend  # noqa: E402
+from fasttfm.kernels.proof.ptx import Machine, executed  # noqa: E402
 
 SEED = torch.tensor([987654321])
 CPU = torch.device("cpu")

@@ -5,6 +5,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+
 from fasttfm.kernels.proof.ptx import FaultyKernel, executed
 
 

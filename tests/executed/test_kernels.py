@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import CHIPS
 from executing import CPU, check, solve
-from fasttfm.kernels.proof.ptx import executed
 from gpu.problems import PROBLEMS, _attention
 
 from fasttfm.functional import backend
+from fasttfm.kernels.proof.ptx import executed
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _LONGEST = 600

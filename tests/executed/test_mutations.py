@@ -7,9 +7,9 @@ import re
 
 import pytest
 import torch
-from fasttfm.kernels.proof.ptx import FaultyKernel, Unsupported, executed
 
 from fasttfm import functional as F
+from fasttfm.kernels.proof.ptx import FaultyKernel, Unsupported, executed
 
 KINDS = {
     "barrier removed": (r"^\tbar\.sync .*;$", lambda m: ""),

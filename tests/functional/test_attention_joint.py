@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from fasttfm.kernels.proof.launch_log import LaunchLog
 from torch.library import opcheck
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.kernels.proof.launch_log import LaunchLog
 
 BACKENDS = ["torch", "triton"]
 B, H, L, S, D = 2, 3, 9, 14, 16

@@ -4,13 +4,13 @@ import sys
 
 import pytest
 import torch
-from fasttfm.kernels import launch
-from fasttfm.kernels.attention import launch as attention_launch
-from fasttfm.kernels.compile_case import CHIPS
 
 from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.functional.attention import routes
+from fasttfm.kernels import launch
+from fasttfm.kernels.attention import launch as attention_launch
+from fasttfm.kernels.compile_case import CHIPS
 
 
 def heads(*shape, **options):

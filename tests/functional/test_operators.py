@@ -47,7 +47,7 @@ def derive(call):
 
 
 def backward(saved, wanted, grad):
-    dx, dfactor = _derive(Derived(grad, saved))
+    dx, dfactor = _derive(grad, saved)
     return {"x": dx, "factor": dfactor, "offset": grad if wanted.offset else None}
 
 
@@ -79,7 +79,7 @@ _scaled = Operator(
 
 
 def scaled(*args):
-    return _scaled(Scaled(*args))
+    return _scaled(*args)
 
 
 @pytest.fixture(autouse=True)
@@ -297,14 +297,14 @@ def test_a_gradient_of_a_tensor_that_does_not_exist_is_an_error():
     )
     x, factor, _ = inputs()
     with pytest.raises(TypeError, match="test_misnamed has no tensor named y"):
-        call(Scaled(x, factor, None, 1)).sum().backward()
+        call(x, factor, None, 1).sum().backward()
 
 
 @pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
 def test_what_is_decided_is_decided_before_it_computes_and_saved(call, routed):
     """A setting that changes between forward and backward does not change the route."""
     operator, setting, seen = routed
-    call = (lambda *args: operator(Routed(*args))) if call is scaled else operator.dispatched
+    call = operator if call is scaled else operator.dispatched
     x = torch.ones(3, requires_grad=True)
     y = call(x, "auto")
     setting[0] = "slow"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from fasttfm.kernels import launch
 from fasttfm.kernels.attention import launch as attention_launch
 

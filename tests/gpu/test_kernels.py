@@ -97,9 +97,8 @@ def test_the_keep_mask_on_the_device_is_the_references(device):
 
 
 def test_tf32_is_used_when_torch_allows_it_and_never_otherwise(device):
-    from fasttfm.kernels import launch
-
     from fasttfm import functional as F
+    from fasttfm.kernels import launch
 
     if launch.chip(device).capability < 80:
         pytest.skip("no TF32 before sm_80")

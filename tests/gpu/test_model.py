@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fasttfm.kernels.proof.launch_log import LaunchLog
 
 from fasttfm.functional import backend
 from fasttfm.functional.merging import merged_launches
+from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import Transformer, TransformerConfig
 
 LENGTHS = (27, 9, 31), (22, 30, 4)

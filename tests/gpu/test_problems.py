@@ -1,6 +1,7 @@
 """The problems meet every tile that the tables of attention name, on whatever chip they run. Needs no device."""
 
 import pytest
+
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch

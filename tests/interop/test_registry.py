@@ -8,10 +8,9 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
-from fasttfm.kernels.proof.launch_log import LaunchLog  # noqa: E402
-
 from fasttfm import functional as F  # noqa: E402
 from fasttfm.interop import huggingface  # noqa: E402
+from fasttfm.kernels.proof.launch_log import LaunchLog  # noqa: E402
 from tests.interop import registry  # noqa: E402
 
 NAMED = (

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+
 from fasttfm.kernels import residual_add
 from fasttfm.kernels.jit import Kernel
 from fasttfm.kernels.proof.stand_in import Start, stand_in

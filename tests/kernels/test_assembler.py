@@ -4,6 +4,7 @@ import os
 import stat
 
 import pytest
+
 from fasttfm.kernels.proof.assembler import assembler, description
 
 

@@ -5,6 +5,11 @@ import math
 import pytest
 import torch
 from accuracy import FLOOR, solve, weigh_all
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fasttfm import functional as F
+from fasttfm import reference
 from fasttfm.kernels import launch, masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention
@@ -13,11 +18,6 @@ from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
 from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.tiles.attention import Tile
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from fasttfm import functional as F
-from fasttfm import reference
 
 ROUTES = ("short", "flash", "softmax")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -7,10 +7,10 @@ tiles each.
 
 import pytest
 import torch
-from fasttfm.kernels.partial_sums import add_parts
 from test_attention_kernels import take  # noqa: F401 (a fixture)
 
 from fasttfm import functional as F
+from fasttfm.kernels.partial_sums import add_parts
 
 GUARD = 8192  # bytes before and after
 NAN, MADE = 255, 254  # what they are filled with, around inputs and around what is made

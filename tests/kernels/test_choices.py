@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+
 from fasttfm.kernels import choice_cache, choices
 from fasttfm.kernels.choice_cache import Answer, Place
 from fasttfm.kernels.compile_case import CHIPS

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import matrix as compile_matrix

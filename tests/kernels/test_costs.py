@@ -1,6 +1,7 @@
 """The static costs against the plan: floors on an H200 that sustains 790 TFLOP/s and 4.3 TB/s."""
 
 import pytest
+
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import H200, Cost
 

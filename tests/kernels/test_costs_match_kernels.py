@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from fasttfm.kernels.proof import costs
-from fasttfm.kernels.proof.launch_log import LaunchLog
 
 from fasttfm import functional as F
 from fasttfm.functional import backend
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.launch_log import LaunchLog
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
 

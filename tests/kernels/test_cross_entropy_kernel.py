@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 from accuracy import assert_as_accurate, compare, solve
-from fasttfm.kernels import cross_entropy as kernel
-from fasttfm.kernels.chip import INTERPRETER
-from fasttfm.kernels.compile_case import CHIPS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
+from fasttfm.kernels import cross_entropy as kernel
+from fasttfm.kernels.chip import INTERPRETER
+from fasttfm.kernels.compile_case import CHIPS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PAD = 0

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from accuracy import compare, solve
-from fasttfm.kernels import embedding as kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
+from fasttfm.kernels import embedding as kernel
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SEED = torch.tensor([0x1234567890ABCDEF])

@@ -3,14 +3,14 @@
 import pytest
 import torch
 from accuracy import compare, solve
-from fasttfm.kernels import feed_forward as kernel
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.tiles.feed_forward import GATE, ProductTile, epilogue_route, product_tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
+from fasttfm.kernels import feed_forward as kernel
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.tiles.feed_forward import GATE, ProductTile, epilogue_route, product_tile
 
 SEED = torch.tensor([-0x1234567890ABCDEF])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

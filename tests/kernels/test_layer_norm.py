@@ -5,17 +5,17 @@ import itertools
 import pytest
 import torch
 from accuracy import compare, solve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttfm import functional, reference
+from fasttfm.functional.backends import backend
 from fasttfm.kernels import layer_norm as kernel
 from fasttfm.kernels import layer_norm_wide as wide_kernel
 from fasttfm.kernels import residual_add as add_kernel
 from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.tiles.rows import LAYER_NORM_WIDE
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fasttfm import functional, reference
-from fasttfm.functional.backends import backend
 
 SEED = torch.tensor([0x1234567890ABCDEF])
 PAIRS = [

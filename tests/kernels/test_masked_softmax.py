@@ -3,14 +3,14 @@
 import pytest
 import torch
 from accuracy import solve
-from fasttfm.kernels import masked_softmax
-from fasttfm.kernels.tiles.attention import Tile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_attention_kernels import compare
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.kernels import masked_softmax
+from fasttfm.kernels.tiles.attention import Tile
 
 
 @pytest.fixture(params=["one pass", "walked"])

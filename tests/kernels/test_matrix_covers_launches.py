@@ -6,6 +6,9 @@ import sys
 
 import pytest
 import torch
+
+from fasttfm import functional as F
+from fasttfm.functional import backend
 from fasttfm.kernels import launch
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention
@@ -19,9 +22,6 @@ from fasttfm.kernels.parameter import kinds_of
 from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.tiles import attention as tables
 from fasttfm.kernels.tiles.attention import Tile
-
-from fasttfm import functional as F
-from fasttfm.functional import backend
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from fasttfm.kernels.partial_sums import add_parts
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")

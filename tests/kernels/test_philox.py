@@ -6,9 +6,9 @@ import math
 import keep_mask
 import pytest
 import torch
-from fasttfm.kernels import philox
 
 from fasttfm import reference
+from fasttfm.kernels import philox
 
 SEED = torch.tensor([0x0123456789ABCDEF])
 

@@ -5,8 +5,9 @@ import importlib
 import itertools
 import pkgutil
 
-import fasttfm.kernels.tiles
 import pytest
+
+import fasttfm.kernels.tiles
 from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.tiles.table import Table, relative

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from fasttfm.kernels import cross_entropy, embedding, feed_forward, layer_norm, residual_add
 from fasttfm.kernels.jit import LARGEST
 

@@ -17,12 +17,12 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
 
 import torch
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof import matrix as compile_matrix
-from fasttfm.kernels.proof.stand_in import stand_in
 from triton import knobs
 
 from fasttfm.functional import backends
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof import matrix as compile_matrix
+from fasttfm.kernels.proof.stand_in import stand_in
 from fasttfm.models import Transformer, TransformerConfig
 
 FIRST = [

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fasttfm.kernels.proof.launch_log import LaunchLog
 from torch import nn
 
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.functional import backend
 from fasttfm.functional.merging import merged_launches
+from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import TransformerConfig
 
 from .decoder_only import LanguageModel

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 import torch
-from fasttfm.kernels.proof.launch_log import LaunchLog
 
 from fasttfm.functional import backend
+from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import Transformer, TransformerConfig
 
 LENGTHS = (7, 2, 5), (4, 6, 3)

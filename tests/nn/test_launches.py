@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from fasttfm.kernels.proof.launch_log import LaunchLog
 
 import fasttfm.nn
 from fasttfm.functional import backend
+from fasttfm.kernels.proof.launch_log import LaunchLog
 
 from .twins import padding
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
 from fasttfm.kernels.proof.ptx.faults import Fault
 from fasttfm.kernels.proof.ptx.memory import buffers
 from fasttfm.kernels.proof.ptx.parse import parse

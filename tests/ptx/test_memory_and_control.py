@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from ptx_text import run
+
 from fasttfm.kernels.proof.ptx import Unsupported
 from fasttfm.kernels.proof.ptx.memory import POISON
-from ptx_text import run
 
 WORD = np.arange(1000, 1064, dtype="u4")
 NONE = np.zeros(64, dtype="u4")

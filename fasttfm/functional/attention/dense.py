@@ -56,7 +56,7 @@ def attention(
         key_lengths=key_lengths,
         mask=mask,
     )
-    return _attention(_Call(query, key, value, options, chosen()))[0]
+    return _attention(query, key, value, options, chosen())[0]
 
 
 def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
@@ -154,7 +154,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
 def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, *_: None) -> Gradients:
     if grad is None:
         return None
-    d_query, d_key, d_value, d_mask = _attention_backward(_Backward(grad, saved, wanted.mask is True))
+    d_query, d_key, d_value, d_mask = _attention_backward(grad, saved, wanted.mask is True)
     return {"query": d_query, "key": d_key, "value": d_value, "mask": d_mask if wanted.mask else None}
 
 

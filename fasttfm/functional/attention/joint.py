@@ -58,7 +58,7 @@ def joint_attention(
         joint.shape, joint.device, scale, (dropout_p, seed, site), causal=causal, key_lengths=key_lengths, mask=mask
     )
     joint_bias, query_bias = biases or (None, None)
-    return _attention(_Call(joint, query, joint_bias, query_bias, options, chosen()))[0]
+    return _attention(joint, query, joint_bias, query_bias, options, chosen())[0]
 
 
 def bias_programs(batch: int, keys: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int | None:
@@ -145,7 +145,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
     if grad is None:
         return None
-    gradients = dict(zip(_Call._fields, _attention_backward(_Backward(grad, saved))))
+    gradients = dict(zip(_Call._fields, _attention_backward(grad, saved)))
     return {name: d for name, d in gradients.items() if getattr(saved, name) is not None}
 
 

@@ -44,7 +44,7 @@ def varlen_attention(
     options = Options.of(
         query.shape, query.device, scale, (dropout_p, seed, site), causal=causal, causal_offset=causal_offset
     )
-    return _attention(_Call(query, key, value, sequences, options, chosen()))[0]
+    return _attention(query, key, value, sequences, options, chosen())[0]
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor) -> None:
@@ -256,7 +256,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> Saved:
 def _differentiate(saved: Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
     if grad is None:
         return None
-    return dict(zip(("query", "key", "value"), _attention_backward(_Backward(grad, saved))))
+    return dict(zip(("query", "key", "value"), _attention_backward(grad, saved)))
 
 
 _attention_backward = Operator(

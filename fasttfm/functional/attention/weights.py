@@ -46,7 +46,7 @@ def attention_weights(
     power, left = torch_route.split_scale(options.scale, dtype)
     query = query if power == 1.0 else query * power
     scores = query @ key.transpose(-2, -1)  # (B, H, L, S), under autocast in its dtype
-    return _softmax(_Call(scores, options._replace(scale=left), chosen()))[0]
+    return _softmax(scores, options._replace(scale=left), chosen())[0]
 
 
 class _Call(NamedTuple):
@@ -92,7 +92,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Saved:
 def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, _: None) -> Gradients:
     if grad is None:
         return None
-    d_scores, d_mask = _softmax_backward(_Backward(grad, saved, wanted.mask is True))
+    d_scores, d_mask = _softmax_backward(grad, saved, wanted.mask is True)
     return {"scores": d_scores, "mask": d_mask if wanted.mask else None}
 
 

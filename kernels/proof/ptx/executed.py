@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
+
 from fasttfm.kernels.launch import interpreted
 from fasttfm.kernels.proof.ptx.faults import Fault, FaultyKernel, Unsupported
 from fasttfm.kernels.proof.ptx.memory import POISON, buffers
 from fasttfm.kernels.proof.ptx.parse import parse
 from fasttfm.kernels.proof.ptx.run import Code, Launch, parameters_of
 from fasttfm.kernels.proof.stand_in import StandIn, install
-from triton import knobs
 
 CHIPS = ("sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 """What the machine knows the instructions of."""

@@ -9,6 +9,7 @@ Source: NVIDIA, "PTX ISA", chapters 9.7.14.5 (fragments) and 9.7.14.5.15 (ldmatr
 from __future__ import annotations
 
 import numpy as np
+
 from fasttfm.kernels.proof.ptx.rounding import bf16_to_f32, f16_to_f32
 
 

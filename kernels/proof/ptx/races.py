@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from fasttfm.kernels.proof.ptx.memory import WORDS, Buffer
 
 _THREAD, _WARP, _EPOCH = 0x3FF, 0x3E0, 10

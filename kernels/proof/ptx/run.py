@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from fasttfm.kernels.proof.ptx.faults import Fault, Unsupported
 from fasttfm.kernels.proof.ptx.matrices import Matrices
 from fasttfm.kernels.proof.ptx.memory import Buffer, Global

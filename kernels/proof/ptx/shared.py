@@ -7,6 +7,7 @@ early reads what nobody wrote. Source: NVIDIA, "PTX ISA", chapter 9.7.9.25 (asyn
 from __future__ import annotations
 
 import numpy as np
+
 from fasttfm.kernels.proof.ptx.memory import POISON, WORDS, join, split
 
 

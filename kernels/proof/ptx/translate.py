@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from fasttfm.kernels.proof.ptx import arithmetic, rounding
 from fasttfm.kernels.proof.ptx.faults import Unsupported
 from fasttfm.kernels.proof.ptx.memory import POISON

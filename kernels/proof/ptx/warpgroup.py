@@ -14,6 +14,7 @@ Source: NVIDIA, "PTX ISA", chapters 9.7.15.5 (layouts and descriptors) and 9.7.1
 from __future__ import annotations
 
 import numpy as np
+
 from fasttfm.kernels.proof.ptx.faults import Unsupported
 from fasttfm.kernels.proof.ptx.matrices import widened
 from fasttfm.kernels.proof.ptx.races import COLLECTIVE
