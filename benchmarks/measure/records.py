@@ -1,8 +1,8 @@
 """What a line of benchmarks/results says: its schema, how a file of them is written, read and checked.
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
-(end_to_end, operator_overhead, launch_overhead, launch_counts, the examples) keep their fields and have schemas of their
-own; kind(record) tells them apart. The schemas are JSON Schema, so that other tools can read them:
+(end_to_end, operator_overhead, launch_overhead, launch_counts, the examples) keep their fields and have schemas of
+their own; kind(record) tells them apart. The schemas are JSON Schema, so that other tools can read them:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """

@@ -42,8 +42,7 @@ class Layout:
         """Of the tensors among all fields."""
         self.names = [fields[i].name for i in self.places]
         """Of the tensors."""
-        self.schema = ", ".join(f"{_SCHEMA_TYPES[field.type]} {field.name}" for field in fields)
-        """As torch writes it."""
+        self._fields = fields
         others = [i for i in numbers if i not in self.places]
         tensors_in, others_in = (_tuple([f"r{fields[i].path}" for i in part]) for part in (self.places, others))
         from_parts = {i: f"t[{n}]" for n, i in enumerate(self.places)} | {i: f"o[{n}]" for n, i in enumerate(others)}
@@ -55,6 +54,11 @@ class Layout:
         """The record from what parted() gave."""
         self.build: Callable[[tuple], Any] = _builder(kind, "a", [f"a[{i}]" for i in numbers])
         """The record from all its fields, one after the other."""
+
+    @property
+    def schema(self) -> str:
+        """As torch writes it."""
+        return ", ".join(f"{_SCHEMA_TYPES[field.type]} {field.name}" for field in self._fields)
 
 
 @functools.cache

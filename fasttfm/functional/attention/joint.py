@@ -109,9 +109,9 @@ def _parts(joint: Tensor, query: Tensor | None) -> list[Tensor]:
     return [by_part(x) for x in ([joint] if query is None else [query.unsqueeze(2), joint])]
 
 
-def _heads_of(parts: list[Tensor]) -> list[Tensor]:
+def _heads_of(parts: list[Tensor]) -> tuple[Tensor, ...]:
     """Queries, keys and values of _parts()."""
-    return [x for part in parts for x in part.unbind(0)]
+    return tuple(x for part in parts for x in part.unbind(0))
 
 
 def _empty_output(query: Tensor, route: str) -> Tensor:
@@ -158,6 +158,8 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     d_joint = torch.empty_like(joint)
     d_query = None if query is None else torch.empty_like(query)
     memory: list[Tensor] = []
+    heads: tuple[Tensor, ...]
+    out: tuple[Tensor, ...]
     if routes.saves_weights(route):  # by products, which read and write planes
         parts = [in_planes(part) for part in _parts(joint, query)]
         memory = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts]
@@ -168,7 +170,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sums = BiasSums.of(joint, query, joint.shape[0]) if route == "short" and joint_bias is not None else None
     routes.backward(
         route, by_head(call.grad, q), q, k, v, by_head(output, q), saved, kept, options,
-        out=tuple(out), sums=None if sums is None else sums.of_heads(),
+        out=out, sums=None if sums is None else sums.of_heads(),
     )  # fmt: skip
     for part, written in zip(_parts(d_joint, d_query), memory):
         part.copy_(written)
