@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fasttfm.data.datasets import DATASETS
+from fasttfm.data.filters import SCRIPTS
 from fasttfm.data.tokenizer import MODEL_TYPES, NORMALIZATIONS
 from fasttfm.errors import UserError
 
@@ -83,6 +84,16 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="leave out pairs with more subwords than this on a side (default: %(default)s)",
     )
+    rules = parser.add_argument_group("training pairs to leave out", "each rule's count and first place are told")
+    rules.add_argument(
+        "--max-ratio", type=float, metavar="R", help="a side of more than R times the other's subwords (default: any)"
+    )
+    rules.add_argument("--drop-duplicates", action="store_true", help="pairs that came before")
+    rules.add_argument("--drop-identical", action="store_true", help="pairs with the same text on both sides")
+    for flag, side in (("--src-script", "source"), ("--tgt-script", "target")):
+        rules.add_argument(
+            flag, metavar="NAME", help=f"pairs whose {side} is mostly in another script; {', '.join(SCRIPTS)}"
+        )
     parser.add_argument(
         "--replace-invalid",
         action="store_true",
@@ -104,6 +115,11 @@ def run(args) -> None:
         byte_fallback=args.byte_fallback,
         normalization=args.normalization,
         max_length=args.max_length,
+        max_ratio=args.max_ratio,
+        drop_duplicates=args.drop_duplicates,
+        drop_identical=args.drop_identical,
+        source_script=args.src_script,
+        target_script=args.tgt_script,
         replace_invalid=args.replace_invalid,
     )
     prepare(*_texts(args), args.out, options, threads=args.threads, say=_say)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from fasttfm.data import prepared
-from fasttfm.data.corpus import Pair, ParallelText, StoredText
+from fasttfm.data.corpus import ParallelText, StoredText
+from fasttfm.data.filters import RULES, Dropped, Filter, check_script, repeated_pairs, report
 from fasttfm.data.tokenizer import (
     MODEL_TYPES,
     NORMALIZATIONS,
@@ -29,7 +31,7 @@ from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.wording import counted
 
-VOCABULARY_PAIRS = 2_000_000
+VOCABULARY_PAIRS = 1_000_000
 """The vocabulary is trained on at most this many pairs, taken evenly from the whole corpus."""
 _CHUNK = 20_000  # pairs split at a time
 _MOST_THREADS = 1024
@@ -53,6 +55,16 @@ class PrepareOptions:
     """SentencePiece's normalisation rule."""
     max_length: int = 256
     """Pairs with more subwords on a side are left out."""
+    max_ratio: float | None = None
+    """Pairs with a side of more than this times the other's subwords are left out of training; None keeps them."""
+    drop_duplicates: bool = False
+    """Leave pairs that came before out of training."""
+    drop_identical: bool = False
+    """Leave pairs with the same text on both sides out of training."""
+    source_script: str | None = None
+    """Leave pairs whose source is mostly in another script (filters.SCRIPTS) out of training; None takes any."""
+    target_script: str | None = None
+    """Likewise for the target."""
     replace_invalid: bool = False
     """Read bytes that are not UTF-8 as U+FFFD; False refuses them."""
 
@@ -63,6 +75,10 @@ class PrepareOptions:
             raise UserError(f"--vocab-size {self.vocab_size}: less than {1 << 31:,} is allowed")
         if self.max_length < 1:
             raise UserError(f"--max-length {self.max_length}: at least 1 subword must be allowed")
+        if self.max_ratio is not None and not self.max_ratio >= 1:
+            raise UserError(f"--max-ratio {self.max_ratio}: at least 1 is needed, sides of equal length have 1")
+        check_script("--src-script", self.source_script)
+        check_script("--tgt-script", self.target_script)
         if self.character_coverage is not None and not 0.98 <= self.character_coverage <= 1.0:
             raise UserError(f"--character-coverage {self.character_coverage}: between 0.98 and 1.0 is allowed")
         if self.model_type not in MODEL_TYPES:
@@ -159,43 +175,85 @@ def _fill(
         source_tokenizer.save(directory / "spm.model")
     kind = "separate vocabularies" if options.separate_vocab else "joint vocabulary"
     say(f"{kind} of {len(source_tokenizer):,} {options.model_type} pieces")
-    train = _split(train_text, "train", tokenizers, options, threads, say, keep_text=False)
-    valid = _split(valid_text, "valid", tokenizers, options, threads, say, keep_text=True)
-    _warn_of_overlap(train, valid, say)
-    _write(directory, "train", train, tokenizers)
-    _write(directory, "valid", valid, tokenizers)
+    rules = Filter(options.max_length)
+    valid = _write_split(directory, "valid", valid_text, tokenizers, rules, threads)
+    report("valid", rules.dropped, options.max_length, say)
+    rules = Filter(
+        options.max_length,
+        options.max_ratio,
+        options.drop_identical,
+        (options.source_script, options.target_script),
+        repeated_pairs(train_text, len(train_text)) if options.drop_duplicates else None,
+    )
+    train = _write_split(directory, "train", train_text, tokenizers, rules, threads, valid.keys)
+    report("train", rules.dropped, options.max_length, say)
+    _warn_of_overlap(valid.keys, train.keys, say)
     prepared.save_description(
         directory,
         {
             "vocabulary": "separate" if options.separate_vocab else "joint",
             "source_vocab_size": len(source_tokenizer),
             "target_vocab_size": len(target_tokenizer),
-            "train": train.counts(),
-            "valid": valid.counts(),
+            "train": train.counts,
+            "valid": valid.counts,
             "files": [str(path) for path in files],
             "fingerprint": fingerprint,
         },
     )
 
 
+@dataclass(slots=True)
 class _Split:
-    """The pairs that a split keeps, and what it left out."""
+    """What became of one split."""
 
-    def __init__(self) -> None:
-        self.source: list[np.ndarray] = []
-        self.target: list[np.ndarray] = []
-        self.source_text: list[str] = []
-        self.target_text: list[str] = []
-        self.dropped: dict[str, list[str]] = {"empty": [], "too long": []}
+    counts: dict[str, int]
+    keys: set[bytes]
+    """Of its pairs where they are held out; else the held-out keys that it met."""
 
-    def counts(self) -> dict[str, Any]:
-        return {
-            "pairs": len(self.source),
-            "source_tokens": sum(map(len, self.source)),
-            "target_tokens": sum(map(len, self.target)),
-            "dropped_empty": len(self.dropped["empty"]),
-            "dropped_too_long": len(self.dropped["too long"]),
-        }
+
+def _write_split(
+    directory: Path,
+    name: str,
+    text: StoredText,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    rules: Filter,
+    threads: int,
+    held_out: set[bytes] | None = None,
+) -> _Split:
+    """Write the ids of one split, and its text where it is held out, a chunk at a time: memory does not grow with it.
+
+    held_out: keys of pairs that are looked for; None makes the split's own keys, and keeps its text.
+    """
+    dtypes = [prepared.id_dtype(len(tokenizer)) for tokenizer in tokenizers]
+    writers = [prepared.SideWriter(directory, name, side, dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
+    keys: set[bytes] = set()
+    pairs = iter(text)
+    with ExitStack() as files:
+        copies = [
+            files.enter_context((directory / f"{name}.{side}.txt").open("wb"))
+            for side in ("src", "tgt")
+            if held_out is None
+        ]
+        while chunk := list(itertools.islice(pairs, _CHUNK)):
+            source_ids = tokenizers[0].encode_lines([pair.source for pair in chunk], threads)
+            target_ids = tokenizers[1].encode_lines([pair.target for pair in chunk], threads)
+            for pair, source, target in zip(chunk, source_ids, target_ids, strict=True):
+                if not rules.keeps(pair, source, target):
+                    continue
+                writers[0].write(source)
+                writers[1].write(target)
+                key = np.array([*source, -1, *target], np.int32).tobytes()
+                if held_out is None or key in held_out:
+                    keys.add(key)
+                for copy, line in zip(copies, (pair.source, pair.target)):
+                    copy.write(line.encode() + b"\n")
+    for writer in writers:
+        writer.close()
+    if not writers[0].sentences:
+        raise UserError(f"{text.parts[0][0]}: no usable pair is left for {name}: all were left out")
+    counts = {"pairs": writers[0].sentences, "source_tokens": writers[0].tokens, "target_tokens": writers[1].tokens}
+    counts |= {f"dropped_{rule.replace(' ', '_')}": rules.dropped.get(rule, Dropped()).count for rule in RULES}
+    return _Split(counts, keys)
 
 
 def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokenizer, Tokenizer]:
@@ -229,66 +287,9 @@ def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokeni
     return joint, joint
 
 
-def _split(
-    text: StoredText,
-    name: str,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    options: PrepareOptions,
-    threads: int,
-    say: Callable[[str], None],
-    keep_text: bool,
-) -> _Split:
-    split = _Split()
-    dtypes = [prepared.id_dtype(len(tokenizer)) for tokenizer in tokenizers]
-    pairs = iter(text)
-    while chunk := list(itertools.islice(pairs, _CHUNK)):
-        source_ids = tokenizers[0].encode_lines([pair.source for pair in chunk], threads)
-        target_ids = tokenizers[1].encode_lines([pair.target for pair in chunk], threads)
-        for pair, source, target in zip(chunk, source_ids, target_ids, strict=True):
-            reason = _unusable(pair, source, target, options.max_length)
-            if reason:
-                split.dropped[reason].append(f"{pair.file}:{pair.line}")
-                continue
-            split.source.append(np.array(source, dtype=dtypes[0]))
-            split.target.append(np.array(target, dtype=dtypes[1]))
-            if keep_text:
-                split.source_text.append(pair.source)
-                split.target_text.append(pair.target)
-    for reason, places in split.dropped.items():
-        if places:
-            limit = f" (more than {options.max_length} subwords, see --max-length)" if reason == "too long" else ""
-            noun = "pair has a side that is" if len(places) == 1 else "pairs have a side that is"
-            say(f"warning: {name}: {len(places):,} {noun} {reason}{limit}, left out; the first is {places[0]}")
-    if not split.source:
-        raise UserError(f"{text.parts[0][0]}: no usable pair is left for {name}, all are empty or too long")
-    return split
-
-
-def _unusable(pair: Pair, source: list[int], target: list[int], max_length: int) -> str | None:
-    if not source or not target or not pair.source.strip() or not pair.target.strip():
-        return "empty"
-    if max(len(source), len(target)) > max_length:
-        return "too long"
-    return None
-
-
-def _warn_of_overlap(train: _Split, valid: _Split, say: Callable[[str], None]) -> None:
-    held_out = {source.tobytes() + b"|" + target.tobytes() for source, target in zip(valid.source, valid.target)}
-    seen = {
-        key
-        for source, target in zip(train.source, train.target)
-        if (key := source.tobytes() + b"|" + target.tobytes()) in held_out
-    }
+def _warn_of_overlap(held_out: set[bytes], seen: set[bytes], say: Callable[[str], None]) -> None:
     if seen:
         say(
             f"warning: valid: {len(seen):,} of {counted(len(held_out), 'different pair')} "
             f"{'is' if len(held_out) == 1 else 'are'} in train too; its scores flatter"
         )
-
-
-def _write(directory: Path, name: str, split: _Split, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
-    prepared.save_side(directory, name, "src", split.source, prepared.id_dtype(len(tokenizers[0])))
-    prepared.save_side(directory, name, "tgt", split.target, prepared.id_dtype(len(tokenizers[1])))
-    if split.source_text:
-        prepared.save_text(directory / f"{name}.src.txt", split.source_text)
-        prepared.save_text(directory / f"{name}.tgt.txt", split.target_text)

@@ -199,16 +199,50 @@ def is_prepared(path: Path, fingerprint: dict[str, Any]) -> bool:
     return True
 
 
-def save_side(directory: Path, split: str, side: str, sentences: list[np.ndarray], dtype: np.dtype) -> None:
-    """Write the ids and offsets of one side of one split."""
-    ids, offsets = _flat(sentences, dtype)
-    _save(directory / f"{split}.{side}.npy", ids)
-    _save(directory / f"{split}.{side}.offsets.npy", offsets)
+class SideWriter:
+    """Writes the ids and offsets of one side of one split, sentence after sentence: memory holds none of them."""
+
+    def __init__(self, directory: Path, split: str, side: str, dtype: np.dtype) -> None:
+        self._dtype, self._ids, self.sentences = dtype, 0, 0
+        self._paths = [directory / f"{split}.{side}.npy", directory / f"{split}.{side}.offsets.npy"]
+        self._files = [path.open("wb") for path in self._paths]
+        for file in self._files:
+            file.write(bytes(_HEADER))
+        self._files[1].write(bytes(8))  # where the first sentence begins
+
+    @property
+    def tokens(self) -> int:
+        """Ids that were written."""
+        return self._ids
+
+    def write(self, sentence: Sequence[int]) -> None:
+        """Append a sentence's ids."""
+        self._files[0].write(np.asarray(sentence, self._dtype).tobytes())
+        self._ids += len(sentence)
+        self._files[1].write(self._ids.to_bytes(8, "little"))
+        self.sentences += 1
+
+    def close(self) -> None:
+        """Write the headers, which tell how much came."""
+        sizes = ((self._dtype, self._ids), (np.dtype("<i8"), self.sentences + 1))
+        for file, path, (dtype, count) in zip(self._files, self._paths, sizes):
+            try:
+                file.seek(0)
+                file.write(_header(dtype, count))
+                file.close()
+            except OSError as error:
+                error.filename = error.filename or str(path)
+                raise
 
 
-def save_text(path: Path, lines: Sequence[str]) -> None:
-    """Write lines as UTF-8 with "\\n" ends, byte for byte as they were read."""
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+_HEADER = 128
+"""Bytes of a .npy header, whatever the count."""
+
+
+def _header(dtype: np.dtype, count: int) -> bytes:
+    """Of a .npy file, version 1.0, with one dimension."""
+    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': ({count},), }}"
+    return np.lib.format.magic(1, 0) + (_HEADER - 10).to_bytes(2, "little") + text.ljust(_HEADER - 11).encode() + b"\n"
 
 
 def save_description(directory: Path, content: dict[str, Any]) -> None:
@@ -228,13 +262,6 @@ def _flat(sentences: Sequence[Sequence[int] | np.ndarray], dtype: np.dtype) -> t
     for i, sentence in enumerate(sentences):
         ids[offsets[i] : offsets[i + 1]] = sentence
     return ids, offsets
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    # numpy's own writing loses the reason (disk full) when a write fails; plain file writes keep it.
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(array.tobytes())
 
 
 def _load_side(path: Path, split: str, side: str, vocab_size: int) -> tuple[StoredIds, np.ndarray]:

@@ -38,7 +38,8 @@ def test_the_documented_command_line_works(text: list[str], tmp_path: Path, caps
 
 def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
     options = "--vocab-size 300 --model-type unigram --separate-vocab --no-byte-fallback --max-length 12 --threads 2"
-    options += " --character-coverage 0.999 --normalization nmt_nfkc"
+    options += " --character-coverage 0.999 --normalization nmt_nfkc --max-ratio 2.5 --drop-duplicates --drop-identical"
+    options += " --src-script latin --tgt-script latin"
     assert main(["prepare", *text, *options.split(), "--out", str(tmp_path / "DATA")]) == 0
     data = PreparedData.open(tmp_path / "DATA")
     assert data.description["fingerprint"]["options"] == {
@@ -49,6 +50,11 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
         "byte_fallback": False,
         "normalization": "nmt_nfkc",
         "max_length": 12,
+        "max_ratio": 2.5,
+        "drop_duplicates": True,
+        "drop_identical": True,
+        "source_script": "latin",
+        "target_script": "latin",
         "replace_invalid": False,
     }
     assert 0 < len(data.train) < 200

@@ -162,12 +162,12 @@ def test_a_failure_leaves_the_old_data_as_it_was(text, tmp_path: Path):
 def test_a_full_disk_is_one_line_and_loses_nothing(text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from fasttfm.data import prepared
 
-    def full(path: Path, array: np.ndarray) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     run(text, tmp_path / "DATA")
     before = content(tmp_path / "DATA")
-    monkeypatch.setattr(prepared, "_save", full)
+    monkeypatch.setattr(prepared.SideWriter, "write", full)
     with pytest.raises(UserError, match=r"DATA: No space left on device: .* is as it was before"):
         run(text, tmp_path / "DATA", PrepareOptions(vocab_size=450))
     assert content(tmp_path / "DATA") == before

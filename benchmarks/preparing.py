@@ -1,0 +1,90 @@
+"""What `fasttfm prepare` takes: seconds and peak memory for corpora of several sizes.
+
+    python -m benchmarks.preparing --pairs 100000 1000000
+
+The text is drawn from a fixed vocabulary of made-up words whose frequencies fall as 1/rank, about 25 words a side, so
+that the vocabulary and the digests have real work. Each size is prepared by the command line in a process of its own,
+whose peak resident memory the system tells. Appends one line to benchmarks/results/preparing.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import machine
+
+RESULTS = Path(__file__).with_name("results")
+WORDS = 60_000
+WIDTH = 25
+"""Words a side, on average."""
+_VALID = 500
+
+
+def write_text(folder: Path, pairs: int, seed: int = 0) -> None:
+    """train.en, train.de, valid.en and valid.de; pairs: of training."""
+    rng = np.random.default_rng(seed)
+    letters = np.array(list("etaoinshrdlucmfwypvbgkqjxz"))
+    words = ["".join(rng.choice(letters, size)) for size in rng.integers(2, 11, WORDS)]
+    shares = 1 / np.arange(1, WORDS + 1)
+    shares /= shares.sum()
+    for split, count in (("train", pairs), ("valid", _VALID)):
+        for side in ("en", "de"):
+            with (folder / f"{split}.{side}").open("w") as file:
+                for begin in range(0, count, 10_000):
+                    lengths = rng.integers(WIDTH - 20, WIDTH + 21, min(10_000, count - begin))
+                    drawn = iter(rng.choice(WORDS, int(lengths.sum()), p=shares))
+                    file.writelines(
+                        " ".join(words[next(drawn)] for _ in range(length)) + ".\n" for length in lengths.tolist()
+                    )
+
+
+def prepare(folder: Path, out: Path) -> dict[str, float]:
+    """Seconds and peak memory (MB, resident) of preparing the text in folder."""
+    texts = [f"--{flag}" for flag in ("src", "tgt", "valid-src", "valid-tgt")]
+    files = [str(folder / name) for name in ("train.en", "train.de", "valid.en", "valid.de")]
+    words = [word for pair in zip(texts, files) for word in pair]
+    begin = time.monotonic()
+    process = os.posix_spawn(
+        sys.executable, [sys.executable, "-m", "fasttfm", "prepare", *words, "--out", str(out)], dict(os.environ)
+    )
+    _, status, usage = os.wait4(process, 0)
+    if status:
+        raise SystemExit(f"fasttfm prepare ended with {os.waitstatus_to_exitcode(status)}")
+    return {"seconds": round(time.monotonic() - begin, 1), "peak_mb": round(usage.ru_maxrss / 1024)}
+
+
+def measure(sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """One entry a size."""
+    found = []
+    for pairs in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            write_text(Path(folder), pairs)
+            found.append({"pairs": pairs, "words_a_side": WIDTH, **prepare(Path(folder), Path(folder) / "DATA")})
+        print(found[-1], flush=True)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.preparing", description=__doc__.split("\n")[0])
+    parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="default: %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    args = parser.parse_args(argv)
+    record = {"benchmark": "preparing", "measured": measure(args.pairs), "machine": machine.describe()}
+    args.results.mkdir(parents=True, exist_ok=True)
+    with (args.results / "preparing.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Which pairs of a corpus are left out, and why: a table of rules, each with its count and its first place.
+
+    empty        a side is blank, or has no subword
+    too long     a side has more subwords than max_length
+    ratio        one side has more than max_ratio times the other's subwords
+    identical    both sides are the same text: never translated
+    script       less than half of a side's letters are of its script: another language, or noise
+    duplicate    the same pair of lines came before
+
+The first rule that holds counts. Rules of this kind stand at the beginning of every recipe for WMT's Common Crawl.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fasttfm.data.corpus import Pair
+from fasttfm.errors import UserError
+
+RULES = ("empty", "too long", "ratio", "identical", "script", "duplicate")
+
+SCRIPTS = {
+    "latin": ("LATIN",),
+    "greek": ("GREEK",),
+    "cyrillic": ("CYRILLIC",),
+    "hebrew": ("HEBREW",),
+    "arabic": ("ARABIC",),
+    "devanagari": ("DEVANAGARI",),
+    "thai": ("THAI",),
+    "chinese": ("CJK",),
+    "japanese": ("CJK", "HIRAGANA", "KATAKANA"),
+    "korean": ("HANGUL", "CJK"),
+}
+"""A script -> how Unicode's names of its letters begin."""
+
+
+@dataclass(slots=True)
+class Dropped:
+    """Pairs that one rule left out."""
+
+    count: int = 0
+    first: str = ""
+    """FILE:LINE of the first one."""
+
+
+@dataclass(slots=True)
+class Filter:
+    """Rules for the pairs of one split, and what they left out so far."""
+
+    max_length: int
+    max_ratio: float | None = None
+    drop_identical: bool = False
+    scripts: tuple[str | None, str | None] = (None, None)
+    """Names from SCRIPTS for source and target; None takes any text."""
+    repeated: np.ndarray | None = None
+    """(pairs,) bool: what repeated_pairs() says, if duplicates are to go."""
+    dropped: dict[str, Dropped] = field(default_factory=dict)
+    _seen: int = 0
+    _letters: dict[str, str] = field(default_factory=dict)
+
+    def keeps(self, pair: Pair, source: list[int], target: list[int]) -> bool:
+        """Whether a pair is used; to be called for each pair of the split, in order, with its subwords."""
+        rule = self._rule(pair, source, target)
+        self._seen += 1
+        if rule is None:
+            return True
+        dropped = self.dropped.setdefault(rule, Dropped(first=f"{pair.file}:{pair.line}"))
+        dropped.count += 1
+        return False
+
+    def _rule(self, pair: Pair, source: list[int], target: list[int]) -> str | None:
+        if not source or not target or not pair.source.strip() or not pair.target.strip():
+            return "empty"
+        shorter, longer = sorted((len(source), len(target)))
+        if longer > self.max_length:
+            return "too long"
+        if self.max_ratio is not None and longer > self.max_ratio * shorter:
+            return "ratio"
+        if self.drop_identical and pair.source.strip() == pair.target.strip():
+            return "identical"
+        if not all(
+            self._is_written_in(text, script)
+            for text, script in zip((pair.source, pair.target), self.scripts)
+            if script is not None
+        ):
+            return "script"
+        if self.repeated is not None and self.repeated[self._seen]:
+            return "duplicate"
+        return None
+
+    def _is_written_in(self, text: str, script: str) -> bool:
+        """Whether at least half of a text's letters are of a script; one without letters passes."""
+        letters = own = 0
+        for character in text:
+            if character.isalpha():
+                letters += 1
+                name = self._letters.get(character)
+                if name is None:
+                    name = self._letters[character] = unicodedata.name(character, "")
+                own += name.startswith(SCRIPTS[script])
+        return own * 2 >= letters
+
+
+def check_script(flag: str, name: str | None) -> None:
+    """Raises UserError for a script that is not known."""
+    if name is not None and name not in SCRIPTS:
+        raise UserError(f"{flag} {name}: one of {', '.join(SCRIPTS)} is allowed")
+
+
+def repeated_pairs(pairs: Iterable[Pair], count: int) -> np.ndarray:
+    """(count,) bool: whether the same two lines came before. Takes 24 bytes a pair while it works, one after.
+
+    Lines are compared by 64 bits of a digest: of 36 million pairs one in 28,000 runs would lose a pair that is new.
+    """
+    digests = np.empty(count, np.uint64)
+    for i, pair in enumerate(pairs):
+        content = f"{pair.source.strip()}\n{pair.target.strip()}".encode()
+        digests[i] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    repeated = np.ones(count, dtype=bool)
+    repeated[np.unique(digests, return_index=True)[1]] = False
+    return repeated
+
+
+def report(name: str, dropped: dict[str, Dropped], max_length: int, say: Callable[[str], None]) -> None:
+    """Say a line for each rule that left pairs out of the split `name`."""
+    for rule, found in dropped.items():
+        limit = f" (more than {max_length} subwords, see --max-length)" if rule == "too long" else ""
+        one = found.count == 1
+        words = {
+            "empty": f"pair{' has' if one else 's have'} a side that is empty",
+            "too long": f"pair{' has' if one else 's have'} a side that is too long",
+            "ratio": f"pair{' has' if one else 's have'} sides of too unlike lengths (--max-ratio)",
+            "identical": f"pair{' has' if one else 's have'} the same text on both sides (--drop-identical)",
+            "script": f"pair{' is' if one else 's are'} written in another script (--src-script, --tgt-script)",
+            "duplicate": f"pair{' came' if one else 's came'} before (--drop-duplicates)",
+        }[rule]
+        say(f"warning: {name}: {found.count:,} {words}{limit}, left out; the first is {found.first}")

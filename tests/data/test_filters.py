@@ -1,0 +1,105 @@
+"""Pairs that are left out: by which rule, how many, and where the first one stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fasttfm.cli.main import main
+from fasttfm.data.corpus import Pair
+from fasttfm.data.filters import RULES, Filter, repeated_pairs, report
+from fasttfm.data.prepared import PreparedData
+
+LINES = [
+    ("A dog runs.", "Ein Hund rennt."),
+    ("  ", "Leer."),
+    ("word " * 40, "Wort " * 40),
+    ("One two three four five six", "Eins"),
+    ("Kaputt!", "Kaputt!"),
+    ("Hello there", "Собака бежит"),
+    ("A dog runs.", "Ein Hund rennt. "),
+    ("123 456", "123 456 !"),
+]
+PAIRS = [Pair(source, target, Path("t.en"), line) for line, (source, target) in enumerate(LINES, start=1)]
+
+
+def kept(**rules) -> tuple[list[int], Filter]:
+    chosen = Filter(20, **rules)
+    return [p.line for p in PAIRS if chosen.keeps(p, [5] * len(p.source.split()), [5] * len(p.target.split()))], chosen
+
+
+def test_rules_are_off_unless_asked_for():
+    lines, rules = kept()
+    assert lines == [1, 4, 5, 6, 7, 8]
+    assert {rule: found.count for rule, found in rules.dropped.items()} == {"empty": 1, "too long": 1}
+
+
+def test_every_rule_leaves_out_its_pair():
+    lines, rules = kept(
+        max_ratio=3.0, drop_identical=True, scripts=("latin", "latin"), repeated=repeated_pairs(PAIRS, len(PAIRS))
+    )
+    assert lines == [1, 8]  # digits are of no script
+    assert {rule: (found.count, found.first) for rule, found in rules.dropped.items()} == {
+        rule: (1, f"t.en:{line}") for rule, line in zip(RULES, (2, 3, 4, 5, 6, 7))
+    }
+    said: list[str] = []
+    report("train", rules.dropped, 20, said.append)
+    assert said[0] == "warning: train: 1 pair has a side that is empty, left out; the first is t.en:2"
+    assert [line.rpartition(" ")[2] for line in said] == [f"t.en:{line}" for line in range(2, 8)]
+
+
+def test_japanese_takes_three_scripts_and_chinese_one():
+    pair = Pair("これは本です。", "这是书", Path("t"), 1)
+    assert Filter(99, scripts=("japanese", "chinese")).keeps(pair, [1], [1])
+    assert not Filter(99, scripts=("chinese", "chinese")).keeps(pair, [1], [1])
+    assert not Filter(99, scripts=("latin", None)).keeps(pair, [1], [1])
+
+
+def test_repeated_pairs_are_those_that_came_before():
+    rng = np.random.default_rng(0)
+    pairs = [Pair(f"s{n}", f"t{n % 7}", Path("t"), 1) for n in rng.integers(0, 300, 2000)]
+    seen: set[tuple[str, str]] = set()
+    expected = []
+    for pair in pairs:
+        expected.append((pair.source, pair.target) in seen)
+        seen.add((pair.source, pair.target))
+    assert repeated_pairs(pairs, len(pairs)).tolist() == expected
+
+
+def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
+    for side, lines in (("en", [s for s, _ in LINES]), ("de", [t for _, t in LINES])):
+        (tmp_path / f"train.{side}").write_text("".join(f"{line}\n" for line in lines * 30))
+        (tmp_path / f"valid.{side}").write_text("".join(f"{line}\n" for line in lines))
+    flags = "--drop-duplicates --drop-identical --max-ratio 3 --src-script latin --tgt-script latin --vocab-size 320"
+    texts = [
+        word
+        for flag, name in (
+            ("src", "train.en"),
+            ("tgt", "train.de"),
+            ("valid-src", "valid.en"),
+            ("valid-tgt", "valid.de"),
+        )
+        for word in (f"--{flag}", str(tmp_path / name))
+    ]
+    assert main(["prepare", *texts, *flags.split(), "--out", str(tmp_path / "DATA")]) == 0
+    data = PreparedData.open(tmp_path / "DATA")
+    counts = data.description["train"]
+    assert counts["pairs"] == len(data.train) == 8 * 30 - sum(counts[f"dropped_{r.replace(' ', '_')}"] for r in RULES)
+    assert counts["dropped_duplicate"] > 0
+    assert data.description["valid"]["dropped_identical"] == 0  # held-out pairs are scored as they are
+    assert "came before (--drop-duplicates), left out; the first is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--max-ratio 0.5", "--max-ratio 0.5: at least 1 is needed"),
+        ("--src-script klingon", "--src-script klingon: one of latin, greek"),
+    ],
+)
+def test_wrong_values(tmp_path: Path, flags: str, complaint: str, capsys: pytest.CaptureFixture):
+    texts = ["--src", "a", "--tgt", "b", "--valid-src", "c", "--valid-tgt", "d", "--out", str(tmp_path / "o")]
+    assert main(["prepare", *texts, *flags.split()]) == 2
+    assert complaint in capsys.readouterr().err
