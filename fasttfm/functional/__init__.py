@@ -16,15 +16,10 @@ from fasttfm.functional.layer_norm import (
     residual_layer_norm,
 )
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
-from fasttfm.functional.merging import attention_bias_parts as joint_programs
-from fasttfm.functional.merging import feed_forward_bias_parts as feed_forward_programs
-from fasttfm.functional.merging import norm_adds_bias as adds_bias
-from fasttfm.functional.merging import norm_parts as norm_programs
 from fasttfm.functional.random import draw_seed
 from fasttfm.functional.residual_add import residual_add
 
 __all__ = [
-    "adds_bias",
     "attention",
     "attention_weights",
     "backend",
@@ -33,13 +28,10 @@ __all__ = [
     "draw_seed",
     "embed",
     "feed_forward",
-    "feed_forward_programs",
     "joint_attention",
-    "joint_programs",
     "joint_varlen_attention",
     "layer_norm",
     "linear_cross_entropy",
-    "norm_programs",
     "residual_add",
     "residual_layer_norm",
     "scaled_dot_product_attention",

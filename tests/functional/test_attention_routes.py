@@ -64,8 +64,8 @@ def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_tf32_is_swit
     with F.backend("triton"):
         total = CALLS[name](x).square().sum()
         torch.backends.cuda.matmul.fp32_precision = then
-        (found,) = torch.autograd.grad(total, x)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        (output,) = torch.autograd.grad(total, x)
+    torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -78,8 +78,8 @@ def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_the_table_ch
         monkeypatch.setattr(attention_launch, "route", lambda *size: first)
         total = CALLS[name](x).square().sum()
         monkeypatch.setattr(attention_launch, "route", lambda *size: then)
-        (found,) = torch.autograd.grad(total, x)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        (output,) = torch.autograd.grad(total, x)
+    torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0, -0.3, 1.0])
@@ -118,15 +118,18 @@ def test_a_site_that_kernels_cannot_take_is_an_error_at_every_public_function(si
             call()
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("offset", [1 << 31, -(1 << 31)])
-def test_an_offset_that_kernels_cannot_take_is_an_error(offset):
+def test_an_offset_of_any_size_is_taken_at_its_word(offset, backend):
     x, packed, starts = heads(1, 2, 3, 8), heads(4, 2, 8), torch.tensor([0, 4])
-    for call in (
-        lambda: F.attention(x, x, x, causal=True, causal_offset=offset),
-        lambda: F.varlen_attention(packed, packed, packed, starts, starts, 4, 4, causal=True, causal_offset=offset),
-    ):
-        with pytest.raises(ValueError, match="causal_offset is"):
-            call()
+    everything = offset > 0
+    with F.backend(backend):
+        output = F.attention(x, x, x, causal=True, causal_offset=offset)
+        torch.testing.assert_close(output, F.attention(x, x, x) * everything)
+        output = F.varlen_attention(packed, packed, packed, starts, starts, 4, 4, causal=True, causal_offset=offset)
+        torch.testing.assert_close(
+            output, F.varlen_attention(packed, packed, packed, starts, starts, 4, 4) * everything
+        )
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -138,9 +141,9 @@ def test_packed_sequences_take_an_offset_each(backend, offset):
     expected = reference.varlen_attention(*leaves, *starts, **options)
     wanted = torch.autograd.grad(expected.square().sum(), leaves)
     with F.backend(backend):
-        found = F.varlen_attention(*leaves, *starts, 7, 7, **options)
+        output = F.varlen_attention(*leaves, *starts, 7, 7, **options)
         both = F.joint_varlen_attention(torch.stack(leaves[1:], 1), leaves[0], *starts, 7, 7, **options)
-        for output in (found, both.unflatten(1, (2, 8))):
+        for output in (output, both.unflatten(1, (2, 8))):
             torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
             gradients = torch.autograd.grad(output.square().sum(), leaves)
             torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-4)
