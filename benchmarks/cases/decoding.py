@@ -40,6 +40,8 @@ Hypotheses = list[list[list[int]]]
 """Of each sentence its K hypotheses, without begin- and end-of-sentence."""
 SOURCE = 27
 """Source tokens, end-of-sentence counted: the mean of WMT14 English-German."""
+WORKERS = ", a worker a core"
+"""What providers are called that search batches of their own in as many threads as the others compute one with."""
 NOT_INVARIANT = "fasttfm, not batch-invariant"
 """What the last bits cost that do not depend on the batch."""
 _ALLOWED = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05}
@@ -134,7 +136,9 @@ def _work(
     else:
         if not setting.on_gpu:
             providers[NOT_INVARIANT] = search(model, batch_invariant=False)
-        providers |= _peers(config, weights, dtype, beam, length, setting)
+            if setting.threads > 1 and batch > 1:
+                providers[f"{OURS}{WORKERS}"] = search(model, workers=setting.threads)
+        providers |= _peers(config, weights, dtype, batch, beam, length, setting)
     return Work(
         inputs=lambda i: (synthetic.sources(batch, SOURCE, config.vocab_size, seed=1_000 * setting.seed + i),),
         providers=providers,
@@ -166,6 +170,7 @@ def _peers(
     config: TransformerConfig,
     weights: dict[str, Tensor],
     dtype: torch.dtype,
+    batch: int,
     beam: int,
     length: int,
     setting: Setting,
@@ -182,27 +187,34 @@ def _peers(
     name, compute_type = CTRANSLATE2, str(dtype).removeprefix("torch.")
     if dtype != torch.float32 and not setting.on_gpu:
         name, compute_type = f"{CTRANSLATE2} int8", "int8"
-    found[name] = provider(
-        CTRANSLATE2,
-        setting.device,
-        lambda: ctranslate2.Translate(
-            config,
-            weights,
-            beam=beam,
-            length=length,
-            compute_type=compute_type,
-            device=setting.device,
-            threads=setting.threads,
-        ),
-    )
+    workers = [1, setting.threads] if not setting.on_gpu and setting.threads > 1 and batch > 1 else [1]
+    for count in workers:
+        found[f"{name}{WORKERS}" if count > 1 else name] = provider(
+            CTRANSLATE2,
+            setting.device,
+            partial(
+                ctranslate2.Translate,
+                config,
+                weights,
+                beam=beam,
+                length=length,
+                compute_type=compute_type,
+                device=setting.device,
+                threads=setting.threads // count,
+                workers=count,
+            ),
+        )
     return found
 
 
 class Ours:
     """fasttfm's search on id lists: K hypotheses of exactly `length` tokens for each source."""
 
-    def __init__(self, model: nn.Module, *, beam: int, length: int, batch_invariant: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, *, beam: int, length: int, batch_invariant: bool = True, workers: int = 1
+    ) -> None:
         self.model: Any = model
+        self.workers = workers
         self.config = DecodingConfig(
             beam=beam,
             nbest=beam,
@@ -215,7 +227,7 @@ class Ours:
         )
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> Hypotheses:
-        found = search_ids(self.model, sources, self.config)
+        found = search_ids(self.model, sources, self.config, workers=self.workers)
         return [[each.tokens for each in hypotheses] for hypotheses in found]
 
 

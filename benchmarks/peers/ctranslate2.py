@@ -97,13 +97,15 @@ class Translate:
         compute_type: str,
         device: torch.device,
         threads: int,
+        workers: int = 1,
     ) -> None:
+        """workers: batches translated at once, each with so many threads."""
         import ctranslate2
 
         with tempfile.TemporaryDirectory() as folder:
             convert(config, weights, Path(folder))
             self.translator = ctranslate2.Translator(
-                folder, device=device.type, compute_type=compute_type, intra_threads=threads, inter_threads=1
+                folder, device=device.type, compute_type=compute_type, intra_threads=threads, inter_threads=workers
             )
         self.words = [_SPECIAL.get(i, str(i)) for i in range(config.vocab_size)]
         self.ids = {word: i for i, word in enumerate(self.words)}
@@ -115,11 +117,12 @@ class Translate:
             "max_decoding_length": length,
             "disable_unk": True,
             "suppress_sequences": [[_SPECIAL[PAD]], [_SPECIAL[BOS]]],
-            "max_batch_size": 0,  # the whole batch at once
         }
+        self.workers = workers
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[list[list[int]]]:
         """sources: ids with end-of-sentence."""
         words = [[self.words[i] for i in source] for source in sources]
-        found = self.translator.translate_batch(words, **self.options)
+        size = 0 if self.workers == 1 else -(-len(words) // self.workers)  # 0: the whole batch at once
+        found = self.translator.translate_batch(words, max_batch_size=size, **self.options)
         return [[[self.ids[word] for word in words] for words in each.hypotheses] for each in found]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fasttfm.config import add_flags, flag_values
+from fasttfm.config.convert import WHOLE_NUMBER
 
 
 def add_parser(subparsers) -> None:
@@ -33,6 +34,14 @@ def add_parser(subparsers) -> None:
         help="type of the weights and matrix products (default: %(default)s)",
     )
     parser.add_argument(
+        "--workers",
+        default="auto",
+        type=_workers,
+        metavar="auto|N",
+        help="threads that each translate sentences of their own on a CPU; auto: as many as PyTorch would compute "
+        "with, OMP_NUM_THREADS or one a core (default: %(default)s)",
+    )
+    parser.add_argument(
         "--prefixes",
         type=Path,
         metavar="FILE",
@@ -50,7 +59,12 @@ def run(args: argparse.Namespace) -> None:
     if sys.stdin.isatty():
         settings["buffer_size"] = 1  # somebody is typing and waits for each line
     translator = Translator.from_directory(
-        args.model, args.checkpoint, device=args.device, precision=args.translation_precision, **settings
+        args.model,
+        args.checkpoint,
+        device=args.device,
+        precision=args.translation_precision,
+        workers=args.workers,
+        **settings,
     )
     prefixes = None if args.prefixes is None else read_lines(args.prefixes)
     lines = decode_lines(sys.stdin.buffer, "standard input")
@@ -69,3 +83,12 @@ def run(args: argparse.Namespace) -> None:
             f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
             file=sys.stderr,
         )
+
+
+def _workers(text: str) -> int | None:
+    """The number of threads that --workers asks for, None for auto."""
+    if text == "auto":
+        return None
+    if not WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be auto or a number from 1 to 1024")
+    return int(text)

@@ -57,12 +57,18 @@ class Translator:
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer,
         config: DecodingConfig | None = None,
+        *,
+        workers: int = 1,
     ) -> None:
-        """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has."""
+        """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
+
+        workers: threads that each search batches of their own, on a CPU.
+        """
         self.model = model
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.config = config or DecodingConfig()
+        self.workers = workers
         self.cut_lines = 0
         self.first_cut_line: int | None = None
 
@@ -73,12 +79,14 @@ class Translator:
         checkpoint: str = "best",
         device: str | torch.device | None = None,
         precision: Precision = "fp32",
+        workers: int | None = None,
         **decoding: Any,
     ) -> Translator:
         """The model that `fasttfm train` left in a directory.
 
         checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where
-        there is one. precision: type of weights and matrix products. decoding: fields of DecodingConfig that differ
+        there is one. precision: type of weights and matrix products. workers: threads that each search batches of their
+        own on a CPU, None: as many as PyTorch computes with. decoding: fields of DecodingConfig that differ
         from those in the model's config.yaml. Raises UserError naming what is missing, damaged or of another model.
         """
         path = Path(path)
@@ -99,7 +107,8 @@ class Translator:
         model = Transformer(config.model)
         load_weights(model, read_weights(folder), folder)
         model.to(device=chosen, dtype=_DTYPES[precision]).eval()
-        return cls(model, source_tokenizer, target_tokenizer, config.decoding)
+        workers = workers or torch.get_num_threads()
+        return cls(model, source_tokenizer, target_tokenizer, config.decoding, workers=workers)
 
     def translate(self, lines: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
         """The best translation of each line, in order. prefixes: how each translation must begin ("" for anyhow)."""
@@ -121,6 +130,7 @@ class Translator:
             self.config,
             prefixes=None if prefixes is None else [self.target_tokenizer.encode(prefixes[row]) for row in sources],
             numbers=[first_line - 1 + row for row in sources],
+            workers=self.workers,
         )
         results = [[Translation("", 0.0, 0.0)] for _ in lines]
         for row, best in zip(sources, hypotheses):

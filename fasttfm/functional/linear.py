@@ -33,6 +33,8 @@ _STRIDE = 509
 _of_models: WeakKeyDictionary[nn.Module, tuple[tuple, dict[tuple, _Kept]]] = WeakKeyDictionary()
 """What was kept of a model's weights, by address, shape, dtype and ReLU, and which weights these were."""
 _thread = threading.local()
+_lock = threading.Lock()
+"""Of making what is kept, which threads that search with one model share."""
 
 
 @contextmanager
@@ -131,7 +133,11 @@ def _kept_product(
     kept: dict[tuple, _Kept], weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool
 ) -> _Kept:
     place = (weight.data_ptr(), weight.shape, dtype, relu)
-    if place not in kept:
+    if place in kept:
+        return kept[place]
+    with _lock:
+        if place in kept:  # another thread was quicker
+            return kept[place]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
         make = _packed_product if packed else _plain_product
 

@@ -77,6 +77,14 @@ def test_buffers_and_batches_change_nothing(translate, model_dir):
     assert translate(model_dir, "--batch-tokens", 1) == expected
 
 
+def test_workers_change_nothing(translate, model_dir):
+    expected = translate(model_dir, "--workers", 1)
+    assert translate(model_dir, "--workers", 3) == expected
+    assert "--workers: '0' was given, it must be auto or a number from 1" in failure(
+        translate(model_dir, "--workers", 0)
+    )
+
+
 def test_settings_come_from_the_model_and_flags_win(translate, model_dir):
     expected = translate(model_dir)
     assert translate(model_dir, "--beam", 2, "--max-len-b", 3) == expected

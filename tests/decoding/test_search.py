@@ -18,6 +18,11 @@ def config(**changes) -> DecodingConfig:
     return DecodingConfig(**{"beam": 4, "max_len_a": 0.0, "max_len_b": 6, **changes})
 
 
+class Diverged(TableModel):
+    def logits(self, source, target):
+        return [float("nan")] * self.vocab_size
+
+
 def greedy_by_hand(model: TableModel, source: int, longest: int) -> list[int]:
     target: tuple[int, ...] = ()
     while len(target) < longest:
@@ -154,6 +159,21 @@ def test_no_sources_give_no_outputs_and_a_source_without_tokens_is_refused():
         translate_ids(TableModel(12), [[5, EOS], []], config())
 
 
+@pytest.mark.parametrize("settings", [config(), config(beam=1), config(sampling=True, nbest=2)])
+def test_threads_that_search_batches_of_their_own_change_nothing(settings):
+    model = TableModel(12).train()
+    expected = search_ids(model, SOURCES, settings)
+    before, batches = torch.get_num_threads(), len(model.rows_computed)
+    assert search_ids(model, SOURCES, settings, workers=3) == expected
+    assert search_ids(model, SOURCES[:1], settings, workers=3) == expected[:1]
+    assert search_ids(model, [], settings, workers=3) == []
+    assert model.training
+    assert torch.get_num_threads() == before
+    assert len(model.rows_computed) > 2 * batches, "smaller batches, a worker each at least"
+    with pytest.raises(UserError, match="not numbers"):
+        search_ids(Diverged(12), SOURCES, settings, workers=3)
+
+
 def test_the_training_mode_is_put_back():
     model = TableModel(12).train()
     translate_ids(model, SOURCES[:2], config())
@@ -214,9 +234,5 @@ def test_hypotheses_stay_in_the_rows_of_their_parents():
 
 @pytest.mark.parametrize("settings", [config(beam=1), config(), config(sampling=True)])
 def test_a_model_that_has_diverged_is_reported(settings):
-    class Diverged(TableModel):
-        def logits(self, source, target):
-            return [float("nan")] * self.vocab_size
-
     with pytest.raises(UserError, match="training diverged"):
         translate_ids(Diverged(12), SOURCES[:2], settings)
