@@ -47,6 +47,13 @@ def add_parser(subparsers) -> None:
         metavar="FILE",
         help="a line for every input line: what its translation must begin with, empty for anything",
     )
+    parser.add_argument(
+        "--banned",
+        type=Path,
+        metavar="FILE",
+        help="words or phrases, one a line, that no translation holds as the tokenizer spells them; other words that "
+        "begin with the same tokens are banned too",
+    )
     add_flags(parser, ["decoding"])
 
 
@@ -64,6 +71,7 @@ def run(args: argparse.Namespace) -> None:
         device=args.device,
         precision=args.translation_precision,
         workers=args.workers,
+        banned=[] if args.banned is None else list(read_lines(args.banned)),
         **settings,
     )
     prefixes = None if args.prefixes is None else read_lines(args.prefixes)

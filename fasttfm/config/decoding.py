@@ -19,16 +19,18 @@ class DecodingConfig:
 
     beam: int = 4
     """Hypotheses kept for each sentence; 1 is greedy search, which takes the likeliest token at every step."""
-    length_penalty: Literal["gnmt", "avg", "none"] = "gnmt"
-    """Divides a hypothesis's log-probability: gnmt by ((5 + length) / 6)^alpha, avg by its length, none by 1."""
+    length_penalty: Literal["gnmt", "power", "avg", "none"] = "gnmt"
+    """Divides a log-probability: gnmt by ((5 + length) / 6)^alpha, power by length^alpha, avg by length, none by 1."""
     alpha: float = 0.6
-    """Exponent of the gnmt length penalty, the paper's 0.6; fairseq's lenpen, length^lenpen, is another formula."""
+    """Exponent of the length penalty: the paper's 0.6 goes with gnmt, fairseq's lenpen with power."""
     max_len_a: float = 1.0
     """Longest output in tokens is max_len_a * source tokens + max_len_b, neither counting end-of-sentence."""
     max_len_b: int = 50
     """Tokens that an output may have beyond max_len_a * source tokens; the paper allows the input's length plus 50."""
     min_len: int = 0
     """Shortest output in tokens; end-of-sentence is not allowed before."""
+    no_repeat_ngram: int = 0
+    """An output repeats no sequence of so many tokens; 0 allows all. What a prefix forces is not hindered."""
     nbest: int = 1
     """Hypotheses returned for each sentence, best first; at most beam unless sampling."""
     allow_unk: bool = False
@@ -55,11 +57,11 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         for name in ("beam", "nbest", "batch_tokens", "buffer_size", "max_source_length"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("max_len_b", "min_len", "sampling_topk"):
+        for name in ("max_len_b", "min_len", "sampling_topk", "no_repeat_ngram"):
             _at_least(name, getattr(self, name), 0)
         _at_least("sampling_seed", self.sampling_seed, 0, most=(1 << 63) - 1)
-        if self.length_penalty not in ("gnmt", "avg", "none"):
-            raise ValueError(f"length_penalty {self.length_penalty!r} is unknown: choose gnmt, avg or none")
+        if self.length_penalty not in ("gnmt", "power", "avg", "none"):
+            raise ValueError(f"length_penalty {self.length_penalty!r} is unknown: choose gnmt, power, avg or none")
         for name in ("alpha", "max_len_a"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):

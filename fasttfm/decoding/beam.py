@@ -54,7 +54,7 @@ def beam_search(
 
     for step in range(max(limits) + 1):
         logits = model.step(tokens, cache)  # (b * rows, V) float32
-        best, best_tokens, parents = _candidates(logits, scores, constraints, step, sentences, beam)  # (b, 2K) each
+        best, best_tokens, parents = _candidates(logits, scores, constraints, history, sentences, beam)  # (b, 2K) each
 
         ends = best_tokens == EOS
         penalised = best / length_penalty(step + 1, config)
@@ -106,7 +106,7 @@ def _stay_in_place(parents: Tensor) -> Tensor:
 
 
 def _candidates(
-    logits: Tensor, scores: Tensor, constraints: Constraints, step: int, sentences: list[int], beam: int
+    logits: Tensor, scores: Tensor, constraints: Constraints, history: Tensor, sentences: list[int], beam: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The 2K best extensions of each sentence's hypotheses, best first: log-probability, token, row within sentence.
 
@@ -115,7 +115,7 @@ def _candidates(
     """
     sentence_count, rows = scores.shape
     log_probabilities = logits.log_softmax(dim=1)
-    constraints.apply(log_probabilities, step, sentences)
+    constraints.apply(log_probabilities, history, sentences)
     width = min(2 * beam, logits.shape[1])
     values, ids = largest(log_probabilities, width)  # (b * rows, width)
     totals = (values + scores.view(-1, 1)).view(sentence_count, rows * width)

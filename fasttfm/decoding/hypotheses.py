@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,10 +33,12 @@ class Hypothesis:
 def length_penalty(length: int, config: DecodingConfig) -> float:
     """What a log-probability is divided by; length counts end-of-sentence, as tensor2tensor does.
 
-    gnmt is ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14, coverage left out).
+    gnmt is ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14, coverage left out), power length^alpha (fairseq).
     """
     if config.length_penalty == "gnmt":
         return ((5.0 + length) / 6.0) ** config.alpha
+    if config.length_penalty == "power":
+        return float(length) ** config.alpha
     if config.length_penalty == "avg":
         return float(length)
     return 1.0
@@ -47,16 +50,35 @@ class Constraints:
     The others keep the model's own, so that a forced token (end-of-sentence at the limit, a prefix) is paid for.
     """
 
-    def __init__(self, limits: list[int], prefixes: list[list[int]] | None, config: DecodingConfig, device):
-        """limits: longest output of each sentence; prefixes: what each output must begin with."""
+    def __init__(
+        self,
+        limits: list[int],
+        prefixes: list[list[int]] | None,
+        config: DecodingConfig,
+        device: torch.device,
+        banned: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """limits: longest output of each sentence; prefixes: what each output must begin with; banned: sequences of
+        tokens that no output holds, unless a prefix forces them."""
         self.prefixes = prefixes
         self.limits = limits
         self.min_len = config.min_len
+        self.ngram = config.no_repeat_ngram
         never = [PAD, BOS] if config.allow_unk else [PAD, UNK, BOS]
-        self.never = torch.tensor(never, device=device)
+        self.never = torch.tensor(never + [each[0] for each in banned if len(each) == 1], device=device)
+        self.endings: dict[tuple[int, ...], list[int]] = {}
+        """Beginning of a banned sequence -> the tokens that would complete one."""
+        for each in banned:
+            if len(each) > 1:
+                self.endings.setdefault(tuple(each[:-1]), []).append(each[-1])
+        self.lengths = sorted({len(beginning) for beginning in self.endings})
 
-    def apply(self, log_probabilities: Tensor, step: int, sentences: list[int]) -> None:
-        """Change log_probabilities (len(sentences) * rows of each, V) of token number `step`, from 0, in place."""
+    def apply(self, log_probabilities: Tensor, history: Tensor, sentences: list[int]) -> None:
+        """Change log_probabilities (len(sentences) * rows of each, V) of the token after history (., step), in place.
+
+        Tokens of the history are those of each row, without begin-of-sentence.
+        """
+        step = history.shape[1]
         by_sentence = log_probabilities.unflatten(0, (len(sentences), -1))
         forced = []  # read before anything is masked: a prefix may hold a token that a search would not produce
         for place, sentence in enumerate(sentences):
@@ -66,9 +88,35 @@ class Constraints:
         log_probabilities.index_fill_(1, self.never, -torch.inf)
         if step < self.min_len:
             log_probabilities[:, EOS] = -torch.inf
+        if self.ngram or self.endings:
+            self._mask_completions(log_probabilities, history.tolist())
         for place, token, value in forced:
             by_sentence[place] = -torch.inf
             by_sentence[place, :, token] = value
+
+    def _mask_completions(self, log_probabilities: Tensor, history: list[list[int]]) -> None:
+        """Tokens that would complete a repeated n-gram or a banned sequence."""
+        rows: list[int] = []
+        tokens: list[int] = []
+        for row, written in enumerate(history):
+            completions = {
+                token
+                for length in self.lengths
+                if length <= len(written)
+                for token in self.endings.get(tuple(written[-length:]), ())
+            }
+            if self.ngram and len(written) >= self.ngram:
+                before = self.ngram - 1
+                newest = written[len(written) - before :]
+                completions |= {
+                    written[place + before]
+                    for place in range(len(written) - before)
+                    if written[place : place + before] == newest
+                }
+            rows += [row] * len(completions)
+            tokens += completions
+        if rows:
+            log_probabilities[rows, tokens] = -torch.inf
 
     def _forced_token(self, sentence: int, step: int) -> int | None:
         if step >= self.limits[sentence]:

@@ -44,15 +44,17 @@ def search_ids(
     max_tokens: int | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     numbers: Sequence[int] | None = None,
+    banned: Sequence[Sequence[int]] = (),
     workers: int = 1,
 ) -> list[list[Hypothesis]]:
     """The config.nbest best hypotheses of each source (ids with end-of-sentence), in the order of the sources.
 
     prefixes: for each source, the ids its output must begin with (may be empty). numbers: for each source, what
-    sampling takes its random numbers from besides the seed; its place in sources when None. workers: batches searched
-    at once on a CPU, each by one thread of its own with the one copy of the weights; threads that share a batch wait
-    for one another at each of its thousands of operators. Raises ValueError for a source without tokens, UserError for
-    a model whose weights give no probabilities.
+    sampling takes its random numbers from besides the seed; its place in sources when None. banned: sequences of ids
+    that no output holds, unless a prefix forces them. workers: batches searched at once on a CPU, each by one thread of
+    its own with the one copy of the weights; threads that share a batch wait for one another at each of its thousands
+    of operators. Raises ValueError for a source without tokens or an empty banned sequence, UserError for a model whose
+    weights give no probabilities.
     """
     for place, source in enumerate(sources):
         if not len(source):
@@ -60,6 +62,8 @@ def search_ids(
     for what, given in (("prefixes", prefixes), ("numbers", numbers)):
         if given is not None and len(given) != len(sources):
             raise ValueError(f"{len(given)} {what} for {len(sources)} sources: give one for each")
+    if not all(banned):
+        raise ValueError("a banned sequence has no tokens: give at least one")
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
     with inference(model) as device:
         workers = workers if device.type == "cpu" else 1
@@ -72,6 +76,7 @@ def search_ids(
                     [sources[place] for place in batch],
                     None if prefixes is None else [list(prefixes[place]) for place in batch],
                     batch if numbers is None else [numbers[place] for place in batch],
+                    banned,
                     config,
                     device,
                     workers,
@@ -118,6 +123,7 @@ def _search_batch(
     sources: list[Sequence[int]],
     prefixes: list[list[int]] | None,
     numbers: Sequence[int],
+    banned: Sequence[Sequence[int]],
     config: DecodingConfig,
     device: torch.device,
     workers: int,
@@ -128,7 +134,7 @@ def _search_batch(
     element_bytes = next(model.parameters()).element_size()
     needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
     refuse_more_than_available(workers * needed, workers * len(sources), config, device)
-    constraints = Constraints(limits, prefixes, config, device)
+    constraints = Constraints(limits, prefixes, config, device, banned)
     source, source_lengths = padded(sources, device, LENGTHS if config.batch_invariant else 1)
     # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
     lengths: Tensor | None = source_lengths

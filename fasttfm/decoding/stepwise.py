@@ -82,7 +82,7 @@ def _walk(model, source, source_lengths, limits, constraints, config, *, rows, c
     for step in range(max(limits) + 1):
         logits = model.step(tokens, cache)  # (b * rows, V) float32
         log_probabilities = logits.log_softmax(dim=1)
-        constraints.apply(log_probabilities, step, sentences)
+        constraints.apply(log_probabilities, history, sentences)
         tokens = choose(log_probabilities, step, sentences)
         scores = torch.where(open_rows, scores + log_probabilities.gather(1, tokens[:, None])[:, 0], scores)
 

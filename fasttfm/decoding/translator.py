@@ -59,16 +59,19 @@ class Translator:
         config: DecodingConfig | None = None,
         *,
         workers: int = 1,
+        banned: Sequence[str] = (),
     ) -> None:
         """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
 
-        workers: threads that each search batches of their own, on a CPU.
+        workers: threads that each search batches of their own, on a CPU. banned: words or phrases that no translation
+        holds as the tokenizer spells them, other words that begin with these tokens included.
         """
         self.model = model
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.config = config or DecodingConfig()
         self.workers = workers
+        self.banned = [ids for ids in map(target_tokenizer.encode, banned) if ids]
         self.cut_lines = 0
         self.first_cut_line: int | None = None
 
@@ -80,14 +83,16 @@ class Translator:
         device: str | torch.device | None = None,
         precision: Precision = "fp32",
         workers: int | None = None,
+        banned: Sequence[str] = (),
         **decoding: Any,
     ) -> Translator:
         """The model that `fasttfm train` left in a directory.
 
         checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where
         there is one. precision: type of weights and matrix products. workers: threads that each search batches of their
-        own on a CPU, None: as many as PyTorch computes with. decoding: fields of DecodingConfig that differ
-        from those in the model's config.yaml. Raises UserError naming what is missing, damaged or of another model.
+        own on a CPU, None: as many as PyTorch computes with. banned: as of Translator. decoding: fields of
+        DecodingConfig that differ from those in the model's config.yaml. Raises UserError naming what is missing,
+        damaged or of another model.
         """
         path = Path(path)
         if not (path / "config.yaml").is_file():
@@ -108,7 +113,7 @@ class Translator:
         load_weights(model, read_weights(folder), folder)
         model.to(device=chosen, dtype=_DTYPES[precision]).eval()
         workers = workers or torch.get_num_threads()
-        return cls(model, source_tokenizer, target_tokenizer, config.decoding, workers=workers)
+        return cls(model, source_tokenizer, target_tokenizer, config.decoding, workers=workers, banned=banned)
 
     def translate(self, lines: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
         """The best translation of each line, in order. prefixes: how each translation must begin ("" for anyhow)."""
@@ -130,6 +135,7 @@ class Translator:
             self.config,
             prefixes=None if prefixes is None else [self.target_tokenizer.encode(prefixes[row]) for row in sources],
             numbers=[first_line - 1 + row for row in sources],
+            banned=self.banned,
             workers=self.workers,
         )
         results = [[Translation("", 0.0, 0.0)] for _ in lines]

@@ -146,6 +146,22 @@ def test_prefixes_begin_the_translations(translate, model_dir, tmp_path):
     assert out.count("\n") == 1
 
 
+def test_banned_words_do_not_come(translate, model_dir, tmp_path):
+    tokenizer = Translator.from_directory(model_dir, device="cpu").target_tokenizer
+    free = translate(model_dir)[1]
+    pieces = [tokenizer.decode([token]) for token in range(4, len(tokenizer))]
+    words = [word for word in pieces if word.isalpha() and word in free and len(tokenizer.encode(word)) == 1]
+    (tmp_path / "banned").write_text("".join(f"{word}\n" for word in [*words, ""]), encoding="utf-8")
+    status, out, errors = translate(model_dir, "--banned", tmp_path / "banned")
+    assert (status, errors) == (0, [])
+    assert out == "".join(
+        f"{line}\n"
+        for line in Translator.from_directory(model_dir, device="cpu", banned=words).translate(INPUT.splitlines())
+    )
+    assert (out == free) == (not words)
+    assert "none" in failure(translate(model_dir, "--banned", tmp_path / "none"))
+
+
 def test_a_long_line_is_cut_off_with_one_warning(translate, model_dir):
     status, out, errors = translate(model_dir, "--max-source-length", 20, text="a dog\n" + "dog " * 10_000 + "\n")
     assert status == 0

@@ -90,8 +90,9 @@ class TableCache:
 
 
 def penalty(length: int, config: DecodingConfig) -> float:
-    """The three formulas once more, as the documents write them; length counts end-of-sentence."""
-    return {"gnmt": ((5 + length) / 6) ** config.alpha, "avg": length, "none": 1}[config.length_penalty]
+    """The formulas once more, as the documents write them; length counts end-of-sentence."""
+    formulas = {"gnmt": ((5 + length) / 6) ** config.alpha, "power": length**config.alpha, "avg": length, "none": 1}
+    return formulas[config.length_penalty]
 
 
 def exhaustive(model: TableModel, source: int, longest: int, config: DecodingConfig) -> list[tuple[float, list[int]]]:

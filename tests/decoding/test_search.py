@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -41,7 +43,7 @@ def test_beam_one_is_greedy_search():
     assert {len(tokens) for tokens in expected} >= {1, 2, 3, 6}, "the table must give outputs of many lengths"
 
 
-@pytest.mark.parametrize("length_penalty", ["gnmt", "avg", "none"])
+@pytest.mark.parametrize("length_penalty", ["gnmt", "power", "avg", "none"])
 @pytest.mark.parametrize("alpha", [0.6, 2.0])
 @pytest.mark.parametrize("min_len", [0, 2])
 def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha, min_len):
@@ -54,7 +56,7 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha
         assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
-@pytest.mark.parametrize("length_penalty", ["gnmt", "avg", "none"])
+@pytest.mark.parametrize("length_penalty", ["gnmt", "power", "avg", "none"])
 def test_stopping_early_changes_nothing(length_penalty):
     """The same beam search by hand, which never stops before the longest output."""
     model = TableModel(vocab_size=12)
@@ -157,6 +159,57 @@ def test_no_sources_give_no_outputs_and_a_source_without_tokens_is_refused():
     assert translate_ids(TableModel(12), [], config()) == []
     with pytest.raises(ValueError, match="source 1 has no tokens"):
         translate_ids(TableModel(12), [[5, EOS], []], config())
+
+
+def holds(tokens: list[int], part: list[int]) -> bool:
+    return any(tokens[place : place + len(part)] == part for place in range(len(tokens) - len(part) + 1))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 4}, {"sampling": True}])
+def test_no_n_gram_is_repeated(size, settings):
+    """4 words and at least 20 of them: there are only 16 pairs and 64 triples, so outputs would repeat some."""
+    model = TableModel(vocab_size=12 if size == 1 else 8, end=-30.0)
+    length = 8 if size == 1 else 12
+    free, found = (
+        translate_ids(model, SOURCES, config(**settings, max_len_b=length, no_repeat_ngram=each)) for each in (0, size)
+    )
+
+    def repeats(tokens):
+        grams = [tuple(tokens[place : place + size]) for place in range(len(tokens) - size + 1)]
+        return len(grams) > len({*grams})
+
+    assert not any(map(repeats, found))
+    if size < 3:
+        assert sum(map(repeats, free)) > len(SOURCES) / 2, "otherwise there was nothing to hinder"
+    if settings == {"beam": 1}:
+        assert all(tokens == other for tokens, other in zip(free, found) if not repeats(tokens)), "as it was"
+
+
+def test_the_best_output_without_repetition_or_banned_sequences_is_found():
+    """3 words, at most 4 of them, a beam that holds everything."""
+    model = TableModel(vocab_size=7)
+    settings = config(beam=81, nbest=3, max_len_b=4, no_repeat_ngram=2)
+    banned = [[5], [4, 6]]
+    for source, found in zip(SOURCES, search_ids(model, SOURCES, settings, banned=banned)):
+        allowed = [
+            (score, tokens)
+            for score, tokens in exhaustive(model, source[0], 4, settings)
+            if not any(holds(tokens, each) for each in banned)
+            and len({*itertools.pairwise(tokens)}) == max(0, len(tokens) - 1)
+        ]
+        assert [each.tokens for each in found] == [tokens for _, tokens in allowed[:3]]
+    with pytest.raises(ValueError, match="banned sequence has no tokens"):
+        search_ids(model, SOURCES, settings, banned=[[]])
+
+
+def test_a_prefix_may_hold_what_is_banned():
+    model = TableModel(vocab_size=9)
+    prefixes = [[4, 5, 4, 5] for _ in SOURCES]
+    settings = config(max_len_b=6, no_repeat_ngram=2)
+    found = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=[[4, 5], [7]])
+    assert all(each[0].tokens[:4] == [4, 5, 4, 5] for each in found)
+    assert not any(7 in each[0].tokens for each in found)
 
 
 @pytest.mark.parametrize("settings", [config(), config(beam=1), config(sampling=True, nbest=2)])

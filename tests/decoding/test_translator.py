@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fasttfm.decoding.search import search_ids
 from fasttfm.decoding.translator import Translator, one_line, pick_device
 from fasttfm.errors import UserError
 
@@ -25,6 +26,18 @@ def test_nothing_a_model_writes_can_break_a_line(translator, monkeypatch):
     monkeypatch.setattr(translator.target_tokenizer, "decode", lambda ids: "a\u2028b\x85c\x0bd\x0ce\x1cf\rg\n")
     assert translator.translate(["a dog"]) == ["a b c d e f g"]
     assert one_line("ein Wort") == "ein Wort"
+
+
+def test_banned_words_reach_the_search_as_the_tokenizer_spells_them(translator, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        "fasttfm.decoding.translator.search_ids",
+        lambda *inputs, banned, **options: given.append(banned) or search_ids(*inputs, banned=banned, **options),
+    )
+    tokenizer = translator.target_tokenizer
+    Translator(translator.model, tokenizer, tokenizer, banned=["grüne Wiese", "", "Boot"]).translate(["a dog"])
+    assert given == [[tokenizer.encode("grüne Wiese"), tokenizer.encode("Boot")]]
+    assert all(given[0])
 
 
 def test_a_long_line_is_cut_off_and_counted(translator):
