@@ -141,9 +141,9 @@ def test_packed_sequences_take_an_offset_each(backend, offset):
     expected = reference.varlen_attention(*leaves, *starts, **options)
     wanted = torch.autograd.grad(expected.square().sum(), leaves)
     with F.backend(backend):
-        output = F.varlen_attention(*leaves, *starts, 7, 7, **options)
+        alone = F.varlen_attention(*leaves, *starts, 7, 7, **options)
         both = F.joint_varlen_attention(torch.stack(leaves[1:], 1), leaves[0], *starts, 7, 7, **options)
-        for output in (output, both.unflatten(1, (2, 8))):
+        for output in (alone, both.unflatten(1, (2, 8))):
             torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
             gradients = torch.autograd.grad(output.square().sum(), leaves)
             torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-4)
