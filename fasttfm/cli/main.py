@@ -36,6 +36,7 @@ COMMANDS = {
     "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
     "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
     "env": ("env", "versions, device, assembler and routes: what to send with a question"),
+    "recipe": ("recipe", "from download to BLEU: the published set-ups by name"),
     "demo-data": ("demo", "write the built-in English-German demo corpus"),
 }
 """Command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""

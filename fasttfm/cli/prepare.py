@@ -84,6 +84,9 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="leave out pairs with more subwords than this on a side (default: %(default)s)",
     )
+    parser.add_argument(
+        "--subset", type=int, metavar="N", help="take only the first N pairs of each training file: a trial run"
+    )
     rules = parser.add_argument_group("training pairs to leave out", "each rule's count and first place are told")
     rules.add_argument(
         "--max-ratio", type=float, metavar="R", help="a side of more than R times the other's subwords (default: any)"
@@ -115,6 +118,7 @@ def run(args) -> None:
         byte_fallback=args.byte_fallback,
         normalization=args.normalization,
         max_length=args.max_length,
+        subset=args.subset,
         max_ratio=args.max_ratio,
         drop_duplicates=args.drop_duplicates,
         drop_identical=args.drop_identical,

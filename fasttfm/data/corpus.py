@@ -7,6 +7,8 @@ of a file is dropped. Everything else reaches the caller as it stands in the fil
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -145,22 +147,28 @@ class ParallelText:
 class StoredText:
     """A copy of parallel text, made while it is read the only time: what is hashed is what is used."""
 
-    def __init__(self, text: ParallelText, folder: Path, name: str) -> None:
-        """Reads all of text into two files of `folder`. Raises UserError as reading it does, and for empty files."""
+    def __init__(self, text: ParallelText, folder: Path, name: str, most: int | None = None) -> None:
+        """Reads all of text, or `most` pairs of each file, into two files of `folder`.
+
+        Raises UserError as reading it does, and for empty files.
+        """
         self._paths = [folder / f".{name}.{side}" for side in ("source", "target")]
         self.parts: list[tuple[Path, int]] = []
         """Each source file and its number of pairs."""
         with self._paths[0].open("wb") as source_copy, self._paths[1].open("wb") as target_copy:
             for source, target in text.files:
                 count = 0
-                for count, pair in enumerate(_aligned(source, target), start=1):  # noqa: B007
+                for count, pair in enumerate(itertools.islice(_aligned(source, target), most), start=1):  # noqa: B007
                     source_copy.write(pair.source.encode() + b"\n")
                     target_copy.write(pair.target.encode() + b"\n")
                 if count == 0:
                     raise UserError(f"{source.path} and {target.path} are empty: at least one line of text is needed")
                 self.parts.append((source.path, count))
-        self.sha256 = [file.sha256 for side in zip(*text.files) for file in side]
-        """The SHA-256 of every file's bytes, sources then targets."""
+        if most is None:
+            self.sha256 = [file.sha256 for side in zip(*text.files) for file in side]
+        else:
+            self.sha256 = [hashlib.sha256(path.read_bytes()).hexdigest() for path in self._paths]
+        """The SHA-256 of every file's bytes, sources then targets; of a part of them, that of the copy."""
 
     def __len__(self) -> int:
         return sum(count for _, count in self.parts)

@@ -55,6 +55,8 @@ class PrepareOptions:
     """SentencePiece's normalisation rule."""
     max_length: int = 256
     """Pairs with more subwords on a side are left out."""
+    subset: int | None = None
+    """Take only so many pairs of each training file, the first ones: a trial run."""
     max_ratio: float | None = None
     """Pairs with a side of more than this times the other's subwords are left out of training; None keeps them."""
     drop_duplicates: bool = False
@@ -75,6 +77,8 @@ class PrepareOptions:
             raise UserError(f"--vocab-size {self.vocab_size}: less than {1 << 31:,} is allowed")
         if self.max_length < 1:
             raise UserError(f"--max-length {self.max_length}: at least 1 subword must be allowed")
+        if self.subset is not None and self.subset < 1:
+            raise UserError(f"--subset {self.subset}: at least 1 pair is needed")
         if self.max_ratio is not None and not self.max_ratio >= 1:
             raise UserError(f"--max-ratio {self.max_ratio}: at least 1 is needed, sides of equal length have 1")
         check_script("--src-script", self.source_script)
@@ -116,7 +120,8 @@ def prepare(
     }
     try:
         with replacing(out, "preparing data into it") as fresh:
-            stored = {name: StoredText(text, fresh.path, name) for name, text in texts.items()}
+            most = {"train": options.subset, "valid": None}
+            stored = {name: StoredText(text, fresh.path, name, most[name]) for name, text in texts.items()}
             say(", ".join(counted(len(stored[name]), f"{noun} pair") for name, noun in _NOUNS.items()))
             for name in texts:
                 _warn_of_text(name, texts[name], stored[name], say)

@@ -1,0 +1,184 @@
+"""`fasttfm recipe`: a published set-up from download to BLEU, by the commands that anybody can type one by one."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasttfm.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A model on a dataset."""
+
+    dataset: str
+    """What `fasttfm prepare --dataset` calls it."""
+    preset: str
+    test: str
+    """The test set that is scored."""
+    vocab_size: int
+    reverse: bool = False
+    """Translate into the dataset's source language."""
+    clean: tuple[str, ...] = ()
+    """Rules for the training text."""
+    train: tuple[str, ...] = ()
+    score: tuple[str, ...] = ()
+    source: str = ""
+    """Where the set-up is published, and the score that it gives there."""
+
+
+_WEB_TEXT = (
+    "--max-ratio",
+    "3",
+    "--drop-duplicates",
+    "--drop-identical",
+    "--src-script",
+    "latin",
+    "--tgt-script",
+    "latin",
+)
+_COMPOUNDS = ("--compound-split",)
+
+RECIPES = {
+    "paper-base-en-de": Recipe(
+        dataset="wmt14-en-de",
+        preset="paper-base",
+        test="newstest2014",
+        vocab_size=37_000,
+        score=_COMPOUNDS,
+        source="Vaswani et al. 2017, table 2: 27.3 (compounds split); 8 P100, 12 hours",
+    ),
+    "paper-big-en-de": Recipe(
+        dataset="wmt14-en-de",
+        preset="paper-big",
+        test="newstest2014",
+        vocab_size=37_000,
+        score=_COMPOUNDS,
+        source="Vaswani et al. 2017, table 2: 28.4 (compounds split); 8 P100, 3.5 days",
+    ),
+    "paper-base-en-fr": Recipe(
+        dataset="wmt14-en-fr",
+        preset="paper-base",
+        test="newstest2014",
+        vocab_size=32_000,
+        clean=_WEB_TEXT,
+        source="Vaswani et al. 2017, table 2: 38.1; 8 P100, 12 hours",
+    ),
+    "paper-big-en-fr": Recipe(
+        dataset="wmt14-en-fr",
+        preset="paper-big",
+        test="newstest2014",
+        vocab_size=32_000,
+        clean=_WEB_TEXT,
+        train=("--dropout", "0.1"),
+        source="Vaswani et al. 2017, table 2: 41.8; 8 P100, 3.5 days",
+    ),
+    "tensor2tensor-base-de-en": Recipe(
+        dataset="wmt14-en-de",
+        preset="tensor2tensor-base",
+        test="newstest2014",
+        vocab_size=32_000,
+        reverse=True,
+        source="tensor2tensor's transformer_base; --warmup-updates 8000 on several GPUs",
+    ),
+    "mlperf-en-de": Recipe(
+        dataset="wmt17-en-de",
+        preset="paper-big",
+        test="newstest2014",
+        vocab_size=33_708,
+        source="MLPerf Training v0.7, Transformer: target 25.0, lower-cased",
+    ),
+    "iwslt14-de-en": Recipe(
+        dataset="iwslt14-de-en",
+        preset="iwslt14",
+        test="tst2012",
+        vocab_size=10_000,
+        clean=("--max-ratio", "3"),
+        source="fairseq's transformer_iwslt_de_en is scored on other, joined test sets",
+    ),
+    "multi30k": Recipe(dataset="multi30k", preset="multi30k", test="flickr2016", vocab_size=8_000),
+}
+
+DRY_RUN = {"vocab_size": 2_000, "prepare": ("--subset", "2000"), "train": ("--max-update", "20")}
+"""What --dry-run puts in the place of the recipe's own."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "recipe",
+        help="from download to BLEU: the published set-ups by name",
+        description="Downloads, prepares, trains, translates a test set and scores it, printing each command before it "
+        "runs. The same command goes on where it was stopped.",
+    )
+    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--mirror", action="append", default=[], metavar="URL", help="as for fasttfm prepare")
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="where data, model and translations go (default: runs/NAME)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="2,000 pairs of each training file and 20 updates: do all parts work on this machine?",
+    )
+    parser.add_argument(
+        "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="all that follows goes to fasttfm train"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the commands of a recipe, one after the other."""
+    from fasttfm.data.datasets import fetch_dataset
+
+    if args.name not in RECIPES:
+        raise UserError(f"{args.name}: one of {', '.join(RECIPES)} is allowed")
+    recipe = RECIPES[args.name]
+    work = args.work or Path("runs") / args.name
+    if recipe.source:
+        _say(recipe.source)
+    texts = fetch_dataset(recipe.dataset, args.data_dir, mirrors=args.mirror, say=_say)
+    turn = -1 if recipe.reverse else 1
+    source, target = texts.tests[recipe.test][::turn]
+    files: dict[str, Any] = dict(zip(("--src", "--tgt"), texts.train[::turn]))
+    files |= zip(("--valid-src", "--valid-tgt"), texts.valid[::turn])
+    prepare = [word for flag, paths in files.items() for word in (flag, *map(str, paths))]
+    size = DRY_RUN["vocab_size"] if args.dry_run else recipe.vocab_size
+    prepare += ["--vocab-size", str(size), *recipe.clean, *(DRY_RUN["prepare"] if args.dry_run else ())]
+    train = ["--preset", recipe.preset, *recipe.train, *(DRY_RUN["train"] if args.dry_run else ()), *args.train]
+    data, model, out = work / "data", work / "model", work / f"{recipe.test}.{target.suffix.removeprefix('.')}"
+    _run("prepare", *prepare, "--out", str(data))
+    _run("train", *train, "--data", str(data), "--out", str(model))
+    _run("translate", str(model), read=source, write=out)
+    _run("score", "--ref", str(target), *recipe.score, read=out)
+
+
+def _say(line: str) -> None:
+    print(f"fasttfm recipe: {line}", flush=True)
+
+
+def _run(*words: str, read: Path | None = None, write: Path | None = None) -> None:
+    """Print a command and run it; SystemExit with its status where it fails, after its own message."""
+    shown = shlex.join(["fasttfm", *words])
+    shown += f" < {shlex.quote(str(read))}" * (read is not None) + f" > {shlex.quote(str(write))}" * (write is not None)
+    print(f"\n$ {shown}", flush=True)
+    command = [sys.executable, "-m", "fasttfm", *words]
+    partial = None if write is None else write.with_name(f".{write.name}")
+    stdin = subprocess.DEVNULL if read is None else read.open("rb")
+    stdout = None if partial is None else partial.open("wb")
+    try:
+        status = subprocess.run(command, stdin=stdin, stdout=stdout, check=False).returncode
+    finally:
+        for file in (stdin, stdout):
+            if hasattr(file, "close"):
+                file.close()
+    if status:
+        raise SystemExit(status)
+    if partial is not None and write is not None:
+        partial.replace(write)  # never half a translation under the name of a whole one
