@@ -50,11 +50,13 @@ class Residual(NamedTuple):
     """Post-norm: what the next sub-layer reads, (..., N). It equals stream, and has a gradient of its own."""
     waiting: tuple[Output, Any] | None = None
     """Pre-norm: an output that is still to be added, and its dropout."""
+    ends_bare: bool = False
+    """Pre-norm: no norm follows the layer's last output, which therefore keeps its bias."""
 
     @classmethod
     def of(cls, x: Tensor | Residual, norm_first: bool) -> Residual:
         """The stream that begins with x (..., N); a stream stays what it is."""
-        return x if isinstance(x, Residual) else cls(x, norm_first, None if norm_first else x)
+        return x if isinstance(x, Residual) else cls(x, norm_first, None if norm_first else x, None, norm_first)
 
     def branch(self, norm: Any) -> tuple[Tensor, Residual]:
         """What the sub-layer of norm reads (..., N), and the stream that its output is joined to."""
@@ -65,12 +67,12 @@ class Residual(NamedTuple):
         else:
             output, dropout = self.waiting
             y, stream = _add_and_normalise(output, self.stream, norm, dropout, post_norm=False)
-        return y, Residual(stream, True)
+        return y, Residual(stream, True, ends_bare=self.ends_bare)
 
     def join(self, output: Output, norm: Any, dropout: Dropout | nn.Module) -> Residual:
         """The stream with a sub-layer's output added; norm is the sub-layer's own."""
         if self.norm_first:
-            return Residual(self.stream, True, None, (output, dropout))
+            return Residual(self.stream, True, None, (output, dropout), self.ends_bare)
         y, stream = _add_and_normalise(output, self.stream, norm, dropout, post_norm=True)
         return Residual(stream, False, y)
 

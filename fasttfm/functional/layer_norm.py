@@ -16,8 +16,7 @@ from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, kee
 from fasttfm.functional.linear import frozen
 from fasttfm.functional.operator import Gradients, Operator
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
-
-_MAX_COLUMNS = 16384  # the widest row that the kernels hold in registers; torch's own kernel takes wider ones
+from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -78,7 +77,7 @@ def residual_layer_norm(
 def parameter_programs(rows: int, width: int, device: torch.device) -> int | None:
     """Into how many parts the kernels sum the gradients of a norm over (rows, width), which then takes parameters as
     read_parameters() repeats them; None where they come summed."""
-    if width > _MAX_COLUMNS:
+    if width > MAX_COLUMNS:
         return None
     from fasttfm.kernels import layer_norm as kernel
 
@@ -139,7 +138,7 @@ class _NormBackward(NamedTuple):
 
 
 def _route(choice: str, *tensors: Tensor) -> str:
-    return kernel_route(choice, *tensors) if tensors[0].shape[-1] <= _MAX_COLUMNS else "torch"
+    return kernel_route(choice, *tensors) if tensors[0].shape[-1] <= MAX_COLUMNS else "torch"
 
 
 def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,15 +18,14 @@ from transformers.models.marian.modeling_marian import MarianDecoderLayer, Maria
 from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5LayerNorm
 
 from fasttfm import functional as F
-from fasttfm.blocks.inspect import DROPOUT, LINEAR, NORM, is_relu, ordinary, untouched
+from fasttfm.blocks.dropout import Dropout
+from fasttfm.blocks.inspect import DROPOUT, LINEAR, is_relu, ordinary, untouched
+from fasttfm.blocks.residual import Output, Residual
 
 
-def _join(output: Tensor, residual: Tensor, norm: Any, dropout_p: float) -> Tensor:
+def _join(output: Tensor, residual: Tensor, norm: Any, dropout: Dropout | nn.Module) -> Tensor:
     """norm(residual + dropout(output)), in one pass where norm is a plain LayerNorm."""
-    if untouched(norm, NORM) and ordinary(output, residual, norm.weight, norm.bias):
-        y, _ = F.residual_layer_norm(output, residual, norm.weight, norm.bias, norm.eps, dropout_p=dropout_p)
-        return y
-    return norm(residual + nn.functional.dropout(output, p=dropout_p))
+    return Residual.of(residual, norm_first=False).join(Output(output), norm, dropout).value()
 
 
 def _fuses(x: Tensor, first: Any, activation: Any, second: Any) -> bool:
@@ -51,7 +50,7 @@ class _Bart:
     training: bool
 
     def _joined(self, output: Tensor, residual: Tensor, norm: Any) -> Tensor:
-        return _join(output, residual, norm, self.dropout if self.training else 0.0)
+        return _join(output, residual, norm, Dropout(self.dropout if self.training else 0.0))
 
     def _network(self, x: Tensor) -> Tensor:
         p = self.activation_dropout if self.training else 0.0
@@ -139,9 +138,9 @@ class _Bert:
         return self.joined(self.dense(hidden_states), input_tensor)
 
     def joined(self, output: Tensor, residual: Tensor) -> Tensor:
-        if untouched(self.dropout, DROPOUT):
-            return _join(output, residual, self.LayerNorm, self.dropout.p if self.dropout.training else 0.0)
-        return self.LayerNorm(self.dropout(output) + residual)
+        opened = untouched(self.dropout, DROPOUT)
+        dropout = Dropout(self.dropout.p if self.dropout.training else 0.0) if opened else self.dropout
+        return _join(output, residual, self.LayerNorm, dropout)
 
 
 class FusedBertSelfOutput(_Bert, BertSelfOutput):

@@ -58,9 +58,10 @@ class _Layer(nn.Module):
         self.linear1 = nn.Linear(config.d_model, config.d_ff)
         self.linear2 = nn.Linear(config.d_ff, config.d_model)
 
-    def feed_forward(self, y: Tensor, dropout: Dropout) -> Output:
-        """max(0, y W1 + b1) W2 + b2, or with GELU in the place of max."""
-        return feed_forward(y, self.linear1, self.activation, dropout, self.linear2)
+    def feed_forward(self, y: Tensor, dropout: Dropout, stream: Residual) -> Output:
+        """max(0, y W1 + b1) W2 + b2, or with GELU in the place of max, to be joined to the stream."""
+        leave_bias = not stream.ends_bare
+        return feed_forward(y, self.linear1, self.activation, dropout, self.linear2, leave_bias=leave_bias)
 
 
 class EncoderLayer(_Layer):
@@ -96,7 +97,7 @@ class EncoderLayer(_Layer):
         stream = stream.join(z, self.norm1, drop(site.ATTENTION, self.dropout_p))
 
         y, stream = stream.branch(self.norm2)  # (B, S, d)
-        z = self.feed_forward(y, drop(site.HIDDEN, self.relu_dropout_p))  # (B, S, d), inside (B, S, d_ff)
+        z = self.feed_forward(y, drop(site.HIDDEN, self.relu_dropout_p), stream)  # (B, S, d), inside (B, S, d_ff)
         return stream.join(z, self.norm2, drop(site.FEED_FORWARD, self.dropout_p)).like(x)
 
 
@@ -145,7 +146,7 @@ class DecoderLayer(_Layer):
         stream = stream.join(z, self.norm2, drop(site.CROSS_ATTENTION, self.dropout_p))
 
         y, stream = stream.branch(self.norm3)  # (B, L, d)
-        z = self.feed_forward(y, drop(site.HIDDEN, self.relu_dropout_p))  # (B, L, d), inside (B, L, d_ff)
+        z = self.feed_forward(y, drop(site.HIDDEN, self.relu_dropout_p), stream)  # (B, L, d), inside (B, L, d_ff)
         return stream.join(z, self.norm3, drop(site.FEED_FORWARD, self.dropout_p)).like(x)
 
 
@@ -177,7 +178,10 @@ class Stack(nn.Module):
             if cache is not None:
                 options["cache"] = cache.layer(number)
             if untouched(layer, LAYER):
-                stream = layer(Residual.of(stream, layer.norm_first), *inputs, **options)
+                last = number == len(self.layers) - 1
+                ends_bare = layer.norm_first and last and self.norm is None
+                stream = Residual.of(stream, layer.norm_first)._replace(ends_bare=ends_bare)
+                stream = layer(stream, *inputs, **options)
             else:
                 stream = layer(stream.value() if isinstance(stream, Residual) else stream, *inputs, **options)
         if isinstance(stream, Residual):

@@ -84,6 +84,15 @@ def test_a_training_step_of_six_and_six_layers_is_few_launches(route, norm_first
 
 
 @pytest.mark.slow
+def test_a_stack_that_ends_without_a_norm_adds_its_last_bias_in_the_product():
+    with_norm, without = (training_step("short", norm_first=True, final_norm=norm) for norm in (True, False))
+    assert with_norm.triton["residual_add._add_dropped"] == 0
+    assert without.triton["residual_add._add_dropped"] == 4  # forward and backward, in the place of the norms
+    assert without.others == with_norm.others
+    assert without.total <= with_norm.total + 2  # each stack's last bias is summed by itself
+
+
+@pytest.mark.slow
 def test_half_precision_adds_ten_launches_not_one_a_parameter():
     """Under autocast PyTorch casts every weight forth and its gradient back by itself."""
     log = training_step("short", precision=torch.bfloat16)
