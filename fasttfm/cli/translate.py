@@ -48,6 +48,14 @@ def add_parser(subparsers) -> None:
         help="a line for every input line: what its translation must begin with, empty for anything",
     )
     parser.add_argument(
+        "--ensemble",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="another model directory with the same tokenizer, whose probabilities are averaged with MODEL's; may be "
+        "repeated",
+    )
+    parser.add_argument(
         "--banned",
         type=Path,
         metavar="FILE",
@@ -72,6 +80,7 @@ def run(args: argparse.Namespace) -> None:
         precision=args.translation_precision,
         workers=args.workers,
         banned=[] if args.banned is None else list(read_lines(args.banned)),
+        ensemble=args.ensemble,
         **settings,
     )
     prefixes = None if args.prefixes is None else read_lines(args.prefixes)

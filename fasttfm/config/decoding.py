@@ -45,6 +45,8 @@ class DecodingConfig:
     """Sampling divides the logits by it: below 1 is more certain, above 1 more varied."""
     sampling_seed: int = 1
     """Seed of sampling; a sentence's draws depend on it and on the sentence's number in the input alone."""
+    mbr_samples: int = 0
+    """Draw so many samples and take the one closest to all others by chrF (minimum Bayes risk); 0 searches instead."""
     batch_tokens: int = 1024
     """Source tokens of a batch, padding counted and a sentence as 16 at least; a longer one is a batch of its own."""
     batch_invariant: bool = True
@@ -57,7 +59,7 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         for name in ("beam", "nbest", "batch_tokens", "buffer_size", "max_source_length"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("max_len_b", "min_len", "sampling_topk", "no_repeat_ngram"):
+        for name in ("max_len_b", "min_len", "sampling_topk", "no_repeat_ngram", "mbr_samples"):
             _at_least(name, getattr(self, name), 0)
         _at_least("sampling_seed", self.sampling_seed, 0, most=(1 << 63) - 1)
         if self.length_penalty not in ("gnmt", "power", "avg", "none"):
@@ -72,7 +74,9 @@ class DecodingConfig:
             raise ValueError(f"temperature {self.temperature!r} must be a finite number greater than 0")
         if not 0 < self.sampling_topp <= 1:
             raise ValueError(f"sampling_topp {self.sampling_topp!r} must be greater than 0 and at most 1")
-        if self.nbest > self.beam and not self.sampling:
+        if self.mbr_samples == 1 or 0 < self.mbr_samples < self.nbest:
+            raise ValueError(f"mbr_samples {self.mbr_samples} must be 0, or at least 2 and at least nbest {self.nbest}")
+        if self.nbest > self.beam and not (self.sampling or self.mbr_samples):
             raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}: raise beam or lower nbest")
 
     def longest_output(self, source_tokens: int) -> int:

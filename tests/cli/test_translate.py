@@ -360,3 +360,13 @@ def test_given_pairs_get_the_models_log_probability(model_dir, tmp_path, capsys)
     (tmp_path / "tgt").write_text("ein Hund\n", encoding="utf-8")
     assert main([*arguments, "--tgt", str(tmp_path / "tgt")]) == 2
     assert "both must align line by line" in capsys.readouterr().err
+
+
+def test_an_ensemble_of_one_model_twice_is_that_model(translate, model_dir, tmp_path):
+    assert translate(model_dir, "--ensemble", model_dir) == translate(model_dir)
+    other = tmp_path / "other"
+    shutil.copytree(model_dir, other)
+    train_tokenizer([*TEXT, "noch ein Satz"], vocab_size=320).save(other / "spm.model")
+    told = failure(translate(model_dir, "--ensemble", other))
+    assert "its spm.model is not that of" in told
+    assert "does not exist" in failure(translate(model_dir, "--ensemble", tmp_path / "none"))

@@ -1,0 +1,80 @@
+"""Several models of one vocabulary that choose every token together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+
+class Ensemble(nn.Module):
+    """Stands for a Transformer in searches and scoring: the mean of what several of them say of the next token.
+
+    mean: of their probabilities, or of their logarithms, which one model that finds a token impossible decides alone.
+    """
+
+    def __init__(self, models: Sequence[Any], mean: Literal["probability", "logarithm"] = "probability") -> None:
+        """models: with one target vocabulary, one source vocabulary and one padding id; ValueError otherwise."""
+        super().__init__()
+        if not models:
+            raise ValueError("an ensemble has no models: give at least one")
+        sizes = {
+            (each.config.vocab_size, each.config.source_vocab_size or each.config.vocab_size, each.config.pad_id)
+            for each in models
+        }
+        if len(sizes) > 1:
+            raise ValueError(f"models of an ensemble must share vocabularies and padding: {sorted(sizes)} were given")
+        if mean not in ("probability", "logarithm"):
+            raise ValueError(f"mean {mean!r} is unknown: choose probability or logarithm")
+        self.models = nn.ModuleList(models)
+        self.config = models[0].config
+        self.mean = mean
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """Log-probabilities (B, L, V) float32, from what a model takes."""
+        return self._together([model(*inputs) for model in self.models])
+
+    def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> list[Tensor]:
+        """Each encoder's output."""
+        return [model.encode(source, source_lengths) for model in self._all()]
+
+    def start_cache(self, memory: list[Tensor], source_lengths: Tensor | None = None, **sizes: int) -> Caches:
+        """Each model's cache."""
+        return Caches([model.start_cache(each, source_lengths, **sizes) for model, each in zip(self._all(), memory)])
+
+    def step(self, tokens: Tensor, cache: Caches) -> Tensor:
+        """Log-probabilities (R, V) float32 of the token after tokens (R,)."""
+        return self._together([model.step(tokens, each) for model, each in zip(self._all(), cache.caches)])
+
+    def _all(self) -> list[Any]:
+        return list(self.models)
+
+    def _together(self, logits: list[Tensor]) -> Tensor:
+        found = torch.stack([each.float().log_softmax(dim=-1) for each in logits])  # (models, ..., V)
+        if self.mean == "logarithm":
+            return found.mean(dim=0)
+        return found.logsumexp(dim=0) - torch.log(torch.tensor(float(len(logits))))
+
+
+class Caches:
+    """The caches of all models of an ensemble."""
+
+    def __init__(self, caches: list[Any]) -> None:
+        self.caches = caches
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether hypotheses may change rows at no cost."""
+        return all(getattr(cache, "moves_nothing", False) for cache in self.caches)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row r goes on from what row rows[r] was."""
+        for cache in self.caches:
+            cache.reorder(rows)
+
+    def keep(self, sentences: Tensor) -> None:
+        """Drops every sentence but these."""
+        for cache in self.caches:
+            cache.keep(sentences)
