@@ -39,6 +39,7 @@ _MAY_CHANGE = {
     "keep_best",
     "average_last",
     "log_interval",
+    "skip_limit",
     "tensorboard",
     "threads",
 }

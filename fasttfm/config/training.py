@@ -72,11 +72,14 @@ class TrainingConfig:
     """Write the training loss every so many updates."""
     tensorboard: bool = True
     """Write TensorBoard event files beside train.log.jsonl."""
+    skip_limit: int = 10
+    """Stop after this many updates in a row whose gradient is not finite; each is skipped and logged. With fp16, whose
+    loss scale needs some to settle, 16 more are allowed."""
     threads: int = 0
     """CPU threads; 0 leaves torch's choice. Exact repetition needs the same number."""
 
     def __post_init__(self) -> None:
-        for name in ("update_freq", "max_update", "valid_beam", "log_interval", "keep_best"):
+        for name in ("update_freq", "max_update", "valid_beam", "log_interval", "keep_best", "skip_limit"):
             _require(self, name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("weight_decay", "clip_norm", "max_minutes"):
             _require(self, name, math.isfinite(getattr(self, name)), "must be a finite number")

@@ -2,6 +2,7 @@
 
     {"kind": "train", "step": 50, "epoch": 1, "loss": 8.1, "nll": 7.9, "lr": 6.25e-05, "tokens_per_second": 9100, …}
     {"kind": "valid", "step": 1000, "loss": 4.2, "nll": 2.6, "bleu": 12.3, "best": true, …}
+    {"kind": "skipped", "step": 1017, "pairs": [5, 17, …]}
     {"kind": "average", "step": 8000, "average_of": [7750, 8000], "loss": 3.1, "nll": 1.5, "bleu": 38.1}
 
 A resumed run first drops what lies behind its checkpoint, so that no update is ever recorded twice.
@@ -56,7 +57,11 @@ class RunLog:
             self.previous = _unused_name(self.path)
             os.replace(self.path, self.previous)
             records = []
-        newest = {"train": resume_step, "valid": resume_step if validated is None else validated}
+        newest = {
+            "train": resume_step,
+            "skipped": resume_step,
+            "valid": resume_step if validated is None else validated,
+        }
         kept = [r for r in records if r["step"] <= newest.get(r["kind"], -1)]
         replace_file(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self._file: TextIO = self.path.open("a", encoding="utf-8")

@@ -39,14 +39,19 @@ class Optimization:
         """Add the gradient of `loss` (0-d) to the parameters' gradients."""
         self.scaler.scale(loss).backward()
 
-    def step(self, lr: float) -> Tensor | None:
-        """Change the weights by the gradients and forget these. Returns their norm before clipping (0-d) if any."""
-        norm = None
+    def step(self, lr: float) -> Tensor:
+        """Change the weights by the gradients and forget these. Returns the gradients' norm before clipping (0-d).
+
+        Where it is not finite, nothing is changed: fused Adam looks at that on the device.
+        """
+        self.scaler.unscale_(self.adam)
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if self.clip_norm:
-            self.scaler.unscale_(self.adam)
-            norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+            nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         for group in self.adam.param_groups:
             group["lr"] = lr
+        if not self.scaler.is_enabled():
+            self.adam.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         self.scaler.step(self.adam)
         self.scaler.update()
         self.forget()

@@ -11,9 +11,10 @@ from fasttfm.training.log import RunLog
 from fasttfm.training.progress import Progress
 from fasttfm.training.schedule import learning_rate
 from fasttfm.training.throughput import Throughput
+from fasttfm.wording import counted
 
 if TYPE_CHECKING:
-    from fasttfm.training.updates import Updates
+    from fasttfm.training.updates import Skipped, Updates
     from fasttfm.training.validate import Validation
 
 _HOPELESS = 10
@@ -34,19 +35,20 @@ class Recorder:
         if self.log.previous is not None:
             self.progress.say(f"the log of an earlier run in {model_dir} is kept as {self.log.previous.name}")
 
-    def training(self, loss: float, nll: float, norm: float, seconds: float, share: float, seconds_left: float) -> None:
+    def training(self, totals: list[float], seconds: float, share: float, seconds_left: float) -> None:
         """Record the updates since the last record.
 
-        loss, nll and norm are sums over these updates; seconds: time since the run began; share in [0, 1] of the run.
+        totals: Updates.totals; seconds: time since the run began; share in [0, 1] of the run.
         """
+        loss, nll, norm, tokens = totals
         updates, config = self.updates, self.updates.config
         sums, position = updates.sums, updates.position
         record: dict[str, Any] = {
             "kind": "train",
             "step": position.step,
             "epoch": position.epoch + 1,
-            "loss": loss / sums.target_tokens,
-            "nll": nll / sums.target_tokens,
+            "loss": loss / tokens if tokens else math.nan,
+            "nll": nll / tokens if tokens else math.nan,
             "lr": learning_rate(config, updates.model.config.d_model, position.step),
             "padding": 1 - sums.real_cells / sums.cells,
             "target_tokens": sums.target_tokens,
@@ -55,6 +57,8 @@ class Recorder:
             "batch_shapes": len(updates.shapes),
             "peak_memory": peak_memory(),
         }
+        if position.skipped:
+            record["skipped"] = position.skipped
         if config.clip_norm:
             record["gradient_norm"] = norm / sums.updates
         if config.precision == "fp16":
@@ -62,6 +66,14 @@ class Recorder:
         self.log.write(record)
         self.progress.train(record, share, seconds_left)
         self._warn(record)
+
+    def skipped(self, update: Skipped) -> None:
+        """Record an update that changed nothing; the pairs are those of the prepared data, counted from 0."""
+        self.log.write({"kind": "skipped", "step": update.step, "pairs": update.pairs})
+        self.progress.say(
+            f"warning: update {update.step:,} was skipped: the gradient of its {counted(len(update.pairs), 'pair')} "
+            f"({self.log.path.name} names them) was not finite"
+        )
 
     def validation(self, score: Validation, step: int, is_best: bool, seconds: float) -> None:
         """Record a validation and keep its translations."""

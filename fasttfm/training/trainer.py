@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -20,11 +20,14 @@ from fasttfm.training.recorder import Recorder
 from fasttfm.training.saving import DivergedWeights, Saving
 from fasttfm.training.updates import Updates
 from fasttfm.training.validate import Validation, Validator
-from fasttfm.training.workers import Workers
+from fasttfm.training.workers import Workers, on_all_cores
 from fasttfm.wording import counted
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
+
+_SETTLING = 16
+"""Updates that fp16 may skip beyond the limit: its loss scale begins at 65,536 and is halved at each."""
 
 
 class Trainer:
@@ -105,6 +108,8 @@ class Trainer:
             if reason:
                 return reason
             if self.updates.perform(lambda: interruption.requested):
+                if self.updates.device.type == "cpu":  # which has nothing to wait for
+                    self._look_at_skipped()
                 if position.step % config.log_interval == 0:
                     self._record()
                 if self._recorder is not None:
@@ -172,11 +177,11 @@ class Trainer:
     def _record(self) -> None:
         started = time.perf_counter()
         self.updates.add_up_totals()
-        loss, nll, norm = self.updates.totals.tolist()  # waits for the device
+        totals = self.updates.totals.tolist()  # waits for the device
         self.updates.sums.seconds += time.perf_counter() - started
+        self._look_at_skipped()
         if self._recorder is not None:
-            self._refuse_divergence(loss)
-            self._recorder.training(loss, nll, norm, self._elapsed, *self._share_done())
+            self._recorder.training(totals, self._elapsed, *self._share_done())
         self.updates.forget_sums()
         if self.verification is not None:
             self.verification.check()
@@ -202,13 +207,14 @@ class Trainer:
         position, optimization = self.updates.position, self.updates.optimization
         optimization.swap_average()
         try:
-            with interruption.at_once():
+            with interruption.at_once(), on_all_cores():
                 score = self.validator(self.model)
         finally:
             optimization.swap_average()
         self.last_score = score
         position.validated = position.step
-        self._refuse_divergence(score.loss)
+        if not math.isfinite(score.loss):
+            self._give_up(score.loss)
         is_best = not position.best or score.rank > position.best[0][0]
         position.worse = 0 if is_best else position.worse + 1
         ranked = sorted([*position.best, (score.rank, position.step)], key=lambda entry: entry[0], reverse=True)
@@ -221,21 +227,34 @@ class Trainer:
         if not self.saving.is_due():
             return
         self.updates.add_up_totals()
+        self._look_at_skipped()
         if self._recorder is not None:
             if self.verification is not None:
                 (self.verification.finish if is_last else self.verification.check)()
-            self._refuse_divergence(float(self.updates.totals[0]))
             self._recorder.log.flush()
             try:
                 self.saving.save(self._seconds())
             except DivergedWeights:
-                self._refuse_divergence(math.nan, "a weight")
+                self._give_up(math.nan, "a weight")
         self.saving.mark()
         self.workers.wait()  # or a launcher that sees one rank end would stop rank 0 while it saves
 
-    def _refuse_divergence(self, value: float, what: str = "the loss") -> None:
-        if math.isfinite(value):
+    def _look_at_skipped(self) -> None:
+        """Record the updates whose gradient was not finite; UserError when that does not end, or fp16 has no room."""
+        skipped = self.updates.skipped()
+        if self._recorder is None:
             return
+        for update in skipped:
+            self._recorder.skipped(update)
+        config, in_a_row = self.config, self.updates.position.skipped_in_a_row
+        if in_a_row >= config.skip_limit + (_SETTLING if config.precision == "fp16" else 0):
+            self._give_up(math.nan, f"the gradient of the last {in_a_row} updates")
+        scaler = self.updates.optimization.scaler
+        if skipped and scaler.is_enabled() and scaler.get_scale() < 1:
+            self._give_up(scaler.get_scale(), "the loss scale of fp16")
+
+    def _give_up(self, value: float, what: str = "the loss") -> NoReturn:
+        """Raise UserError, with the last good checkpoint."""
         saved = saved_steps(self.model_dir)
         kept = f"the checkpoint of update {saved[-1]:,} is kept" if saved else "no checkpoint was saved yet"
         raise UserError(

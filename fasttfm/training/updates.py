@@ -8,6 +8,7 @@ number of ranks, among which it is divided.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -59,6 +60,20 @@ class Position:
     """Validations since the best one."""
     best: list[tuple[tuple[float, float], int]] = field(default_factory=list)
     """(rank, step) of the best checkpoints, best first."""
+    skipped: int = 0
+    """Updates that changed nothing, because their gradient was not finite."""
+    skipped_in_a_row: int = 0
+    """Those since the last one that did change something."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """An update that changed nothing, because its gradient was not finite."""
+
+    step: int
+    """Its number."""
+    pairs: list[int]
+    """Training pairs that it was computed from, by their places in the prepared data."""
 
 
 class Updates:
@@ -82,8 +97,13 @@ class Updates:
         self.optimization = Optimization(model, config, device)
         self.position = Position()
         self.sums = Sums()
-        # loss, nll and gradient norm add up on the device and are read when a line of the log is due, never in between
-        self.totals = torch.zeros(3, dtype=torch.float64, device=device)
+        # loss, nll, gradient norm and target tokens of the updates that were not skipped add up on the device and are
+        # read when a line of the log is due, never in between
+        self.totals = torch.zeros(4, dtype=torch.float64, device=device)
+        self._losses = torch.zeros(2, dtype=torch.float64, device=device)
+        """Loss and nll of the running update."""
+        self._unread: list[tuple[int, int, int, Tensor]] = []
+        """Update, epoch, first batch and gradient norm of updates that nobody has looked at."""
         self.shapes: set[tuple[int, ...]] = set()
         """Shapes of all batches of this rank so far: each costs time and memory when it is new."""
         self._order = batches.epoch(0)
@@ -96,7 +116,8 @@ class Updates:
         """
         started = time.perf_counter()
         config, position = self.config, self.position
-        before = self._snapshot() if config.update_freq > 1 else None
+        before = replace(position)
+        self._losses.zero_()
         torch.manual_seed(_seed(config.seed, position.step, self.workers.rank))
         counts, divisor, is_given_up = np.zeros(3), 0, False
         for index in range(config.update_freq):
@@ -112,15 +133,17 @@ class Updates:
             counts += batch.target_tokens, batch.source_tokens + batch.target_tokens, batch.cells
         *totals, given_up = self.workers.sum([*counts, is_given_up])
         if given_up:
-            assert before is not None
             self._restore(before)
             return False
         target_tokens, real_cells, cells = map(int, totals)
         self.optimization.add_up_gradients(self.workers, divisor / target_tokens)
         position.step += 1
         norm = self.optimization.step(learning_rate(config, self.model.config.d_model, position.step))
-        if norm is not None and self.workers.is_first:
-            self.totals[2] += norm
+        added = torch.stack([*self._losses, norm.double(), torch.full_like(norm, target_tokens, dtype=torch.float64)])
+        if not self.workers.is_first:
+            added[2:] = 0  # the same on all ranks
+        self.totals += torch.where(norm.isfinite(), added, 0)
+        self._unread.append((position.step, before.epoch, before.batch, norm))
         self.sums.updates += 1
         self.sums.target_tokens += target_tokens
         self.sums.real_cells += real_cells
@@ -180,6 +203,34 @@ class Updates:
         if not self.workers.is_first:
             self.totals.zero_()
 
+    def skipped(self) -> list[Skipped]:
+        """The updates since the last call that changed nothing, because their gradient was not finite.
+
+        Waits for the device.
+        """
+        unread, self._unread = self._unread, []
+        found = []
+        for (step, epoch, first, _), norm in zip(
+            unread, torch.stack([n for *_, n in unread]).tolist() if unread else []
+        ):
+            if math.isfinite(norm):
+                self.position.skipped_in_a_row = 0
+                continue
+            self.position.skipped += 1
+            self.position.skipped_in_a_row += 1
+            found.append(Skipped(step=step, pairs=self._pairs(epoch, first)))
+        return found
+
+    def _pairs(self, epoch: int, first: int) -> list[int]:
+        """The pairs of the update that began with batch number `first` of an epoch, as they stand in the data."""
+        pairs: list[int] = []
+        for _ in range(self.config.update_freq):
+            order = self.batches.epoch(epoch)
+            pairs += order[first].tolist()
+            epoch, first = (epoch, first + 1) if first + 1 < len(order) else (epoch + 1, 0)
+        self._order = self.batches.epoch(self.position.epoch)  # with sampling another window has been drawn
+        return pairs
+
     def forget_sums(self) -> None:
         """Begin a new line of the log."""
         self.sums = Sums()
@@ -225,16 +276,10 @@ class Updates:
     def _add_gradient(self, batch: Batch, divisor: int) -> None:
         loss, nll = self.loss(batch)
         self.optimization.backward(loss / divisor)
-        self.totals[0] += loss.detach()
-        self.totals[1] += nll
+        self._losses += torch.stack([loss.detach(), nll.detach()]).double()
         self.shapes.add(batch.shape)
 
-    def _snapshot(self) -> tuple[Any, ...]:
-        """All that an update changes before the optimizer's step."""
-        return replace(self.position), self.totals.clone()
-
-    def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        position, self.totals = snapshot
+    def _restore(self, position: Position) -> None:
         if position.epoch != self.position.epoch:
             self._order = self.batches.epoch(position.epoch)
         self.position.epoch, self.position.batch = position.epoch, position.batch

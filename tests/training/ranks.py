@@ -3,7 +3,8 @@
     python ranks.py '[{"size": 2, "words": ["train", ...], "fault": null}, ...]'
 
 Prints a JSON list: the exit statuses of each run's ranks. A fault is [rank, update, kind]: before its update's step
-the rank raises a UserError, is killed, or gets a signal, by kind "error", "SIGKILL" or "SIGTERM".
+the rank raises a UserError, is killed, or gets a signal, by kind "error", "SIGKILL" or "SIGTERM"; with "nan" the loss
+of its part of the update is no number.
 """
 
 from __future__ import annotations
@@ -28,10 +29,17 @@ def run_ranks(*runs: dict) -> tuple[list[list[int]], str]:
 def _inject(fault: list | None, rank: int) -> None:
     from fasttfm.errors import UserError
     from fasttfm.training.optimization import Optimization
+    from fasttfm.training.updates import Updates
 
     if fault is None or fault[0] != rank:
         return
     _, update, kind = fault
+    if kind == "nan":
+        loss = Updates.loss
+        Updates.loss = lambda self, batch: tuple(  # type: ignore[method-assign]
+            value * float("nan") if self.position.step == update - 1 else value for value in loss(self, batch)
+        )
+        return
     step, count = Optimization.step, 0
 
     def failing(self, lr):

@@ -12,7 +12,7 @@ import torch
 
 from fasttfm import files
 from fasttfm.checkpoints import model_dir
-from fasttfm.checkpoints.checkpoint import read_meta, read_weights
+from fasttfm.checkpoints.checkpoint import read_meta, read_state, read_weights
 from fasttfm.checkpoints.model_dir import prepare_model_dir
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.data.batches import TokenBatches
@@ -117,9 +117,12 @@ def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, ti
     config = tiny_config(update_freq=3, dropout=0.0, label_smoothing=0.1)
     trainer = make_trainer(config, data, tmp_path)
     seen = {}
-    trainer.updates.optimization.step = lambda lr: seen.update(
-        gradients=[p.grad.clone() for p in trainer.model.parameters()], lr=lr
-    )
+
+    def step(lr):
+        seen.update(gradients=[parameter.grad.clone() for parameter in trainer.model.parameters()])
+        return torch.ones(())
+
+    trainer.updates.optimization.step = step
     trainer.updates.perform()
     for parameter in trainer.model.parameters():
         parameter.grad = None
@@ -409,10 +412,67 @@ def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_con
 
     trainer.updates.optimization.step = poisoned
     with pytest.raises(
-        UserError, match=r"diverged: the loss is nan at update 4; the checkpoint of update 2 is kept.*--lr"
+        UserError, match=r"diverged: a weight is nan at update 4; the checkpoint of update 2 is kept.*--lr"
     ):
         trainer.run()
     assert saved_steps(tmp_path) == [2]
+
+
+def poison(monkeypatch, steps, value=float("nan")):
+    """Let the loss of the updates after these steps be no number."""
+    from fasttfm.training.updates import Updates
+
+    loss = Updates.loss
+
+    def poisoned(self, batch):
+        real, nll = loss(self, batch)
+        return (real * value, nll * value) if self.position.step in steps else (real, nll)
+
+    monkeypatch.setattr(Updates, "loss", poisoned)
+
+
+@pytest.mark.parametrize("changes", [{"ema_decay": 0.9}, {"precision": "fp16", "update_freq": 2}], ids=["fp32", "fp16"])
+def test_a_loss_that_is_no_number_is_skipped_and_named(tiny_data, tiny_values, tmp_path, monkeypatch, capsys, changes):
+    changes = {"valid_interval_updates": 0, "log_interval": 1, "save_interval_updates": 1, **changes}
+    with monkeypatch.context() as patch:
+        poison(patch, (4, 7))
+        train(tiny_values(max_update=8, **changes), tiny_data, tmp_path / "M", CPU)
+        train(tiny_values(**changes), tiny_data, tmp_path / "M", CPU)
+    before, after = (read_weights(step_folder(tmp_path / "M", step)) for step in (4, 5))
+    raw = [read_state(step_folder(tmp_path / "M", step)).tensors for step in (11, 12)]
+    if "ema_decay" not in changes:
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert raw[1][next(name for name in raw[1] if name.startswith("adam.step."))] == 10
+    records = read_log(tmp_path / "M")
+    skipped = [record for record in records if record["kind"] == "skipped"]
+    assert [record["step"] for record in skipped] == [5, 8]
+    batches = TokenBatches(PreparedData.open(tiny_data).train, TINY["max_tokens"], 1, 256)
+    per_update = changes.get("update_freq", 1)
+    expected = [pair for batch in batches.epoch(0)[4 * per_update : 5 * per_update] for pair in batch.tolist()]
+    assert skipped[0]["pairs"] == expected
+    trained = [record for record in records if record["kind"] == "train"]
+    assert [record.get("skipped", 0) for record in trained] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert [record["step"] for record in trained if record["loss"] is None] == [5, 8]
+    assert "warning: update 5 was skipped: the gradient of its " in capsys.readouterr().err
+
+
+def test_losses_that_stay_no_number_end_the_run_with_the_last_good_checkpoint(
+    tiny_data, tiny_values, tmp_path, monkeypatch
+):
+    poison(monkeypatch, range(6, 100), float("inf"))
+    changes = {"valid_interval_updates": 0, "max_update": 99, "skip_limit": 4}
+    expected = r"the gradient of the last 4 updates is nan at update 10; the checkpoint of update 5 is kept"
+    with pytest.raises(UserError, match=expected):
+        train(tiny_values(**changes), tiny_data, tmp_path / "M", CPU)
+    assert saved_steps(tmp_path / "M") == [5]
+
+
+def test_a_loss_scale_that_collapses_ends_the_run(tiny_data, tiny_values, tmp_path, monkeypatch):
+    """Every second gradient overflows: never many in a row, but the scale is halved again and again."""
+    poison(monkeypatch, range(1, 200, 2), float("inf"))
+    changes = {"valid_interval_updates": 0, "save_interval_updates": 0, "max_update": 99, "precision": "fp16"}
+    with pytest.raises(UserError, match=r"the loss scale of fp16 is 0\.5 at update 34; no checkpoint was saved yet"):
+        train(tiny_values(**changes), tiny_data, tmp_path / "M", CPU)
 
 
 def test_a_loss_far_worse_than_guessing_is_pointed_out_once(tiny_data, tiny_values, tmp_path, capsys):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
+from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.cli.workers import number_of_workers
 from fasttfm.errors import UserError
 from fasttfm.training.log import read_log
@@ -151,6 +151,17 @@ def test_a_signal_to_one_rank_saves_once(tiny_data, tmp_path, rank):
         "fasttfm train: stopped after update 6, which is saved: run the same command again to go on"
     ]
     assert saved_steps(out) == [6]
+
+
+def test_a_loss_of_one_rank_that_is_no_number_lets_all_skip_the_update(tiny_data, tmp_path):
+    out = tmp_path / "M"
+    command = words(tiny_data, out, save_interval_updates=1, valid_interval_updates=0, log_interval=1)
+    (statuses,), stderr = run_ranks({"size": 2, "words": command, "fault": [1, 6, "nan"]})
+    assert statuses == [0, 0], stderr
+    assert [record["step"] for record in read_log(out) if record["kind"] == "skipped"] == [6]
+    before, after = (read_weights(step_folder(out, step)) for step in (5, 6))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(record["loss"] for record in read_log(out) if record["kind"] == "train" and record["step"] != 6)
 
 
 def test_wrong_data_is_told_once(tmp_path):
