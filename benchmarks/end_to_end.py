@@ -123,12 +123,12 @@ def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
 
 def minutes_to_bleu(curve: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Minutes of training until validation first reached a BLEU, for each of TARGETS that it reached."""
-    found = {}
+    result = {}
     for target in TARGETS:
         reached = [point["seconds"] for point in curve if point.get("bleu", 0.0) >= target and "seconds" in point]
         if reached:
-            found[str(target)] = round(min(reached) / 60, 1)
-    return found
+            result[str(target)] = round(min(reached) / 60, 1)
+    return result
 
 
 def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:

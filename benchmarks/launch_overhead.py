@@ -61,11 +61,11 @@ def launches() -> dict[str, tuple[Any, tuple, tuple, dict]]:
     """Name -> kernel, grid, arguments and constants of each call's launch."""
     from fasttfm.kernels.jit import Kernel
 
-    found: list[tuple[Any, tuple, tuple, dict]] = []
+    result: list[tuple[Any, tuple, tuple, dict]] = []
     run = Kernel.run
 
     def logged(self: Any, *arguments: Any, grid: tuple, warmup: bool, **constants: Any) -> Any:
-        found.append((self, grid, arguments, constants))
+        result.append((self, grid, arguments, constants))
         return run(self, *arguments, grid=grid, warmup=warmup, **constants)
 
     Kernel.run = logged
@@ -74,7 +74,7 @@ def launches() -> dict[str, tuple[Any, tuple, tuple, dict]]:
             call()
     finally:
         Kernel.run = run
-    return dict(zip(calls(), found, strict=True))
+    return dict(zip(calls(), result, strict=True))
 
 
 def microseconds(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, dict[str, float]]:
@@ -100,15 +100,15 @@ def measure(runs: int) -> dict[str, Any]:
 
     calls()  # imports every kernel that is launched
     stand_in(CHIP)
-    found = {}
+    result = {}
     for name, (kernel, grid, arguments, constants) in launches().items():
         named = {key: value for key, value in constants.items() if key not in OPTIONS}
         ways: dict[str, Callable[[], object]] = {
             "fasttfm": functools.partial(_launch, kernel, grid, arguments, named),
             "triton": functools.partial(kernel.run, *arguments, grid=grid, warmup=False, **constants),
         }
-        found[name] = {"arguments": len(kernel.arg_names), **microseconds(ways, runs)}
-    return found
+        result[name] = {"arguments": len(kernel.arg_names), **microseconds(ways, runs)}
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -121,13 +121,13 @@ def measure(runs: int) -> dict[str, Any]:
         quickest, median = microseconds(call, arguments, runs)
         return {"quickest": round(quickest - bare, 2), "median": round(median - bare, 2)}
 
-    found: dict[str, Any] = {"computation_us": round(bare, 2)}
+    result: dict[str, Any] = {"computation_us": round(bare, 2)}
     for name, call in WAYS.items():
-        found[name] = {"without_gradient_us": above(call, without), "with_gradient_us": above(call, with_gradient)}
+        result[name] = {"without_gradient_us": above(call, without), "with_gradient_us": above(call, with_gradient)}
     with torch.autocast("cpu", torch.bfloat16):
-        found["fasttfm"]["autocast_without_gradient_us"] = above(WAYS["fasttfm"], without)
-        found["fasttfm"]["autocast_with_gradient_us"] = above(WAYS["fasttfm"], with_gradient)
-    return found
+        result["fasttfm"]["autocast_without_gradient_us"] = above(WAYS["fasttfm"], without)
+        result["fasttfm"]["autocast_with_gradient_us"] = above(WAYS["fasttfm"], with_gradient)
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -65,13 +65,13 @@ def prepare(folder: Path, out: Path) -> dict[str, float]:
 
 def measure(sizes: Sequence[int]) -> list[dict[str, Any]]:
     """One entry a size."""
-    found = []
+    result = []
     for pairs in sizes:
         with tempfile.TemporaryDirectory() as folder:
             write_text(Path(folder), pairs)
-            found.append({"pairs": pairs, "words_a_side": WIDTH, **prepare(Path(folder), Path(folder) / "DATA")})
-        print(found[-1], flush=True)
-    return found
+            result.append({"pairs": pairs, "words_a_side": WIDTH, **prepare(Path(folder), Path(folder) / "DATA")})
+        print(result[-1], flush=True)
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -142,9 +142,9 @@ def _write_manifest(folder: Path) -> None:
 def _refuse_strangers(folder: Path) -> None:
     """Raise UserError for a folder that holds what no manifest lists, or other content than listed."""
     known: dict[str, set[str]] = {}
-    for place in (folder, folder / _READY):
+    for root in (folder, folder / _READY):
         with suppress(UserError):
-            for name, digest in read_manifest(place).items():
+            for name, digest in read_manifest(root).items():
                 known.setdefault(name, set()).add(digest)
     helpers = {LOCK_FILE, _NEW, _READY, *([MANIFEST] if known else [])}
     present = sorted(set(os.listdir(folder)) - helpers) if folder.is_dir() else []

@@ -71,10 +71,10 @@ class Timing:
 def quantile(values: list[float], share: float) -> float:
     """The value below which a share of the values lies, linear between neighbours."""
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
+    rank = share * (len(ordered) - 1)
+    low = int(rank)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (rank - low) * (ordered[high] - ordered[low])
 
 
 def measure(

@@ -72,13 +72,13 @@ def _text(answer: Any) -> str:
 
 def decisions_of(work: Mapping[str, Work], chip: Chip) -> dict[Decision, list[str]]:
     """Which decisions the pieces of work ask for on this chip, and the names of those that ask."""
-    found: dict[Decision, list[str]] = {}
+    result: dict[Decision, list[str]] = {}
     for name, run in work.items():
         choices.keep(chip, choices.kept(chip))  # forgets what was asked before
         run()
         for decision in choices.asked(chip):
-            found.setdefault(decision, []).append(name)
-    return found
+            result.setdefault(decision, []).append(name)
+    return result
 
 
 def tune(

@@ -29,12 +29,12 @@ COMPILED = f"{peers.TORCH_NN}, compiled"
 def cases(setting: Setting) -> list[Case]:
     smoke = setting.level == "smoke"
     B, L = (3, 9) if smoke else (250, 100) if setting.on_gpu else (4 if setting.level == "quick" else 16, 100)
-    found = []
+    result = []
     for d_model, heads in [(32, 2)] if smoke else [(512, 8)] + ([(1024, 16)] if setting.level == "full" else []):
         for decoder in (False, True):
             for dropout, passes in ((0.0, "forward"), (0.1, "training forward"), (0.1, "backward")):
-                found.append(_case(decoder, B, L, d_model, heads, dropout, passes, setting))
-    return found
+                result.append(_case(decoder, B, L, d_model, heads, dropout, passes, setting))
+    return result
 
 
 def _case(
@@ -145,18 +145,20 @@ def _make(
         ours = [getattr(fnn, kind)(d_model, heads, 4 * d_model, p, **options) for _ in range(2)]
         for layer in ours:
             layer.load_state_dict(plain.state_dict())
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             peers.OURS: wrap(ours[0], padding),
             PACKED: _Packed(ours[1], padding),
             peers.TORCH_NN: wrap(theirs, padding),
         }
         if compile:
-            found[COMPILED] = peers.compiled(wrap(copy.deepcopy(theirs), padding), device)
-        found[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, lambda: _hugging_face(plain, padding, p))
-        for module in found.values():
+            result[COMPILED] = peers.compiled(wrap(copy.deepcopy(theirs), padding), device)
+        result[peers.HUGGING_FACE] = peers.provider(
+            peers.HUGGING_FACE, device, lambda: _hugging_face(plain, padding, p)
+        )
+        for module in result.values():
             if isinstance(module, nn.Module):
                 module.train(dropout > 0)
-        return found
+        return result
 
     def inputs(i: int) -> tuple[Tensor, ...]:
         x = (torch.randn(B, L, d_model, device=device).to(dtype).requires_grad_() for _ in range(1 + decoder))
@@ -165,9 +167,9 @@ def _make(
     def gradient(output: Tensor) -> Tensor:
         return numerics.cotangent(output).masked_fill(padding[..., None], 0)
 
-    def error(found: Any, expected: Any) -> float:
+    def error(result: Any, expected: Any) -> float:
         """Of the real tokens."""
-        return numerics.kinked_error(*(_without_padding(value, padding) for value in (found, expected)))
+        return numerics.kinked_error(*(_without_padding(value, padding) for value in (result, expected)))
 
     return Work(
         inputs=inputs,
@@ -249,15 +251,15 @@ def _hugging_face(plain: Any, padding: Tensor, p: float) -> nn.Module:
 
 def _hugging_face_weights(state: Mapping[str, Tensor], decoder: bool) -> list[tuple[str, Tensor]]:
     """torch.nn's names and joint projections to Hugging Face's."""
-    found = []
+    result = []
     attentions = [("self_attn", "self_attn")] + ([("multihead_attn", "encoder_attn")] if decoder else [])
     for theirs, name in attentions:
         for kind in ("weight", "bias"):
             for part, x in zip("qkv", state[f"{theirs}.in_proj_{kind}"].chunk(3)):
-                found.append((f"{name}.{part}_proj.{kind}", x))
-            found.append((f"{name}.out_proj.{kind}", state[f"{theirs}.out_proj.{kind}"]))
+                result.append((f"{name}.{part}_proj.{kind}", x))
+            result.append((f"{name}.out_proj.{kind}", state[f"{theirs}.out_proj.{kind}"]))
     norms = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if decoder else []), "final_layer_norm"]
     pairs = [("linear1", "fc1"), ("linear2", "fc2"), *((f"norm{i}", name) for i, name in enumerate(norms, 1))]
     for theirs, name in pairs:
-        found += [(f"{name}.{kind}", state[f"{theirs}.{kind}"]) for kind in ("weight", "bias")]
-    return found
+        result += [(f"{name}.{kind}", state[f"{theirs}.{kind}"]) for kind in ("weight", "bias")]
+    return result

@@ -56,21 +56,21 @@ def cases(setting: Setting) -> list[Case]:
     length = 4 if smoke else 8 if quick and not setting.on_gpu else SOURCE
     batches = (2,) if smoke else (1, 32) if quick else (1, 8, 32, 128) if full or setting.on_gpu else (1, 8, 32)
     beams = (1, 4) if quick else (1, 4, 8)
-    found = []
+    result = []
     for batch in batches:
         for beam in beams:
-            found.append(_case(setting, setting.dtype, batch, beam, length))
+            result.append(_case(setting, setting.dtype, batch, beam, length))
             # a CPU translates faster in bfloat16; --quick looks at one such case
             if (
                 not setting.on_gpu
                 and setting.dtype == torch.float32
                 and (not quick or (batch, beam) == (batches[-1], 4))
             ):
-                found.append(_case(setting, torch.bfloat16, batch, beam, length))
+                result.append(_case(setting, torch.bfloat16, batch, beam, length))
     for beam in (1,) if quick else (1, 4):
         batch = 2 if smoke else 64 if setting.on_gpu else 4 if quick else 16
-        found.append(_case(setting, setting.dtype, batch, beam, length, reuse=True))
-    return found
+        result.append(_case(setting, setting.dtype, batch, beam, length, reuse=True))
+    return result
 
 
 def _config(setting: Setting) -> TransformerConfig:
@@ -175,8 +175,8 @@ def _peers(
     length: int,
     setting: Setting,
 ) -> dict[str, Provider | Absent]:
-    found: dict[str, Provider | Absent] = {}
-    found[HUGGING_FACE] = provider(
+    result: dict[str, Provider | Absent] = {}
+    result[HUGGING_FACE] = provider(
         HUGGING_FACE,
         setting.device,
         lambda: huggingface.Generate(
@@ -189,7 +189,7 @@ def _peers(
         name, compute_type = f"{CTRANSLATE2} int8", "int8"
     workers = [1, setting.threads] if not setting.on_gpu and setting.threads > 1 and batch > 1 else [1]
     for count in workers:
-        found[f"{name}{WORKERS}" if count > 1 else name] = provider(
+        result[f"{name}{WORKERS}" if count > 1 else name] = provider(
             CTRANSLATE2,
             setting.device,
             partial(
@@ -204,7 +204,7 @@ def _peers(
                 workers=count,
             ),
         )
-    return found
+    return result
 
 
 class Ours:
@@ -227,13 +227,13 @@ class Ours:
         )
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> Hypotheses:
-        found = search_ids(self.model, sources, self.config, workers=self.workers)
-        return [[each.tokens for each in hypotheses] for hypotheses in found]
+        result = search_ids(self.model, sources, self.config, workers=self.workers)
+        return [[each.tokens for each in hypotheses] for hypotheses in result]
 
 
 def error(
     exact: Transformer,
-    found: Hypotheses,
+    result: Hypotheses,
     expected: tuple[Sequence[Sequence[int]], Hypotheses],
     *,
     sentences: int | None = None,
@@ -241,9 +241,9 @@ def error(
 ) -> float:
     """See the head of this file; exact is the float64 model. sentences, best: how many are looked at; None: all."""
     sources, right = expected
-    if [len(each) for each in found] != [len(each) for each in right]:
+    if [len(each) for each in result] != [len(each) for each in right]:
         return float("inf")
-    compared = list(zip(sources, found, right))[:sentences]
+    compared = list(zip(sources, result, right))[:sentences]
     total = 0.0
     for source, ours, theirs in compared:
         ours, theirs = ours[:best], theirs[:best]

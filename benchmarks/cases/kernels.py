@@ -35,7 +35,7 @@ def _attention(setting: Setting) -> list[Case]:
     tokens = 48 if smoke else 25_000 if setting.on_gpu else 1_600 if standard else 800
     H, D = (2, 16) if smoke else (8, 64)
     short = (8, 12) if smoke else (27, 100)
-    found = []
+    result = []
     for passes in PASSES:
         for length in short:
             B = tokens // length
@@ -43,18 +43,18 @@ def _attention(setting: Setting) -> list[Case]:
                 # compiled once a length where time is short: forms differ little in what a compiler can do
                 compile = standard or (not smoke and mask == "lengths" and not dropout and length == short[-1])
                 form = Form(B=B, H=H, L=length, S=length, D=D, mask=mask, dropout=dropout)
-                found.append(dense(form, _kept(passes, dropout), setting, compile=compile))
+                result.append(dense(form, _kept(passes, dropout), setting, compile=compile))
         length, B = short[-1], tokens // short[-1]
         for mask in ("none", "bool", "additive"):
             form = Form(B=B, H=H, L=length, S=length, D=D, mask=mask)
-            found.append(dense(form, passes, setting, compile=standard))
+            result.append(dense(form, passes, setting, compile=standard))
         cross = Form(B=B, H=H, L=length, S=length * 5 // 4, D=D, mask="lengths")
-        found.append(dense(cross, passes, setting, compile=standard))
+        result.append(dense(cross, passes, setting, compile=standard))
         for causal in (False, True):
-            found.append(
+            result.append(
                 packed(B, length, H, D, passes, setting, causal=causal, compile=standard or (setting.on_gpu and causal))
             )
-        found.append(weights(Form(B=B, H=H, L=length, S=length, D=D, mask="lengths"), passes, setting))
+        result.append(weights(Form(B=B, H=H, L=length, S=length, D=D, mask="lengths"), passes, setting))
         for length in _long(setting):
             large = setting.on_gpu and not setting.small_memory
             B = max(1, (16_384 if large else 1024) // length)
@@ -62,8 +62,8 @@ def _attention(setting: Setting) -> list[Case]:
             form = Form(B=B, H=heads, L=length, S=length, D=D, mask="causal")
             # the compiled formula of a long row takes minutes on a CPU, FlexAttention is at its best there on a GPU
             compile = (standard and not full) if not setting.on_gpu else standard or length == 4096
-            found.append(dense(form, passes, setting, compile=compile))
-    return found
+            result.append(dense(form, passes, setting, compile=compile))
+    return result
 
 
 def _long(setting: Setting) -> tuple[int, ...]:
@@ -82,19 +82,19 @@ def _rows(setting: Setting) -> list[Case]:
     V = 50 if smoke else 37_000 if setting.on_gpu else 8_000
     # of rows as wide as a vocabulary, where time or memory is short
     few = rows if smoke or (setting.on_gpu and not setting.small_memory) else rows // 4
-    found = []
+    result = []
     for N in widths:
         for passes in PASSES:
-            found.append(layer_norm(rows, N, passes, setting, compile=standard))
-            found.append(residual_layer_norm(rows, N, 0.0, passes, setting, compile=standard))
-            found.append(residual_layer_norm(rows, N, 0.1, _kept(passes, 0.1), setting, compile=not smoke))
-            found.append(feed_forward(rows, N, 4 * N, 0.0, passes, setting, compile=standard))
-            found.append(feed_forward(rows, N, 4 * N, 0.1, _kept(passes, 0.1), setting, compile=standard))
-        found.append(linear_cross_entropy(few, N, V, setting, compile=standard))
+            result.append(layer_norm(rows, N, passes, setting, compile=standard))
+            result.append(residual_layer_norm(rows, N, 0.0, passes, setting, compile=standard))
+            result.append(residual_layer_norm(rows, N, 0.1, _kept(passes, 0.1), setting, compile=not smoke))
+            result.append(feed_forward(rows, N, 4 * N, 0.0, passes, setting, compile=standard))
+            result.append(feed_forward(rows, N, 4 * N, 0.1, _kept(passes, 0.1), setting, compile=standard))
+        result.append(linear_cross_entropy(few, N, V, setting, compile=standard))
     for passes in PASSES:
-        found.append(cross_entropy(few, V, passes, setting, compile=standard))
+        result.append(cross_entropy(few, V, passes, setting, compile=standard))
         if passes == "backward":  # and both in one, for those that cannot be told apart
-            found.append(cross_entropy(few, V, "forward+backward", setting, compile=standard))
+            result.append(cross_entropy(few, V, "forward+backward", setting, compile=standard))
         kept = _kept(passes, 0.1)
-        found.append(embedding(rows // length, length, widths[0], V, 0.1, kept, setting, compile=standard))
-    return found
+        result.append(embedding(rows // length, length, widths[0], V, 0.1, kept, setting, compile=standard))
+    return result

@@ -122,8 +122,8 @@ def _mask(form: Form, lengths: Tensor | None, setting: Setting) -> Tensor | None
     L, S, device = form.L, form.S, setting.device
     generator = torch.Generator(device).manual_seed(setting.seed)
     if form.mask == "bool":
-        found = torch.rand(1, 1, L, S, device=device, generator=generator) < 0.75
-        return found | torch.eye(L, S, dtype=torch.bool, device=device)  # so that every query has a key
+        result = torch.rand(1, 1, L, S, device=device, generator=generator) < 0.75
+        return result | torch.eye(L, S, dtype=torch.bool, device=device)  # so that every query has a key
     if form.mask == "additive":
         return torch.randn(1, form.H, L, S, device=device, generator=generator).to(setting.dtype)
     mask = None
@@ -171,14 +171,14 @@ def _sdpa(form: Form, mask: Tensor | None, p: float, device: torch.device) -> di
         with sdpa_kernel(backend):
             return nnF.scaled_dot_product_attention(q, k, v, None if alone else mask, p, is_causal=alone)
 
-    found: dict[str, Provider] = {
+    result: dict[str, Provider] = {
         peers.SDPA_MATH: partial(run, SDPBackend.MATH),
         peers.SDPA_FLASH: partial(run, SDPBackend.FLASH_ATTENTION),
     }
     if device.type == "cuda":
-        found[peers.SDPA_EFFICIENT] = partial(run, SDPBackend.EFFICIENT_ATTENTION)
-        found[peers.SDPA_CUDNN] = partial(run, SDPBackend.CUDNN_ATTENTION)
-    return found
+        result[peers.SDPA_EFFICIENT] = partial(run, SDPBackend.EFFICIENT_ATTENTION)
+        result[peers.SDPA_CUDNN] = partial(run, SDPBackend.CUDNN_ATTENTION)
+    return result
 
 
 def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, device: torch.device) -> Provider:

@@ -81,13 +81,13 @@ def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Se
             return F.residual_layer_norm(x, residual, weight, bias, dropout_p=p)[0]
 
         def functions(p: float) -> Mapping[str, Provider | Absent]:
-            found: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
+            result: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
             if compile:
-                found[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
-            found[peers.FLASH_ATTN] = peers.provider(
+                result[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
+            result[peers.FLASH_ATTN] = peers.provider(
                 peers.FLASH_ATTN, setting.device, lambda: _flash_attn_layer_norm(p)
             )
-            return found
+            return result
 
         return Work(
             inputs=inputs,
@@ -130,13 +130,13 @@ def feed_forward(
             return nnF.linear(nnF.dropout(torch.relu(nnF.linear(x, w1, b1)), p), w2, b2)
 
         def functions(p: float) -> Mapping[str, Provider | Absent]:
-            found: dict[str, Provider | Absent] = {
+            result: dict[str, Provider | Absent] = {
                 peers.OURS: partial(F.feed_forward, dropout_p=p),
                 peers.EAGER: partial(eager, p),
             }
             if compile:
-                found[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
-            return found
+                result[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
+            return result
 
         return Work(
             inputs=inputs,
@@ -251,10 +251,10 @@ def embedding(
             return F.embed(tokens, weight, positions, scale=N**0.5, pad_id=0, dropout_p=p)
 
         def functions(p: float) -> Mapping[str, Provider | Absent]:
-            found: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
+            result: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
             if compile:
-                found[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
-            return found
+                result[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
+            return result
 
         return Work(
             inputs=inputs,

@@ -63,13 +63,13 @@ def _row(operator: str, dtype: str, answer: Callable[[Chip], str]) -> str:
 def proved() -> str:
     """What the compile matrix has recorded of each kernel family on these chips."""
     version, recorded = budgets.read()
-    found: dict[tuple[str, str], list[tuple[str, Resources]]] = defaultdict(list)
+    result: dict[tuple[str, str], list[tuple[str, Resources]]] = defaultdict(list)
     for (chip, case, dtype), resources in recorded.items():
         if chip in OLD and dtype in _KINDS:
-            found[_family(case), chip].append((f"{case} {dtype}", resources))
+            result[_family(case), chip].append((f"{case} {dtype}", resources))
     rows = [
-        f"| `kernels/{family.replace('.', '/')}.py` | {' | '.join(_summary(found[family, chip]) for chip in OLD)} |"
-        for family in sorted({family for family, _ in found})
+        f"| `kernels/{family.replace('.', '/')}.py` | {' | '.join(_summary(result[family, chip]) for chip in OLD)} |"
+        for family in sorted({family for family, _ in result})
     ]
     head = " | ".join(
         f"{name} ({chip}, {CHIPS[chip].shared_memory // 1024} KiB for a program)" for chip, name in OLD.items()
@@ -95,11 +95,11 @@ def _family(case: str) -> str:
 def _summary(cases: list[tuple[str, Resources]]) -> str:
     if not cases:
         return "none recorded"
-    spilling = [(name, found.spill) for name, found in cases if found.spill]
+    spilling = [(name, result.spill) for name, result in cases if result.spill]
     worst = max(spilling, key=lambda each: each[1], default=None)
     spills = "none spills" if worst is None else f"{len(spilling)} spill, up to {worst[1]} bytes"
-    registers = max(found.registers for _, found in cases)
-    shared = max(found.shared for _, found in cases) / 1024
+    registers = max(result.registers for _, result in cases)
+    shared = max(result.shared for _, result in cases) / 1024
     return f"{len(cases)}; {registers}; {shared:.3g} KiB; {spills}"
 
 
@@ -110,9 +110,9 @@ def updated(text: str) -> str:
     """The page with its tables as the code has them now. Raises ValueError where a marker is missing."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: python -m benchmarks.limits.old_chips -->", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
+        before, result, rest = text.partition(begin)
         _, found_end, after = rest.partition(end)
-        if not found or not found_end:
+        if not result or not found_end:
             raise ValueError(f"docs/p100.md needs the lines {begin} and {end}")
         text = f"{before}{begin}\n{table()}\n{end}{after}"
     return text

@@ -211,12 +211,12 @@ def measured(files: Loaded, wanted: str) -> str:
             f"--device {wanted}: neither a known device ({', '.join(DEVICES)}) nor one with timed rows in "
             f"{files.folder}: run python -m benchmarks there first"
         )
-    found = "\n".join(
+    result = "\n".join(
         f"{name}: {rates['gb_per_s']:,.1f} GB/s copied, {rates['tflop_per_s']:,.3f} TFLOP/s in a product, measured"
         for name, rates in sorted(ceilings.items())
     )
     head = ("case", "shape", "dtype", "pass", "provider", "floor us", "p50 us", "share")
-    return found + "\n\n" + aligned([head, *rows], names=5)
+    return result + "\n\n" + aligned([head, *rows], names=5)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -99,7 +99,7 @@ def step(shape: Shape, machine: Machine, *, tokens: int = 25_000, length: int = 
         "weights": 4 * parameters(shape),
         "table": 4 * shape.vocabulary * d,
     }
-    sites, found = _sites(shape), []
+    sites, result = _sites(shape), []
     for name, pieces in costs.training_step(shape, tokens=tokens, length=length, size=_HALF).items():
         fused = 1e3 * sum(cost.seconds(machine) for cost in pieces)
         # attention's products are too small to be counted apart from its bytes
@@ -109,8 +109,8 @@ def step(shape: Shape, machine: Machine, *, tokens: int = 25_000, length: int = 
             moved = sites[name] * sum(times * unit[what] for what, times in counts[name].items())
             return products + 1e3 * moved / machine.bandwidth
 
-        found.append(Part(name, passes(_EAGER), passes(_COMPILED), fused, products))
-    return found
+        result.append(Part(name, passes(_EAGER), passes(_COMPILED), fused, products))
+    return result
 
 
 def total(parts: list[Part]) -> Part:

@@ -145,14 +145,14 @@ class Prediction:
 
 def compiled_cases() -> dict[tuple[str, str], list[Compiled]]:
     """The recorded cases by kernel and chip."""
-    found: dict[tuple[str, str], list[Compiled]] = {}
+    result: dict[tuple[str, str], list[Compiled]] = {}
     for (chip, name, dtype), resources in budgets.read()[1].items():
         warps = re.search(r"w(\d+)s\d+$", name)
         if warps is None or chip not in CHIPS:
             raise UserError(f"budgets.csv: the case {name} on {chip} tells no number of warps or is of no known chip")
         share = occupancy(CHIPS[chip], resources, int(warps[1]))
-        found.setdefault((name.split("/")[0], chip), []).append(Compiled(name, dtype, resources, share))
-    return found
+        result.setdefault((name.split("/")[0], chip), []).append(Compiled(name, dtype, resources, share))
+    return result
 
 
 def _times_us(cost: Cost, compiled: Compiled, device: Device) -> dict[str, float]:
@@ -196,13 +196,13 @@ def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence
 def predictions(devices: Iterable[Device] = tuple(DEVICES.values())) -> list[Prediction]:
     """Every work on every device for which there are compiled cases."""
     cases = compiled_cases()
-    found = (predict(work, device, cases) for work in works() for device in devices)
-    return [prediction for prediction in found if prediction is not None]
+    result = (predict(work, device, cases) for work in works() for device in devices)
+    return [prediction for prediction in result if prediction is not None]
 
 
 def measurement(prediction: Prediction, files: Loaded) -> Entry | None:
     """Our timed half-precision row of the same case, shape and pass on a device of that name, the last of them."""
-    work, found = prediction.work, None
+    work, result = prediction.work, None
     for entry in files.suite:
         record = entry.record
         if (
@@ -212,8 +212,8 @@ def measurement(prediction: Prediction, files: Loaded) -> Entry | None:
             and (record["case"], record["pass"], record["shape"]) == (work.case, work.passes, work.shape)
             and prediction.device.name.lower() in str(entry.machine.get("device", "")).lower()
         ):
-            found = entry
-    return found
+            result = entry
+    return result
 
 
 def measured_us(prediction: Prediction, files: Loaded | None) -> str:

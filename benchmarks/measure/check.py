@@ -29,28 +29,28 @@ _ROUNDED = 0.01
 def problems(record: Record) -> list[str]:
     """What keeps a record that follows its schema from being taken, a sentence each."""
     machine: dict[str, Any] = record.get("machine", record)
-    found = []
+    result = []
     if machine.get("uncommitted_changes"):
-        found.append("was made with uncommitted changes: commit or remove them and run it again")
+        result.append("was made with uncommitted changes: commit or remove them and run it again")
     commit = machine.get("commit")
     if not commit:
-        found.append("names no commit: run it from a git checkout")
+        result.append("names no commit: run it from a git checkout")
     elif _unknown_commit(commit):
-        found.append(f"is of commit {commit[:12]}, which this checkout does not have: fetch it, or run on one it has")
+        result.append(f"is of commit {commit[:12]}, which this checkout does not have: fetch it, or run on one it has")
     if record.get("level") == "smoke":
-        found.append("is of --smoke, whose times mean nothing: run --quick, the standard level or --full")
+        result.append("is of --smoke, whose times mean nothing: run --quick, the standard level or --full")
     if record.get("status") == "wrong":
-        found.append(f"has a wrong result ({record['reason']}): open an issue with it instead")
+        result.append(f"has a wrong result ({record['reason']}): open an issue with it instead")
     roofline, time = record.get("roofline"), record.get("time_us")
     if roofline and time:
         share = roofline["floor_us"] / time["p50"]
         if share > _MOST_SHARE:
-            found.append(
+            result.append(
                 f"is at {share:.2f} of the roofline: nothing can be faster than the device; run it on an idle one"
             )
         if abs(roofline["share"] - share) > _ROUNDED * share:
-            found.append(f"says {roofline['share']:.3g} of the roofline, but its floor and time give {share:.3g}")
-    return found
+            result.append(f"says {roofline['share']:.3g} of the roofline, but its floor and time give {share:.3g}")
+    return result
 
 
 @functools.cache
@@ -75,14 +75,14 @@ def title(record: Record) -> str:
 
 def check(path: Path) -> tuple[list[str], list[str]]:
     """(what is in a file, what keeps it from being taken). Raises UserError where it is no file of records."""
-    found = records.read(path)
-    machines = sorted({_machine(record) for record in found})
-    statuses = Counter(record.get("status", "kept") for record in found)
+    result = records.read(path)
+    machines = sorted({_machine(record) for record in result})
+    statuses = Counter(record.get("status", "kept") for record in result)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-    said = [f"{path}: {len(found)} records ({counted or 'none'}) of {'; '.join(machines) or 'no machine'}"]
+    said = [f"{path}: {len(result)} records ({counted or 'none'}) of {'; '.join(machines) or 'no machine'}"]
     wrong: dict[str, list[str]] = {}
     seen: set[tuple[str, str]] = set()
-    for record in found:
+    for record in result:
         what = problems(record)
         if "schema" in record:
             measured = records.key(record), _machine(record)
@@ -91,10 +91,10 @@ def check(path: Path) -> tuple[list[str], list[str]]:
         for problem in what:
             wrong.setdefault(problem, []).append(title(record))
     complaints = [
-        f"{path}: {len(titles)} of {len(found)} records: {titles[0]}{', ...' if len(titles) > 1 else ''} {problem}"
+        f"{path}: {len(titles)} of {len(result)} records: {titles[0]}{', ...' if len(titles) > 1 else ''} {problem}"
         for problem, titles in wrong.items()
     ]
-    if not found:
+    if not result:
         complaints.append(f"{path}: holds no record")
     return said, complaints
 

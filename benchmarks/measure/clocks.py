@@ -106,8 +106,8 @@ def _device_cache(device: torch.device) -> int:
 def last_level_cache() -> int:
     """Bytes of the CPU's largest cache, as Linux tells it; 64 MiB where it does not."""
     sizes = [
-        int(found[1]) << {"K": 10, "M": 20, "G": 30}[found[2]]
+        int(result[1]) << {"K": 10, "M": 20, "G": 30}[result[2]]
         for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-        if (found := re.fullmatch(r"(\d+)([KMG])", file.read_text().strip()))
+        if (result := re.fullmatch(r"(\d+)([KMG])", file.read_text().strip()))
     ]
     return max(sizes, default=_UNKNOWN_CACHE)

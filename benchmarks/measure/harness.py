@@ -91,10 +91,10 @@ class Guard:
 
     def written(self, inputs: tuple) -> bool:
         """Whether these inputs, if they are some of the draws, were written over; they are then as drawn again."""
-        place = next((i for i, each in enumerate(self._draws) if each is inputs), None)
-        if place is None or numerics.fingerprint(inputs) == self._drawn[place]:
+        position = next((i for i, each in enumerate(self._draws) if each is inputs), None)
+        if position is None or numerics.fingerprint(inputs) == self._drawn[position]:
             return False
-        numerics.overwrite(inputs, self._again(place))
+        numerics.overwrite(inputs, self._again(position))
         return True
 
 
@@ -180,13 +180,15 @@ class Unread:
     kind: str
 
 
-def _compare(entry: Entry, work: Work, found: Any, expected: Any, allowed: float, when: str = "") -> None:
+def _compare(entry: Entry, work: Work, result: Any, expected: Any, allowed: float, when: str = "") -> None:
     """Status "wrong" for an answer that is not the expected one."""
-    if isinstance(found, Unread):
-        entry.fail("wrong", f"answers with a {found.kind}, which may compute only when it is looked at: return tensors")
+    if isinstance(result, Unread):
+        entry.fail(
+            "wrong", f"answers with a {result.kind}, which may compute only when it is looked at: return tensors"
+        )
         return
     try:
-        entry.error = work.error(found, expected)
+        entry.error = work.error(result, expected)
     except Exception as error:  # not even of the shape that can be compared
         entry.fail("wrong", f"an answer that cannot be compared: {_words(error)}")
         return
@@ -205,9 +207,9 @@ def _check(entries: dict[str, Entry], case: Case, work: Work, inputs: tuple, gua
         plain = first.error if first is not None and first.status == "timed" and name != work.plain else None
         entry.allowed = numerics.allowed(case.dtype, plain) if work.allowed is None else work.allowed
         try:
-            own = numerics.copied(inputs) if name in work.overwrites else inputs
-            found = _at_the_bell(clock, case, work, compared[name], own, expected)
-            _compare(entry, work, found, expected, entry.allowed)
+            operands = numerics.copied(inputs) if name in work.overwrites else inputs
+            result = _at_the_bell(clock, case, work, compared[name], operands, expected)
+            _compare(entry, work, result, expected, entry.allowed)
             if entry.status == "timed" and work.without_dropout is not None:
                 _check_dropout(entry, case, work, inputs)
         except REFUSALS as error:
@@ -238,11 +240,11 @@ def _check_again(
     def check(name: str, entry: Entry) -> None:
         assert entry.function is not None
         first = entry.error, entry.allowed
-        own = numerics.copied(inputs) if name in work.overwrites else inputs
-        found = _at_the_bell(clock, case, work, entry.function, own, expected)
+        operands = numerics.copied(inputs) if name in work.overwrites else inputs
+        result = _at_the_bell(clock, case, work, entry.function, operands, expected)
         # another draw has another error of the plain one, which nobody took: half of the digits, as for that one
         allowed = max(entry.allowed or 0.0, numerics.allowed(case.dtype, None))
-        _compare(entry, work, found, expected, allowed, ", by now or where its inputs' memory has new contents")
+        _compare(entry, work, result, expected, allowed, ", by now or where its inputs' memory has new contents")
         entry.error, entry.allowed = first
 
     _try(entries, check)
@@ -294,14 +296,16 @@ def run(
     """One record for every provider of the case, timed in turns for about `seconds` altogether."""
     work = case.make(setting)
     entries = _measure(case, work, setting, clock, seconds, least_rounds, now)
-    found = [rows.record(case, work, name, entry, setting, clock, ceilings, machine) for name, entry in entries.items()]
+    result = [
+        rows.record(case, work, name, entry, setting, clock, ceilings, machine) for name, entry in entries.items()
+    ]
     del work, entries
     gc.collect()
     if "torch._dynamo" in sys.modules:  # so that the next case compiles for its own shape, and says how long that took
         torch._dynamo.reset()
     if setting.on_gpu:
         torch.cuda.empty_cache()
-    return found
+    return result
 
 
 def _measure(
@@ -328,11 +332,11 @@ def _measure(
         inputs = given(name)
         versions = [x._version for x in numerics.tensors(inputs)]
         with torch.set_grad_enabled(case.passes != "forward"):
-            found = look(prepare(case.passes, entry.function, inputs, work.gradient))
+            result = look(prepare(case.passes, entry.function, inputs, work.gradient))
         if name not in work.overwrites and [x._version for x in numerics.tensors(inputs)] != versions:
             guard.written(inputs)  # puts them right
             raise Wrong("writes over its inputs in later runs")
-        return found, inputs
+        return result, inputs
 
     def warm(name: str, entry: Entry) -> None:
         for _ in range(work.warm_up):

@@ -83,12 +83,12 @@ def cotangent(output: Tensor) -> Tensor:
     return _cotangents[key]
 
 
-def relative_error(found: Any, expected: Any) -> float:
+def relative_error(result: Any, expected: Any) -> float:
     """The worst tensor's largest difference over the reference's largest magnitude; infinite where shapes differ."""
-    return _worst(found, expected, lambda difference: float(difference.max()))
+    return _worst(result, expected, lambda difference: float(difference.max()))
 
 
-def kinked_error(found: Any, expected: Any) -> float:
+def kinked_error(result: Any, expected: Any) -> float:
     """relative_error of all but a hundredth of the elements, which may be off by a tenth.
 
     For gradients through a ReLU: at its kink a last digit decides whether a unit passes its gradient, and either is
@@ -101,11 +101,11 @@ def kinked_error(found: Any, expected: Any) -> float:
         kept = difference.numel() - int(_KINKED * difference.numel())
         return float(difference.flatten().kthvalue(kept).values)
 
-    return _worst(found, expected, most)
+    return _worst(result, expected, most)
 
 
-def _worst(found: Any, expected: Any, size: Callable[[Tensor], float]) -> float:
-    one, other = tensors(found), tensors(expected)
+def _worst(result: Any, expected: Any, size: Callable[[Tensor], float]) -> float:
+    one, other = tensors(result), tensors(expected)
     if len(one) != len(other) or any(a.shape != b.shape for a, b in zip(one, other)):
         return float("inf")
     worst = 0.0
@@ -152,10 +152,10 @@ def _bits(x: Tensor) -> int:
     places = _odd_numbers(1 << (min(_CHUNK, whole // 8) - 1).bit_length() if whole else 0, x.device)
     for part in content[:whole].view(torch.int64).split(_CHUNK):
         sums.append((part * places[: part.numel()]).sum())  # wraps around
-    found = 0
+    result = 0
     for each in torch.stack(sums).tolist():
-        found = (found * 0x9E3779B97F4A7C15 + each) % (1 << 64)
-    return found
+        result = (result * 0x9E3779B97F4A7C15 + each) % (1 << 64)
+    return result
 
 
 @functools.lru_cache(maxsize=16)
@@ -169,7 +169,7 @@ def unread(value: Any) -> str | None:
     if isinstance(value, Tensor):
         return None if type(value) in (Tensor, nn.Parameter) else type(value).__name__
     if type(value) in (tuple, list):
-        return next((found for item in value if (found := unread(item))), None)
+        return next((result for item in value if (result := unread(item))), None)
     if type(value) is dict:
         return unread(list(value.values()))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -198,12 +198,12 @@ def refuse_flattering_inputs(draws: list[tuple]) -> None:
     normalization or a mask of a kind that does not change may be shared, the work's main inputs may not.
     """
     for i, inputs in enumerate(draws):
-        found = tensors(inputs)
-        floating = [x for x in found if x.is_floating_point() and x.numel() > 1]
+        result = tensors(inputs)
+        floating = [x for x in result if x.is_floating_point() and x.numel() > 1]
         for x in floating:
             if _constant(x):
                 raise ValueError(f"input {i} holds a constant tensor of shape {tuple(x.shape)}: draw random numbers")
-        whole = [x for x in found if not x.is_floating_point() and x.numel() > 1]
+        whole = [x for x in result if not x.is_floating_point() and x.numel() > 1]
         if not floating and whole and all(_constant(x) for x in whole):
             raise ValueError(f"input {i} holds nothing but constants: draw random numbers")
     for i, inputs in enumerate(draws):

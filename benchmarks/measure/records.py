@@ -196,23 +196,23 @@ def problems(record: Record, name: str) -> list[str]:
 def validate(record: Record) -> None:
     """Raises ValueError with everything that is wrong with a record, beyond its schema too: no time without reason."""
     name = kind(record)
-    found = problems(record, name)
-    if name == "benchmark" and not found:
+    result = problems(record, name)
+    if name == "benchmark" and not result:
         if (record["status"] == "timed") != (record["time_us"] is not None):
-            found.append(f"record.status is {record['status']} but record.time_us is {record['time_us']}")
+            result.append(f"record.status is {record['status']} but record.time_us is {record['time_us']}")
         if (record["status"] == "timed") == bool(record["reason"]):
-            found.append(f"record.status is {record['status']} but record.reason is {record['reason']!r}")
+            result.append(f"record.status is {record['status']} but record.reason is {record['reason']!r}")
         time = record["time_us"]
         if time is not None and not time["p20"] <= time["p50"] <= time["p80"]:
-            found.append(f"record.time_us is not in order: p20 {time['p20']}, p50 {time['p50']}, p80 {time['p80']}")
+            result.append(f"record.time_us is not in order: p20 {time['p20']}, p50 {time['p50']}, p80 {time['p80']}")
         if (
             record["status"] == "timed"
             and record["error"]
             and not record["error"]["value"] <= record["error"]["allowed"]
         ):
-            found.append("record.error is larger than allowed, and yet there is a time")
-    if found:
-        raise ValueError("; ".join(found))
+            result.append("record.error is larger than allowed, and yet there is a time")
+    if result:
+        raise ValueError("; ".join(result))
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:

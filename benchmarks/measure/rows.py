@@ -73,13 +73,13 @@ def _rates(cost: Cost | None, p50: float, ceilings: Ceilings | None) -> Record:
     """What the time comes to in operations and bytes a second, and beside what the device can."""
     if cost is None:
         return {}
-    found: Record = {
+    result: Record = {
         "tflop_per_s": rounded(cost.flops / p50 / 1e6) if cost.flops else None,
         "gb_per_s": rounded(cost.bytes / p50 / 1e3) if cost.bytes else None,
     }
     if ceilings is not None:
         floor = max(cost.flops / ceilings.flops_per_s, cost.bytes / ceilings.bytes_per_s) * 1e6
-        found["roofline"] = {
+        result["roofline"] = {
             "floor_us": rounded(floor),
             "share": rounded(floor / p50),
             "ceilings": {
@@ -87,4 +87,4 @@ def _rates(cost: Cost | None, p50: float, ceilings: Ceilings | None) -> Record:
                 "tflop_per_s": rounded(ceilings.flops_per_s / 1e12),
             },
         }
-    return found
+    return result

@@ -41,17 +41,17 @@ def convert(config: TransformerConfig, weights: Mapping[str, Tensor], folder: Pa
         if config.final_norm:
             _norm(stack.layer_norm, weights, f"{side}.norm")
         for number, layer in enumerate(stack.layer):
-            here = f"{side}.layers.{number}."
-            _attention(layer.self_attention, weights, here + "self_attn", (3,))
-            _norm(layer.self_attention.layer_norm, weights, here + "norm1")
+            prefix = f"{side}.layers.{number}."
+            _attention(layer.self_attention, weights, prefix + "self_attn", (3,))
+            _norm(layer.self_attention.layer_norm, weights, prefix + "norm1")
             last = "norm2"
             if side == "decoder":
-                _attention(layer.attention, weights, here + "multihead_attn", (1, 2))
-                _norm(layer.attention.layer_norm, weights, here + "norm2")
+                _attention(layer.attention, weights, prefix + "multihead_attn", (1, 2))
+                _norm(layer.attention.layer_norm, weights, prefix + "norm2")
                 last = "norm3"
-            _linear(layer.ffn.linear_0, weights, here + "linear1")
-            _linear(layer.ffn.linear_1, weights, here + "linear2")
-            _norm(layer.ffn.layer_norm, weights, here + last)
+            _linear(layer.ffn.linear_0, weights, prefix + "linear1")
+            _linear(layer.ffn.linear_1, weights, prefix + "linear2")
+            _norm(layer.ffn.layer_norm, weights, prefix + last)
     spec.decoder.projection.weight = _array(weights["target_embedding.weight"])
     words = [_SPECIAL.get(i, str(i)) for i in range(config.vocab_size)]
     spec.register_source_vocabulary(words)
@@ -124,5 +124,5 @@ class Translate:
         """sources: ids with end-of-sentence."""
         words = [[self.words[i] for i in source] for source in sources]
         size = 0 if self.workers == 1 else -(-len(words) // self.workers)  # 0: the whole batch at once
-        found = self.translator.translate_batch(words, max_batch_size=size, **self.options)
-        return [[[self.ids[word] for word in words] for words in each.hypotheses] for each in found]
+        result = self.translator.translate_batch(words, max_batch_size=size, **self.options)
+        return [[[self.ids[word] for word in words] for words in each.hypotheses] for each in result]

@@ -55,30 +55,30 @@ def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout:
         )
     )
     table = positions(config)
-    found = {
+    result = {
         "model.shared.weight": weights["target_embedding.weight"],
         "final_logits_bias": torch.zeros(1, config.vocab_size),
     }
     for stack in ("encoder", "decoder"):
-        found[f"model.{stack}.embed_tokens.weight"] = weights["target_embedding.weight"]
-        found[f"model.{stack}.embed_positions.weight"] = table
+        result[f"model.{stack}.embed_tokens.weight"] = weights["target_embedding.weight"]
+        result[f"model.{stack}.embed_positions.weight"] = table
         for layer in range(len(getattr(model.model, stack).layers)):
-            here, there = f"{stack}.layers.{layer}.", f"model.{stack}.layers.{layer}."
+            prefix, there = f"{stack}.layers.{layer}.", f"model.{stack}.layers.{layer}."
             attentions = {"self_attn": "self_attn"} | ({"multihead_attn": "encoder_attn"} if stack == "decoder" else {})
             for ours, theirs in attentions.items():
                 for kind in ("weight", "bias"):
-                    parts = weights[f"{here}{ours}.in_proj_{kind}"].chunk(3)
+                    parts = weights[f"{prefix}{ours}.in_proj_{kind}"].chunk(3)
                     for name, part in zip("qkv", parts):
-                        found[f"{there}{theirs}.{name}_proj.{kind}"] = part
-                    found[f"{there}{theirs}.out_proj.{kind}"] = weights[f"{here}{ours}.out_proj.{kind}"]
+                        result[f"{there}{theirs}.{name}_proj.{kind}"] = part
+                    result[f"{there}{theirs}.out_proj.{kind}"] = weights[f"{prefix}{ours}.out_proj.{kind}"]
             renamed = {"linear1": "fc1", "linear2": "fc2", "norm1": "self_attn_layer_norm"}
             norms = {"norm2": "encoder_attn_layer_norm", "norm3": "final_layer_norm"}
             renamed |= norms if stack == "decoder" else {"norm2": "final_layer_norm"}
             for ours, theirs in renamed.items():
                 for kind in ("weight", "bias"):
-                    found[f"{there}{theirs}.{kind}"] = weights[f"{here}{ours}.{kind}"]
-    found["lm_head.weight"] = weights["target_embedding.weight"]
-    model.load_state_dict(found)
+                    result[f"{there}{theirs}.{kind}"] = weights[f"{prefix}{ours}.{kind}"]
+    result["lm_head.weight"] = weights["target_embedding.weight"]
+    model.load_state_dict(result)
     return model.eval()
 
 
@@ -155,5 +155,5 @@ class Generate:
         ids, lengths = padded(sources, self.model.device)
         mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
         with torch.inference_mode():
-            found = self.model.generate(input_ids=ids, attention_mask=mask, **self.options)
-        return found[:, 1:].view(len(sources), -1, found.shape[1] - 1).tolist()
+            result = self.model.generate(input_ids=ids, attention_mask=mask, **self.options)
+        return result[:, 1:].view(len(sources), -1, result.shape[1] - 1).tolist()

@@ -48,9 +48,9 @@ def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: in
     """The likeliest token after the other, at most `longer` beyond the source; sources: ids with end-of-sentence."""
     device = model.output.weight.device
     model.eval()
-    found: list[list[int]] = [[] for _ in sources]
+    result: list[list[int]] = [[] for _ in sources]
     for places in length_batches([len(source) for source in sources], 4096):
-        source, lengths = padded([sources[place] for place in places], device)
+        source, lengths = padded([sources[position] for position in places], device)
         padding = torch.arange(source.shape[1], device=device) >= lengths[:, None]
         memory = model.encoder(model.embed(source), src_key_padding_mask=padding)
         target = torch.full((len(places), 1), BOS, device=device)
@@ -69,9 +69,9 @@ def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: in
             ended |= token == EOS
             if ended.all():
                 break
-        for place, ids in zip(places, target[:, 1:].tolist()):
-            found[place] = ids[: ids.index(EOS)] if EOS in ids else ids
-    return found
+        for position, ids in zip(places, target[:, 1:].tolist()):
+            result[position] = ids[: ids.index(EOS)] if EOS in ids else ids
+    return result
 
 
 def translate(model: TorchTransformer, data: PreparedData, lines: Sequence[str]) -> list[str]:
@@ -149,9 +149,9 @@ def train(
         if stopwatch.seconds - validated >= 60 * valid_minutes:
             stopwatch.stop()
             validated = stopwatch.seconds
-            found = translate(model, data, data.valid_source_text[:_VALIDATED])
-            score = bleu(found, data.valid_target_text[:_VALIDATED]).value
-            _write(log, kind="valid", step=done, bleu=score, lines=len(found), seconds=round(validated, 2))
+            result = translate(model, data, data.valid_source_text[:_VALIDATED])
+            score = bleu(result, data.valid_target_text[:_VALIDATED]).value
+            _write(log, kind="valid", step=done, bleu=score, lines=len(result), seconds=round(validated, 2))
             model.train()
             stopwatch.go()
     stopwatch.stop()

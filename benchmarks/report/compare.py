@@ -97,15 +97,15 @@ def _log_error(times: dict[str, Any]) -> float | None:
 
 
 def _by_key(files: Loaded, with_machine: bool) -> dict[tuple[str, str], Entry]:
-    found: dict[tuple[str, str], Entry] = {}
+    result: dict[tuple[str, str], Entry] = {}
     for entry in files.suite:
         key = (records.key(entry.record), machine_name(entry.machine) if with_machine else "")
-        if key in found:
+        if key in result:
             raise UserError(
-                f"{files.folder}: {found[key].place} and {entry.place} measure the same thing: compare single files"
+                f"{files.folder}: {result[key].place} and {entry.place} measure the same thing: compare single files"
             )
-        found[key] = entry
-    return found
+        result[key] = entry
+    return result
 
 
 def changes(before: Loaded, after: Loaded, threshold: float) -> list[Change]:
@@ -127,25 +127,25 @@ def _contents(files: Loaded) -> str:
     return f"{files.folder} ({', '.join(sorted(kinds)) or 'nothing that can be compared'})"
 
 
-def notes(before: Loaded, after: Loaded, found: Sequence[Change]) -> list[str]:
+def notes(before: Loaded, after: Loaded, result: Sequence[Change]) -> list[str]:
     """What the reader of the ratios should know of the two sides."""
     said = []
-    if any(not change.alike for change in found):
+    if any(not change.alike for change in result):
         said.append(
             "The two sides are not of one machine with one number of threads: ratios tell those apart, and no row is "
             "called a regression."
         )
-    if all(change.before.record == change.after.record for change in found):
+    if all(change.before.record == change.after.record for change in result):
         said.append("Both sides hold the same records.")
     first, last = (str(f(e.machine["time"] for e in files.suite)) for f, files in ((min, before), (max, after)))
-    if found and first > last:
+    if result and first > last:
         said.append(f"BEFORE was measured later ({first}) than AFTER ({last}): are they the wrong way round?")
     return said
 
 
-def table(found: Sequence[Change]) -> str:
+def table(result: Sequence[Change]) -> str:
     rows = []
-    for change in found:
+    for change in result:
         record = change.after.record
         ratio = f"{change.ratio:.3f}" if change.timed else ""
         interval = change.interval if change.timed else None
@@ -179,24 +179,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 0 <= args.threshold < math.inf:
         raise UserError(f"--threshold {args.threshold}: a share, 0 or more (0.05 is 5%)")
     before, after = load(args.before), load(args.after)
-    found, runs = changes(before, after, args.threshold), compare_runs.pairs(before, after)
-    if not found and not runs:
+    result, runs = changes(before, after, args.threshold), compare_runs.pairs(before, after)
+    if not result and not runs:
         raise UserError(f"{_contents(before)} and {_contents(after)} have no row and no end-to-end run in common")
     for name, files in (("before", before), ("after", after)):
         print(f"{name}: {', '.join(sorted({machine_name(entry.machine) for entry in files.entries}))} ({files.folder})")
-    if found:
-        print(f"\n{table(found)}\n")
-        print("\n".join(_summary(before, after, found)))
+    if result:
+        print(f"\n{table(result)}\n")
+        print("\n".join(_summary(before, after, result)))
     if runs:
         print(f"\n{compare_runs.text(runs)}")
-    return 1 if any(change.regression for change in found) else 0
+    return 1 if any(change.regression for change in result) else 0
 
 
-def _summary(before: Loaded, after: Loaded, found: Sequence[Change]) -> list[str]:
-    lines = notes(before, after, found)
-    peers = sorted(c.ratio for c in found if c.timed and not c.after.record["provider"].startswith(OURS))
+def _summary(before: Loaded, after: Loaded, result: Sequence[Change]) -> list[str]:
+    lines = notes(before, after, result)
+    peers = sorted(c.ratio for c in result if c.timed and not c.after.record["provider"].startswith(OURS))
     if peers:
         lines.append(f"The {len(peers)} rows of other providers: median ratio {peers[len(peers) // 2]:.3f}.")
-    unmatched = len(before.suite) + len(after.suite) - 2 * len(found)
-    regressions = sum(change.regression for change in found)
-    return [*lines, f"{len(found)} rows compared, {unmatched} without a partner, {regressions} regressions."]
+    unmatched = len(before.suite) + len(after.suite) - 2 * len(result)
+    regressions = sum(change.regression for change in result)
+    return [*lines, f"{len(result)} rows compared, {unmatched} without a partner, {regressions} regressions."]

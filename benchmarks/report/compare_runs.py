@@ -41,9 +41,9 @@ class Pair:
 
 def pairs(before: Loaded, after: Loaded) -> list[Pair]:
     """Runs on the same corpus by the same trainer; where there are none, each side's only run on the same corpus."""
-    found = _paired(before, after, lambda entry: str(entry.record["corpus"]))
+    result = _paired(before, after, lambda entry: str(entry.record["corpus"]))
     alone = len(before.of_kind("end_to_end")) == len(after.of_kind("end_to_end")) == 1
-    return found or (_paired(before, after, lambda e: corpus_and_peer(e.record["corpus"])[0]) if alone else [])
+    return result or (_paired(before, after, lambda e: corpus_and_peer(e.record["corpus"])[0]) if alone else [])
 
 
 def _paired(before: Loaded, after: Loaded, key: Callable[[Entry], str]) -> list[Pair]:
@@ -93,7 +93,7 @@ def _rows(pair: Pair) -> list[tuple[str, ...]]:
 
 def _differing(pair: Pair) -> list[str]:
     """What else than the program differs, so that it may be what made the difference."""
-    found = []
+    result = []
     for words, value in (
         ("machines", lambda entry: machine_name(entry.machine)),
         ("training commands", lambda entry: entry.record["train_command"]),
@@ -102,14 +102,14 @@ def _differing(pair: Pair) -> list[str]:
     ):
         one, other = value(pair.before), value(pair.after)
         if one != other:
-            found.append(f"{words} differ: {one} | {other}")
-    return found
+            result.append(f"{words} differ: {one} | {other}")
+    return result
 
 
-def text(found: Sequence[Pair]) -> str:
+def text(result: Sequence[Pair]) -> str:
     """A table a corpus, what differs, and that none of it is significant."""
     parts = []
-    for pair in found:
+    for pair in result:
         if pair.before.record == pair.after.record:
             parts.append(f"{pair.name}: both sides hold the same run ({pair.before.place})")
             continue

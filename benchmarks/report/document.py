@@ -119,7 +119,7 @@ def _row_class(cells: Sequence[str]) -> str:
 
 def _table_html(table: Table) -> str:
     def cells(tag: str, values: Sequence[str]) -> str:
-        kinds = (("n long" if len(v) > 40 else "n") if place < table.names else "" for place, v in enumerate(values))
+        kinds = (("n long" if len(v) > 40 else "n") if column < table.names else "" for column, v in enumerate(values))
         return "".join(
             f'<{tag} class="{kind}">{_inline(v)}</{tag}>' if kind else f"<{tag}>{_inline(v)}</{tag}>"
             for kind, v in zip(kinds, values)
@@ -193,7 +193,7 @@ def _block_markdown(block: Block) -> str:
         note = f"\n\n{block.note}" if block.note else ""
         return f"**{block.title}**{note}\n\n![{block.title}](figures/{block.name}.svg)"
     if isinstance(block, Table):
-        rule = "|" + "|".join("---" if place < block.names else "--:" for place in range(len(block.head))) + "|"
+        rule = "|" + "|".join("---" if column < block.names else "--:" for column in range(len(block.head))) + "|"
         rows = [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in (block.head, *block.rows)]
         title = f"{block.folded}:\n\n" if block.folded else ""
         return title + "\n".join([rows[0], rule, *rows[1:]])

@@ -70,7 +70,7 @@ class Claim:
 def _command(entry: Entry) -> str:
     command = str(entry.machine["command"]).split(" --note ")[0]
     # records of before November 2026 lack the quotes that a shell needs around --only's text
-    return re.sub(r"--only (?!['\"])(\S+(?: \S+)+?)(?= --|$)", lambda found: f"--only {shlex.quote(found[1])}", command)
+    return re.sub(r"--only (?!['\"])(\S+(?: \S+)+?)(?= --|$)", lambda m: f"--only {shlex.quote(m[1])}", command)
 
 
 def _commit(entry: Entry) -> str:
@@ -90,10 +90,10 @@ def claims(files: Loaded) -> list[Claim]:
 
 def _latest(entries: Sequence[Entry], name: str) -> dict[str, Entry]:
     """The newest record for each value of a field."""
-    found: dict[str, Entry] = {}
+    result: dict[str, Entry] = {}
     for entry in sorted(entries, key=lambda entry: str(entry.machine["time"])):
-        found[str(entry.record[name])] = entry
-    return found
+        result[str(entry.record[name])] = entry
+    return result
 
 
 def corpus_and_peer(name: str) -> tuple[str, str]:
@@ -140,10 +140,10 @@ def _case(entry: Entry) -> str:
 
 def by_case(entries: Sequence[Entry]) -> list[list[Entry]]:
     """Rows of one case, shape, dtype and pass together, in the order in which they stand."""
-    found: dict[str, list[Entry]] = {}
+    result: dict[str, list[Entry]] = {}
     for entry in entries:
-        found.setdefault(_case(entry), []).append(entry)
-    return list(found.values())
+        result.setdefault(_case(entry), []).append(entry)
+    return list(result.values())
 
 
 def _groups(files: Loaded) -> Iterator[Claim]:
@@ -154,8 +154,8 @@ def _groups(files: Loaded) -> Iterator[Claim]:
             parts.setdefault(where, []).append(entry)
     newest = {group: machine_name(entry.machine) for group, entry in _latest(files.suite, "group").items()}
     for (group, machine, dtype), entries in parts.items():
-        found = _speed_up(group, machine, dtype, entries) if group in ("kernels", "blocks") else None
-        for claim in found or _throughput(machine, dtype, entries):
+        result = _speed_up(group, machine, dtype, entries) if group in ("kernels", "blocks") else None
+        for claim in result or _throughput(machine, dtype, entries):
             yield claim if machine == newest[group] else replace(claim, leads=False)
 
 
@@ -216,8 +216,8 @@ def _significant(value: float) -> str:
 
 def _overhead(files: Loaded) -> Iterator[Claim]:
     for entry in files.of_kind("operator_overhead")[-1:]:
-        found = entry.record["measured"]["fasttfm"]
-        without, with_gradient = (found[f"{name}_gradient_us"]["quickest"] for name in ("without", "with"))
+        result = entry.record["measured"]["fasttfm"]
+        without, with_gradient = (result[f"{name}_gradient_us"]["quickest"] for name in ("without", "with"))
         yield Claim(
             "host time of an operator call, beyond its computation",
             f"{without:.1f} us, {with_gradient:.1f} us with a gradient",

@@ -65,11 +65,11 @@ def lead(files: Loaded) -> list[Block]:
 
 def _machines(files: Loaded) -> Section:
     fields = ("system", "torch", "triton", "fasttfm", "python", "driver", "cuda")
-    found: dict[tuple[str, ...], int] = {}
+    result: dict[tuple[str, ...], int] = {}
     for entry in files.entries:
         cells = [machine_name(entry.machine), *(str(entry.machine.get(name) or "") for name in fields)]
-        found[tuple(cells)] = found.get(tuple(cells), 0) + 1
-    rows = [(*cells, str(count)) for cells, count in sorted(found.items())]
+        result[tuple(cells)] = result.get(tuple(cells), 0) + 1
+    rows = [(*cells, str(count)) for cells, count in sorted(result.items())]
     return Section("machines", "Machines", [Table(("machine", *fields, "records"), rows, names=8)])
 
 
@@ -125,14 +125,14 @@ def _limits() -> Section:
 
 def _static(files: Loaded) -> Section:
     """Predictions by kernel and device, then everything that they were made from."""
-    found = predictions()
+    result = predictions()
     # a chip for which hardly a kernel is recorded would be a column of blanks; the folded table has it
-    devices = [name for name in DEVICES if 2 * sum(p.device.name == name for p in found) > len(works())]
+    devices = [name for name in DEVICES if 2 * sum(p.device.name == name for p in result) > len(works())]
     rows = []
     for work in works():
         cells = [work.title]
         for name in devices:
-            one = next((p for p in found if p.work == work and p.device.name == name), None)
+            one = next((p for p in result if p.work == work and p.device.name == name), None)
             measured = measured_us(one, files) if one else "-"
             cells.append("" if one is None else f"{one.us:,.0f}" + (f" / **{measured}**" if measured != "-" else ""))
         if any(cells[1:]):
@@ -150,7 +150,7 @@ def _static(files: Loaded) -> Section:
                 "that device. Empty: no case of that kernel is recorded for the chip."
             ),
             Table(("work", *devices), rows),
-            Table(HEAD, [row(p, files) for p in found], names=2, folded="Registers, spills, shared memory, occupancy"),
+            Table(HEAD, [row(p, files) for p in result], names=2, folded="Registers, spills, shared memory, occupancy"),
         ],
     )
 
@@ -174,21 +174,21 @@ def _claims(files: Loaded) -> Section:
 
 
 def _absent(files: Loaded) -> Section | None:
-    found: dict[tuple[str, ...], int] = {}
+    result: dict[tuple[str, ...], int] = {}
     for entry in files.suite:
         if entry.record["status"] == "absent":
             key = (entry.record["provider"], entry.record["reason"], machine_name(entry.machine))
-            found[key] = found.get(key, 0) + 1
-    if not found:
+            result[key] = result.get(key, 0) + 1
+    if not result:
         return None
-    rows = [(provider, f"`{why}`", machine, str(count)) for (provider, why, machine), count in sorted(found.items())]
+    rows = [(provider, f"`{why}`", machine, str(count)) for (provider, why, machine), count in sorted(result.items())]
     head = ("provider", "to have it", "machine", "rows")
     return Section("absent", "Absent providers", [Table(head, rows, names=3)])
 
 
 def sections(files: Loaded) -> list[Section]:
     """Of the page, in order."""
-    found = [
+    result = [
         _claims(files),
         *report_suite.sections(files),
         report_runs.end_to_end(files),
@@ -198,7 +198,7 @@ def sections(files: Loaded) -> list[Section]:
         _absent(files),
         _machines(files),
     ]
-    return [section for section in found if section is not None]
+    return [section for section in result if section is not None]
 
 
 def write(files: Loaded, out: Path) -> None:

@@ -128,20 +128,20 @@ def bars(
     """Horizontal bars from zero, a whisker from low to high, and a dashed line at a value that means something."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _new(width, 34 + 30 * len(rows))
-        for place, row in enumerate(rows):
-            axes.text(0, place - 0.34, row.label, va="center", fontweight="bold" if row.ours else "normal")
+        for position, row in enumerate(rows):
+            axes.text(0, position - 0.34, row.label, va="center", fontweight="bold" if row.ours else "normal")
             if row.value is None:
                 reason = textwrap.shorten(row.shown, 56, placeholder="…")
-                axes.text(0, place + 0.12, reason, va="center", color=_BAD if row.bad else _INK, fontsize=8)
+                axes.text(0, position + 0.12, reason, va="center", color=_BAD if row.bad else _INK, fontsize=8)
                 continue
-            axes.barh(place + 0.12, row.value, 0.38, color=_COLOURS[OURS if row.ours else 1])
+            axes.barh(position + 0.12, row.value, 0.38, color=_COLOURS[OURS if row.ours else 1])
             spread = [[max(row.value - row.low, 0.0)], [max(row.high - row.value, 0.0)]]
-            axes.errorbar(row.value, place + 0.12, xerr=spread, color=_INK, capsize=2, linewidth=1)
-            axes.text(1, place - 0.34, row.shown, va="center", ha="right", transform=axes.get_yaxis_transform())
+            axes.errorbar(row.value, position + 0.12, xerr=spread, color=_INK, capsize=2, linewidth=1)
+            axes.text(1, position - 0.34, row.shown, va="center", ha="right", transform=axes.get_yaxis_transform())
         axes.set_xlim(left=0)
         axes.set_ylim(len(rows) - 0.5, -0.7)
         if mark is not None:
-            timed = [place for place, row in enumerate(rows) if row.value is not None]
+            timed = [position for position, row in enumerate(rows) if row.value is not None]
             axes.vlines(
                 [mark] * len(timed), [p - 0.12 for p in timed], [p + 0.36 for p in timed], color=_LIMIT, ls="--"
             )
@@ -160,11 +160,11 @@ def ratios(name: str, title: str, rows: Sequence[Bar], *, width: float = 500) ->
     """A dot a row on a logarithmic scale around 1, with a whisker from low to high."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _new(width, 70 + 26 * len(rows))
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             value = row.value or 1.0
             spread = [[max(value - row.low, 0.0)], [max(row.high - value, 0.0)]]
-            axes.errorbar(value, place, xerr=spread, fmt="o", color=_COLOURS[1], ecolor=_INK, capsize=2)
-            axes.text(1.01, place, row.shown, va="center", transform=axes.get_yaxis_transform())
+            axes.errorbar(value, position, xerr=spread, fmt="o", color=_COLOURS[1], ecolor=_INK, capsize=2)
+            axes.text(1.01, position, row.shown, va="center", transform=axes.get_yaxis_transform())
         axes.axvline(1.0, color=_LIMIT, linestyle="--", linewidth=1)
         axes.set_xscale("log")
         axes.set_xlim(min(0.8, *(row.low for row in rows)) / 1.1, max(1.25, *(row.high for row in rows)) * 1.1)
@@ -182,12 +182,12 @@ def ratios(name: str, title: str, rows: Sequence[Bar], *, width: float = 500) ->
 def _spoken(series: Sequence[Series], axes: Axes) -> str:
     """The numbers of a plot in words; of more than sixty points only whose they are."""
 
-    def place(p: Point) -> str:
+    def position(p: Point) -> str:
         return axes.x_names[int(p.x)] if axes.x_names else number(p.x)
 
     many = sum(len(s.points) for s in series) > 60
     words = [
-        f"{s.label}: " + ", ".join(f"{place(p)}: {number(p.y)}" for p in (() if many else s.points)) for s in series
+        f"{s.label}: " + ", ".join(f"{position(p)}: {number(p.y)}" for p in (() if many else s.points)) for s in series
     ]
     return f"{axes.y_label} against {axes.x_label}. " + "; ".join(words)
 

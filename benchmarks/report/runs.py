@@ -91,7 +91,7 @@ def history(files: Loaded) -> list[Entry]:
     records of today's schema are left out.
     """
     folder = files.folder if files.folder.is_dir() else files.folder.parent
-    found: dict[str, Entry] = {}
+    result: dict[str, Entry] = {}
     for version in _git(folder, "log", "--format=%H", "--", ".").split():
         names = _git(folder, "diff-tree", "--root", "--no-commit-id", "--name-only", "--relative", "-r", version).split(
             "\n"
@@ -100,10 +100,10 @@ def history(files: Loaded) -> list[Entry]:
             if name.endswith(ENDINGS) and "/" not in name:
                 text = _git(folder, "show", f"{version}:./{name}")
                 for line, record in _readable(text):
-                    found.setdefault(json.dumps(record, sort_keys=True), Entry(name, line, record))
+                    result.setdefault(json.dumps(record, sort_keys=True), Entry(name, line, record))
     for entry in files.entries:
-        found.setdefault(json.dumps(entry.record, sort_keys=True), entry)
-    return sorted(found.values(), key=lambda e: (str(e.machine["time"]), e.file, json.dumps(e.record, sort_keys=True)))
+        result.setdefault(json.dumps(entry.record, sort_keys=True), entry)
+    return sorted(result.values(), key=lambda e: (str(e.machine["time"]), e.file, json.dumps(e.record, sort_keys=True)))
 
 
 def _readable(text: str) -> Iterable[tuple[int, records.Record]]:
@@ -147,11 +147,11 @@ def _what(entry: Entry) -> str:
 
 
 def _rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    found: dict[tuple[str, ...], int] = {}
+    result: dict[tuple[str, ...], int] = {}
     for entry in entries:
         key = (_what(entry), machine_name(entry.machine), f"`{_commit(entry)}`", str(entry.machine["time"])[:16])
-        found[key] = found.get(key, 0) + 1
-    return [(*key, str(count)) for key, count in found.items()]
+        result[key] = result.get(key, 0) + 1
+    return [(*key, str(count)) for key, count in result.items()]
 
 
 def _speed_figures(entries: Sequence[Entry]) -> list[Figure]:

@@ -41,23 +41,23 @@ def where_text(place: Where) -> str:
 
 def split(entries: Sequence[Entry], key: Callable[[Entry], object]) -> dict:
     """Entries by key, in order of appearance."""
-    found: dict[object, list[Entry]] = {}
+    result: dict[object, list[Entry]] = {}
     for entry in entries:
-        found.setdefault(key(entry), []).append(entry)
-    return found
+        result.setdefault(key(entry), []).append(entry)
+    return result
 
 
 def sections(files: Loaded) -> list[Section]:
     """One for every group that has rows."""
-    found = []
+    result = []
     by_group = split(files.suite, lambda e: e.record["group"])
     for group in GROUPS:
         if group in by_group:
             section = Section(group, TITLES[group])
             for place, entries in split(by_group[group], where).items():
                 section.blocks += _machine_blocks(group, place, entries)
-            found.append(section)
-    return found
+            result.append(section)
+    return result
 
 
 def _machine_blocks(group: str, place: Where, entries: Sequence[Entry]) -> list[Block]:
@@ -86,13 +86,13 @@ def _count(n: int, what: str) -> str:
 
 def ratios(entries: Sequence[Entry]) -> dict[str, list[float]]:
     """For every other provider, its median time over ours in each case that both ran."""
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for rows in by_case([entry for entry in entries if entry.timed]):
         times = {row.record["provider"]: row.record["time_us"]["p50"] for row in rows}
         for provider, time in times.items():
             if OURS in times and provider != OURS:
-                found.setdefault(provider, []).append(time / times[OURS])
-    return found
+                result.setdefault(provider, []).append(time / times[OURS])
+    return result
 
 
 def _against_each(name: str, place: Where, entries: Sequence[Entry]) -> Figure | None:
@@ -163,14 +163,14 @@ def _curves(
     value: Callable[[Entry], tuple[float, float, float] | None],
 ) -> list[tuple[str, list[Series]]]:
     """Series by provider for every set of rows that differ in one size alone and have two values of it."""
-    found = []
+    result = []
     keyed = [(entry, _varying(entry, names, beside)) for entry in entries if entry.timed]
     groups: dict[str, list[tuple[Entry, float]]] = {}
     for entry, key in keyed:
         if key is not None:
             groups.setdefault(key[0], []).append((entry, key[1]))
-    apart = [(together, *part) for together, whole in groups.items() for part in _apart(whole, beside)]
-    for together, more, members in apart:
+    pieces = [(together, *part) for together, whole in groups.items() for part in _apart(whole, beside)]
+    for together, more, members in pieces:
         if len({x for _, x in members}) < 2:
             continue
         series = []
@@ -185,8 +185,8 @@ def _curves(
                 series.append(Series(provider, points, _colour(provider, providers)))
         case, passes, rest = json.loads(together)
         if series:
-            found.append((f"{case.replace('_', ' ')}, {passes}; {shape_text(more | rest)}".removesuffix("; "), series))
-    return found
+            result.append((f"{case.replace('_', ' ')}, {passes}; {shape_text(more | rest)}".removesuffix("; "), series))
+    return result
 
 
 def _apart(
@@ -218,11 +218,11 @@ def _per_token(entry: Entry) -> tuple[float, float, float] | None:
 
 
 def _throughput(entry: Entry) -> tuple[float, float, float] | None:
-    found, time = entry.record["throughput"], entry.record["time_us"]
-    if not found:
+    result, time = entry.record["throughput"], entry.record["time_us"]
+    if not result:
         return None
-    done = found["value"] * time["p50"]
-    return found["value"], done / time["p80"], done / time["p20"]
+    done = result["value"] * time["p50"]
+    return result["value"], done / time["p80"], done / time["p20"]
 
 
 def _scaling(slug: str, place: Where, entries: Sequence[Entry]) -> list[Block]:

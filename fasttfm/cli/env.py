@@ -26,8 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print it."""
-    found = environment(args.chip)
-    print(json.dumps(found) if args.json else text(found))
+    result = environment(args.chip)
+    print(json.dumps(result) if args.json else text(result))
 
 
 def environment(other: str | None = None) -> dict[str, Any]:
@@ -59,31 +59,31 @@ def environment(other: str | None = None) -> dict[str, Any]:
     }
 
 
-def text(found: dict[str, Any]) -> str:
+def text(result: dict[str, Any]) -> str:
     """The same for people."""
     from fasttfm.wording import counted
 
-    processor, device = found["processor"], found["device"]
+    processor, device = result["processor"], result["device"]
     units = " ".join(processor["units"]) or "no AVX2"
     cores, threads = counted(processor["cores"], "core"), counted(processor["threads"], "thread")
-    here = "none that torch can use"
+    shown = "none that torch can use"
     if device is not None:
-        here = f"{device['name']}, {device['chip']}, {device['memory_gib']} GiB, driver {device['driver']}"
+        shown = f"{device['name']}, {device['chip']}, {device['memory_gib']} GiB, driver {device['driver']}"
     lines = [
-        ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in found["versions"].items())),
-        ("system", found["system"]),
+        ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in result["versions"].items())),
+        ("system", result["system"]),
         ("processor", f"{processor['name']}, {cores}, {threads}, {units}"),
-        ("device", here),
+        ("device", shown),
     ]
-    for name, assembler in found["assembler"].items():
+    for name, assembler in result["assembler"].items():
         said = f"ptxas {assembler['version']} for {name}; {assembler['variable']}=FILE takes another"
         lines.append(("assembler", said + (f"; {assembler['fault']}" if assembler["fault"] else "")))
-    tuned = found["tuned"]
+    tuned = result["tuned"]
     if tuned is not None:
         kept = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
         lines.append(("tuned", f"{kept}; {tuned['shipped']} that others sent in"))
-    lines.append(("routes", f"of {found['chip'] or 'a CPU'}, backend {found['backend']}"))
-    lines += [(f"  {name}", route) for name, route in found["routes"].items()]
+    lines.append(("routes", f"of {result['chip'] or 'a CPU'}, backend {result['backend']}"))
+    lines += [(f"  {name}", route) for name, route in result["routes"].items()]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
 
@@ -130,15 +130,15 @@ def _assembler() -> dict[str, dict[str, str | None]]:
         from fasttfm.kernels.proof import assembler
     except ImportError:
         return {}
-    found: dict[str, dict[str, str | None]] = {}
+    result: dict[str, dict[str, str | None]] = {}
     for name, capability in (("sm_60 to sm_90", 90), ("sm_100 and newer", 100)):
         try:
             used = assembler.assembler(capability)
         except (ImportError, OSError, AttributeError, RuntimeError):
             continue
         fault = assembler.FAULTS.get(used.version) if capability < 100 else None
-        found[name] = {"path": used.path, "version": used.version, "variable": used.variable, "fault": fault}
-    return found
+        result[name] = {"path": used.path, "version": used.version, "variable": used.variable, "fault": fault}
+    return result
 
 
 def _tuned() -> dict[str, Any] | None:
@@ -150,12 +150,12 @@ def _tuned() -> dict[str, Any] | None:
     from fasttfm.kernels import choice_cache, launch
 
     device = torch.device("cuda", torch.cuda.current_device())
-    place = choice_cache.this_place(device, launch.chip(device))
+    key = choice_cache.this_place(device, launch.chip(device))
     try:
-        answers = len(choice_cache.read(place))
+        answers = len(choice_cache.read(key))
     except ValueError:  # damaged: a launch has warned of it
         answers = 0
-    return {"file": str(place.file), "answers": answers, "shipped": len(choice_cache.shipped(place))}
+    return {"file": str(key.file), "answers": answers, "shipped": len(choice_cache.shipped(key))}
 
 
 def _chip(other: str | None) -> Any:

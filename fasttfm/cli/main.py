@@ -89,9 +89,9 @@ def _told(name: str | None, error: Exception) -> str | None:
         remedy = _LESS_MEMORY.get(name or "", "close other programs, or use a machine with more") + limit_remedy()
         return f"out of memory: {remedy} ({str(error).strip() or 'MemoryError'})"
     if isinstance(error, OSError) and error.errno is not None:  # None: raised by hand somewhere, which is a bug
-        place = f"{error.filename}: " if error.filename else ""
+        prefix = f"{error.filename}: " if error.filename else ""
         remedy = ": free some space, or write elsewhere" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return f"{place}{error.strerror}{remedy}"
+        return f"{prefix}{error.strerror}{remedy}"
     return None
 
 

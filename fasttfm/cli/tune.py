@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.kernels import choice_cache, choices, launch
 
     chip = launch.chip(device)
-    place = choice_cache.this_place(device, chip)
-    before = {(a.choice, a.size_class): a.answer for a in _kept(place)}
+    key = choice_cache.this_place(device, chip)
+    before = {(a.choice, a.size_class): a.answer for a in _kept(key)}
     choices.keep(chip, {})  # compare with what ships, not with what an earlier run found
     work = tuning.model_work(device, quick=args.quick)
     with tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}", disable=None) as bar:
@@ -62,20 +62,18 @@ def run(args: argparse.Namespace) -> None:
         for measured in tuning.tune(work, chip, DeviceClock(device), seconds_per_decision=seconds, progress=progress):
             bar.write(measured.line(), file=sys.stdout)
             fresh.append(measured)
-    answers = choice_cache.merged(_kept(place), [m.as_answer() for m in fresh])
-    file = choice_cache.write(place, answers)
+    answers = choice_cache.merged(_kept(key), [m.as_answer() for m in fresh])
+    file = choice_cache.write(key, answers)
     faster = sum(m.changed for m in fresh)
     new = sum(before.get(m.decision) != m.as_answer().answer for m in fresh)
-    print(
-        f"{place.device}: {len(fresh)} decisions measured, {faster} differ from what ships, {new} from the last tuning"
-    )
+    print(f"{key.device}: {len(fresh)} decisions measured, {faster} differ from what ships, {new} from the last tuning")
     print(f"kept in {file}")
 
 
-def _kept(place):
+def _kept(key):
     from fasttfm.kernels import choice_cache
 
     try:
-        return choice_cache.read(place)
+        return choice_cache.read(key)
     except ValueError:  # damaged: this run writes it anew
         return []

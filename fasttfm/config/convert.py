@@ -30,27 +30,27 @@ _RULES = {
 }
 
 
-def convert(value: Any, kind: Any, place: str) -> Any:
+def convert(value: Any, kind: Any, where: str) -> Any:
     """`value` (from YAML, the command line or Python) as type `kind`; else UserError, which starts with `place`."""
     options = typing.get_args(kind)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
             return None
         (kind,) = [option for option in options if option is not types.NoneType]
-        return convert(value, kind, place)
+        return convert(value, kind, where)
     plain = not isinstance(value, (list, dict, set))  # str() of one may be endless
     if typing.get_origin(kind) is Literal:
         if plain and str(value) in options:
             return str(value)
-        raise UserError(f"{place}: {_SHOWN.repr(value)} was given, allowed are {', '.join(map(str, options))}")
+        raise UserError(f"{where}: {_SHOWN.repr(value)} was given, allowed are {', '.join(map(str, options))}")
     if typing.get_origin(kind) is tuple:
         items = value.strip("()[] ").split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or (options[-1] is not ... and len(items) != len(options)):
             raise UserError(
-                f"{place}: {_SHOWN.repr(value)} was given, it must be {len(options)} values such as 0.9,0.98"
+                f"{where}: {_SHOWN.repr(value)} was given, it must be {len(options)} values such as 0.9,0.98"
             )
         kinds = [options[0]] * len(items) if options[-1] is ... else options
-        return tuple(convert(item, kind, place) for item, kind in zip(items, kinds, strict=True))
+        return tuple(convert(item, kind, where) for item, kind in zip(items, kinds, strict=True))
     try:
         if kind is bool and plain:
             return _to_bool(value)
@@ -62,7 +62,7 @@ def convert(value: Any, kind: Any, place: str) -> Any:
             return str(value)
     except (TypeError, ValueError):
         pass
-    raise UserError(f"{place}: {_SHOWN.repr(value)} was given, it must be {_RULES.get(kind, kind)}")
+    raise UserError(f"{where}: {_SHOWN.repr(value)} was given, it must be {_RULES.get(kind, kind)}")
 
 
 def to_int(value: Any) -> int:

@@ -44,10 +44,10 @@ class Values(dict[str, dict[str, Any]]):
         super().__init__({section: {} for section in SECTIONS})
         self.places = {}
 
-    def put(self, name: str, value: Any, place: str) -> None:
+    def put(self, name: str, value: Any, location: str) -> None:
         """Set field `name`, whatever it was before."""
         self[section_of(name)][name] = value
-        self.places[name] = place
+        self.places[name] = location
 
 
 @cache

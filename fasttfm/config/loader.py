@@ -53,7 +53,7 @@ def resolve(
     """Preset, then each YAML file, then `overrides` (field -> value); later ones win.
 
     from_data holds the fields that the prepared data decide, as for `build`.
-    Raises UserError naming file, line and nearest known key for what is unknown, of a wrong type or out of range.
+    Raises UserError naming file, line and nearest known location for what is unknown, of a wrong type or out of range.
     """
     return build(gather(preset, files, overrides), from_data)
 
@@ -138,14 +138,14 @@ def _with_places(message: str, section: str, values: Values) -> str:
     lines = []
     flags = False
     for name in dict.fromkeys(re.findall(r"\w+", message)):
-        place = values.places.get(name) if name in known else None
-        if place is None:
+        location = values.places.get(name) if name in known else None
+        if location is None:
             continue
-        flag = place == flag_name(name)
-        message = re.sub(rf"(?<![\w-]){name}\b", place if flag else f"{section}.{name}", message)
+        flag = location == flag_name(name)
+        message = re.sub(rf"(?<![\w-]){name}\b", location if flag else f"{section}.{name}", message)
         flags |= flag
-        if not flag and place not in lines:
-            lines.append(place)
+        if not flag and location not in lines:
+            lines.append(location)
     if lines:
         return f"{' and '.join(lines)}: {message}"
     return message if flags else f"{section}: {message}"

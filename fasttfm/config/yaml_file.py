@@ -65,8 +65,8 @@ def read_yaml(path: str | Path) -> Values:
                 value = _CoreLoader("").construct_object(node, deep=True)
             except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # a tag, a loop
                 raise UserError(f"{path}, line {line}: {section}.{name} is no plain YAML value: {error}") from error
-            place = f"{path}, line {line}"
-            values.put(name, convert(value, known[name], f"{place}: {section}.{name}"), place)
+            location = f"{path}, line {line}"
+            values.put(name, convert(value, known[name], f"{location}: {section}.{name}"), location)
     return values
 
 

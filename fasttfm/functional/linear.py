@@ -132,20 +132,20 @@ class _Kept:
 def _kept_product(
     kept: dict[tuple, _Kept], weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool
 ) -> _Kept:
-    place = (weight.data_ptr(), weight.shape, dtype, relu)
-    if place in kept:
-        return kept[place]
+    key = (weight.data_ptr(), weight.shape, dtype, relu)
+    if key in kept:
+        return kept[key]
     with _lock:
-        if place in kept:  # another thread was quicker
-            return kept[place]
+        if key in kept:  # another thread was quicker
+            return kept[key]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
         make = _packed_product if packed else _plain_product
 
         def of_kind(weight: Tensor, other_bias: Tensor) -> Product:
             return make(weight, None if bias is None else other_bias, dtype, relu)
 
-        kept[place] = _Kept(weight, packed, make(weight, bias, dtype, relu), of_kind)
-    return kept[place]
+        kept[key] = _Kept(weight, packed, make(weight, bias, dtype, relu), of_kind)
+    return kept[key]
 
 
 def _packed_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:

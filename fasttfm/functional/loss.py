@@ -36,11 +36,11 @@ def _blocks(logits: Tensor, target: Tensor, counted: Tensor | None) -> Iterator[
     step = max(1, min(rows, _BLOCK // max(1, columns))) if logits.device.type == "cpu" else max(1, rows)
     memory = torch.empty(step, columns, dtype=dtype, device=logits.device) if logits.dtype != dtype else None
     for r in range(0, rows, step):
-        place = slice(r, r + step)
-        x, t = logits[place], target[place, None]
+        part = slice(r, r + step)
+        x, t = logits[part], target[part, None]
         x = x if memory is None else memory[: x.shape[0]].copy_(x)
-        left = None if counted is None else ~counted[place, None]
-        yield place, x, t if left is None else t.masked_fill(left, 0), left
+        left = None if counted is None else ~counted[part, None]
+        yield part, x, t if left is None else t.masked_fill(left, 0), left
 
 
 def _picked(x: Tensor, t: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def plain(
     dtype, device = wide(logits.dtype), logits.device
     loss, nll = torch.zeros((), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
     weights: Tensor | None = None
-    for place, x, t, left in _blocks(logits, target, counted):
+    for part, x, t, left in _blocks(logits, target, counted):
         weights = torch.empty_like(x) if weights is None else weights
         p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
         # top - log(share) is the logarithm of the sum of exponentials; formed, it would be rounded as the logits are.
@@ -99,9 +99,9 @@ def plain(
         nll += (row_nll if left is None else row_nll.masked_fill(left[:, 0], 0.0)).sum()
         loss += (row_loss if left is None else row_loss.masked_fill(left[:, 0], 0.0)).sum()
         if statistics is not None:
-            statistics[0, place], statistics[1, place] = top, share
+            statistics[0, part], statistics[1, part] = top, share
         if gradient is not None:
-            gradient[place] = _gradient_(p, t, label_smoothing, scale, left)
+            gradient[part] = _gradient_(p, t, label_smoothing, scale, left)
     return loss, nll
 
 
@@ -116,13 +116,13 @@ def plain_gradient(
     """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it."""
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     weights: Tensor | None = None  # in float32, where the gradient is not
-    for place, x, t, left in _blocks(logits, target, counted):
+    for part, x, t, left in _blocks(logits, target, counted):
         if x.dtype == gradient.dtype:
-            _gradient_(torch.softmax(x, dim=1, out=gradient[place]), t, label_smoothing, scale, left)
+            _gradient_(torch.softmax(x, dim=1, out=gradient[part]), t, label_smoothing, scale, left)
         else:
             weights = torch.empty_like(x) if weights is None else weights
             p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
-            gradient[place] = _gradient_(p, t, label_smoothing, scale, left)
+            gradient[part] = _gradient_(p, t, label_smoothing, scale, left)
     return gradient
 
 

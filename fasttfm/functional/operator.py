@@ -244,8 +244,8 @@ class _Rule(NamedTuple):
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
             saved = layout.merge(ctx.saved_tensors, ctx.others)
-            found = self.backward(saved, wanted(ctx.needs_input_grad[1:]), *gradients)  # type: ignore[misc]
-            return None, *self._by_name(found)
+            results = self.backward(saved, wanted(ctx.needs_input_grad[1:]), *gradients)  # type: ignore[misc]
+            return None, *self._by_name(results)
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
 
@@ -270,9 +270,9 @@ class _Rule(NamedTuple):
             wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.places])
             gradients = tuple(map(_unwrapped, gradients))
             saved = ctx.layout.merge(tuple(map(_unwrapped, ctx.saved_tensors)), ctx.others)
-            found = self.backward(saved, wants, *gradients)  # type: ignore[misc]
+            results = self.backward(saved, wants, *gradients)  # type: ignore[misc]
             result: list[Tensor | None] = [None] * ctx.count
-            for i, gradient in zip(layout.places, self._by_name(found)):
+            for i, gradient in zip(layout.places, self._by_name(results)):
                 result[i] = gradient
             return None, *result
 
@@ -295,10 +295,10 @@ class _Rule(NamedTuple):
     def _by_name(self, gradients: Gradients) -> list[Tensor | None]:
         if gradients is None:
             return [None] * len(self.layout.names)
-        found = [gradients.pop(name, None) for name in self.layout.names]
+        results = [gradients.pop(name, None) for name in self.layout.names]
         if gradients:
             raise TypeError(f"fasttfm::{self.name} has no tensor named {', '.join(gradients)}")
-        return found
+        return results
 
 
 def _apply_of(name: str, methods: dict[str, Any]) -> Any:

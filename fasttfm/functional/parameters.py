@@ -54,9 +54,9 @@ def read_parameters(
     """
     parameters = list({id(p.parameter): p.parameter for p in _all_parts(products, sums)}.values())
     plan = _Plan(products, biases, sums, dtype)
-    found = list(_Read.apply(plan, *parameters))
+    tensors = list(_Read.apply(plan, *parameters))
     counts = (len(products), len(biases), len(sums))
-    return found[: counts[0]], found[counts[0] : sum(counts[:2])], found[sum(counts[:2]) :]
+    return tensors[: counts[0]], tensors[counts[0] : sum(counts[:2])], tensors[sum(counts[:2]) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class _Read(torch.autograd.Function):
         pieces: dict[int, list[tuple[Part, Tensor | None]]] = {id(p): [] for p in ctx.parameters}
         for group, gradient in zip(plan.products, of_products):
             rows = [part.of(part.parameter).shape[0] for part in group]
-            apart = [None] * len(group) if gradient is None else gradient.split(rows)
-            for part, piece in zip(group, apart):
+            split = [None] * len(group) if gradient is None else gradient.split(rows)
+            for part, piece in zip(group, split):
                 pieces[id(part.parameter)].append((part, piece))
         for s, gradient in zip(plan.sums, of_sums):
             pieces[id(s.part.parameter)].append((s.part, gradient))

@@ -74,10 +74,10 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
     kept: dict[int, tuple[Any, str]] = {}
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and id(part.config) not in kept:
-            own = own_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
-            if own:
+            custom = own_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
+            if custom:
                 kind = f"attention {part.config._attn_implementation}"
-                left.append(Line(name, kind, "left", f"{own} does not ask transformers for its attention by name"))
+                left.append(Line(name, kind, "left", f"{custom} does not ask transformers for its attention by name"))
                 kept[id(part.config)] = part.config, part.config._attn_implementation
     if id(model.config) in kept:
         return left[:1]
