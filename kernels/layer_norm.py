@@ -381,8 +381,9 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         for others in ({"residual": "fp32"}, {"parameter": dtype}):
             yield _forward_case(chip, 512, dtype, others)
             yield _backward_case(chip, 512, dtype, others)
-        for others in ({}, {"parameter": dtype}):
-            yield _forward_case(chip, 512, dtype, others, without=("residual", "x_bias", "s", "seed"))
+        yield _forward_case(chip, 512, dtype, {"parameter": dtype}, without=_PLAIN)
+    for dtype in ("fp32", "fp16", "bf16"):
+        yield _forward_case(chip, 512, dtype, without=_PLAIN)
         yield _forward_case(chip, 512, dtype, without=("seed",))
         yield _backward_case(chip, 512, dtype, without=("ds", "dy2", "seed", "dx"))
         yield _backward_case(chip, 512, dtype, without=("dy2", "seed", "dx"))
@@ -390,6 +391,8 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         yield _backward_case(chip, 512, dtype, without=("ds",))
 
 
+_PLAIN = ("residual", "x_bias", "s", "seed")
+"""What LayerNorm alone is not given."""
 _SAME: dict[str, str] = {}
 """The residual stream has x's dtype, parameters are float32."""
 

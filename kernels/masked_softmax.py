@@ -334,18 +334,28 @@ def backward(
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in half precision, causal with lengths, dropout and a mask; walked rows and float32 at one size."""
+    """Every tile in half precision, causal with lengths, dropout and a mask; at one size walked rows, and every dtype
+    with every mask."""
     for kind in ("bf16", "fp16"):
         for columns in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, ONE_PASS):
             yield from _cases(chip, kind, columns)
         yield from _cases(chip, kind, 2048, one=False)
     yield from _cases(chip, "fp32", 128)
+    for kind in ("bf16", "fp16", "fp32"):
+        for mask in ("none", "bool"):
+            yield _forward_case(chip, kind, 128, mask=mask)
 
 
 def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True) -> Iterator[CompileCase]:
+    yield _forward_case(chip, kind, columns, one=one)
+    name = f"masked_softmax.backward/dropout{'' if one else '/walked'}/S{columns}"
     tile = softmax_tile(chip, columns)
-    variant: dict[str, Any] = {"dropout": True, "mask": "add", "S": "i32"}  # keys come in any number
-    forward = f"masked_softmax.forward/{variant_name(dropout=True, mask='add')}{'' if one else '/walked'}/S{columns}"
-    backward = f"masked_softmax.backward/dropout{'' if one else '/walked'}/S{columns}"
-    yield compile_case(_forward, forward, kind, tile, ONE=one, CAUSAL=True, **variant)
-    yield compile_case(_backward, backward, kind, tile, ONE=one, **variant)
+    yield compile_case(_backward, name, kind, tile, dropout=True, mask="none", ONE=one, S="i32")
+
+
+def _forward_case(chip: Chip, kind: str, columns: int, *, mask: str = "add", one: bool = True) -> CompileCase:
+    """The keys of a row come in any number."""
+    variant: dict[str, Any] = {"dropout": True, "mask": mask}
+    name = f"masked_softmax.forward/{variant_name(**variant)}{'' if one else '/walked'}/S{columns}"
+    tile = softmax_tile(chip, columns)
+    return compile_case(_forward, name, kind, tile, ONE=one, CAUSAL=True, S="i32", **variant)

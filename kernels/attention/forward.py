@@ -24,8 +24,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention.launch import (
+    MASKS,
     compile_case,
     distinct,
+    every_kind,
     head_constants,
     launch_options,
     like_heads,
@@ -239,17 +241,20 @@ WIDTHS = (64, 128, 256)
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in the heaviest variant that takes it; the usual ones, and float16, at one size."""
+    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, and packed."""
     yield from distinct(long_cases(chip, _forward, "attention.forward", forward_tile))
 
 
 def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) -> Iterator[CompileCase]:
     """The cases of a kernel for long rows whose tile choose() says, as forward_tile() does."""
 
-    def case(kind: str, width: int, *, dropout: bool = True, mask: str = "add", D: int | None = None) -> CompileCase:
+    def case(
+        kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, D: int | None = None
+    ) -> CompileCase:
         tile = choose(chip, kind, width, dropout + (mask != "none"))
-        full = f"{name}/{variant_name(dropout=dropout, mask=mask)}/D{D or width}"
-        return compile_case(kernel, full, kind, tile, dropout=dropout, mask=mask, **head_constants(D or width))
+        full = f"{name}/{variant_name(dropout=dropout, mask=mask, packed=packed)}/D{D or width}"
+        variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed}
+        return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
 
     for width in WIDTHS:
         for kind in product_kinds(chip):
@@ -260,7 +265,8 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
                 yield case(kind, width, mask="none")
             if kind in ("bf16", "fp16"):
                 yield case(kind, width, dropout=False, mask="none")
-    yield case("fp16", 64)
-    yield case("bf16", 64, mask="none")
-    yield case("bf16", 64, mask="bool")
+    for kind in every_kind(chip):
+        for mask in MASKS:
+            yield case(kind, 64, mask=mask)
+        yield case(kind, 64, mask="none", packed=True)
     yield case("bf16", 64, D=32)

@@ -209,17 +209,25 @@ def launch_options(tile: Tile) -> dict[str, int]:
 
 
 def compile_case(
-    kernel: Any, name: str, kind: str, tile: Tile, *, dropout: bool, mask: str, sums: bool = False, **constants: Any
+    kernel: Any,
+    name: str,
+    kind: str,
+    tile: Tile,
+    *,
+    dropout: bool,
+    mask: str,
+    packed: bool = False,
+    sums: bool = False,
+    **constants: Any,
 ) -> CompileCase:
     """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
 
-    name: family, kernel, variant; the tile is added. mask: none, bool or add. sums: with those that a projection's bias
-    gets. constants: the kernel's own, but for those that follow from the other arguments.
+    name: family, kernel, variant; the tile is added. mask: none, bool or add. packed: sequences one after the other.
+    sums: with those that a projection's bias gets. constants: the kernel's own, but for those that follow from the
+    other arguments.
     """
     element = "fp32" if kind == "tf32" else kind
     known = {
-        "query_starts": None,
-        "key_starts": None,
         "mask": {"none": None, "bool": "*u8", "add": f"*{element}"}[mask],
         "strides": (("i32:16",) * 3,) * list(kinds_of(kernel).values()).count("Pointer"),
         "sum_strides": ("i32:16",) * 2,
@@ -227,6 +235,7 @@ def compile_case(
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
     known |= {} if dropout else {"seed": None}
+    known |= {"key_lengths": None} if packed else {"query_starts": None, "key_starts": None}
     known |= {} if sums else {"dq_sums": None, "dk_sums": None, "dv_sums": None}
     known |= constants
     given = {parameter: value for parameter, value in known.items() if parameter in kernel.arg_names}
@@ -250,7 +259,22 @@ def distinct(cases: Iterable[CompileCase]) -> Iterator[CompileCase]:
     yield from {(case.name, case.dtype): case for case in cases}.values()
 
 
-def variant_name(*, dropout: bool, mask: str, sums: bool = False) -> str:
+MASKS = ("none", "bool", "add")
+"""Of a call: none, one that allows, one that is added to the scores."""
+
+
+def every_kind(chip: Chip) -> tuple[str, ...]:
+    """What products can be computed in, float16 as well where it takes what bfloat16 takes."""
+    return tuple(dict.fromkeys((*product_kinds(chip), "fp16")))
+
+
+def variant_name(*, dropout: bool, mask: str, packed: bool = False, sums: bool = False) -> str:
     """The variant in a case's name."""
-    words = ("causal", "lengths", "dropout" * dropout, f"{mask}-mask" * (mask != "none"), "sums" * sums)
+    words = (
+        "causal",
+        "packed" if packed else "lengths",
+        "dropout" * dropout,
+        f"{mask}-mask" * (mask != "none"),
+        "sums" * sums,
+    )
     return "+".join(word for word in words if word)

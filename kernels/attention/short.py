@@ -24,8 +24,10 @@ from torch import Tensor
 
 from fasttfm.kernels.attention.forward import WIDTHS, outputs
 from fasttfm.kernels.attention.launch import (
+    MASKS,
     compile_case,
     distinct,
+    every_kind,
     fits_short,
     head_constants,
     key_class,
@@ -309,18 +311,18 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
 
 def _cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in the heaviest variant that takes it; the usual ones, and float16, at one size."""
+    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, and packed."""
     for kernel, name, choose in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
 
         def case(
-            kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", D: int | None = None,
-            kernel: Any = kernel, name: str = name, choose: Any = choose,
+            kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,
+            D: int | None = None, kernel: Any = kernel, name: str = name, choose: Any = choose,
         ) -> CompileCase:  # fmt: skip
             tile = choose(chip, kind, width, dropout + (mask != "none"), keys)
             sums = kernel is _backward and mask == "none"
-            full = f"attention.short.{name}/{variant_name(dropout=dropout, mask=mask, sums=sums)}/D{D or width}"
-            constants = head_constants(D or width)
-            return compile_case(kernel, full, kind, tile, dropout=dropout, mask=mask, sums=sums, **constants)
+            variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "sums": sums}
+            full = f"attention.short.{name}/{variant_name(**variant)}/D{D or width}"
+            return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
 
         for kind, width, keys in itertools.product(product_kinds(chip), WIDTHS[:2], (16, 32, 64, 128)):
             if fits_short(chip, kind, width, keys):
@@ -328,5 +330,9 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
                 if kernel is _backward or choose(chip, kind, width, 1, keys) != choose(chip, kind, width, 2, keys):
                     yield case(kind, width, keys)
         yield case("bf16", 64, 32, dropout=False)
-        yield case("fp16", 64, 32)
+        for kind in every_kind(chip):
+            keys = 32 if fits_short(chip, kind, 64, 32) else 16
+            for mask in MASKS:
+                yield case(kind, 64, keys, mask=mask)
+            yield case(kind, 64, keys, packed=True)
         yield case("bf16", 64, 32, D=32)

@@ -93,6 +93,12 @@ def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
     return list(dict.fromkeys(task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))))
 
 
+def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
+    """The cases that budgets.csv does not have."""
+    _, recorded = budgets.read()
+    return [task for task, case in cases.items() if budgets.key(CHIPS[task.chip], case) not in recorded]
+
+
 def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], list]]:
     """Signature, constants and attributes as triton.compiler.ASTSource takes them: a value in a tuple by its path."""
     constants: dict[tuple[int, ...], Any] = {}
@@ -256,6 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--chips", default=",".join(CHIPS), help="comma-separated; default: %(default)s")
     parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names; default: all")
     parser.add_argument("--heaviest", action="store_true", help="only the first and the heaviest case of every kernel")
+    parser.add_argument("--unrecorded", action="store_true", help="only cases that have no budget yet")
     parser.add_argument(
         "--update-budgets",
         action="store_true",
@@ -273,6 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no kernel file begins with {args.kernels}: there are {', '.join(families())}")
     if args.heaviest:
         cases = {task: cases[task] for task in heaviest(cases)}
+    if args.unrecorded:
+        cases = {task: cases[task] for task in unrecorded(cases)}
 
     def progress(done: int, total: int) -> None:
         if sys.stderr.isatty() or done % 100 == 0 or done == total:

@@ -65,16 +65,17 @@ LONG_WIDTH = Table(
 
 # attention/forward.py. A warp group's matrix instructions (sm_90, sm_100) read operands from shared memory; there is
 # enough of it for three stages on sm_80, sm_90 and sm_100. fp32 from sm_86 on: of 32x32 the compiler spills a little,
-# on purpose, so that more programs run at a time.
+# on purpose, so that more programs run at a time; so it does of 16x32 on sm_86 and sm_89 behind a boolean mask.
 FORWARD = Table(
     Tile,
     """
     chips                     kind       width  extras | rows  columns  warps  stages
     simt,sm_80,amd            fp32       64     *      | 32    32       8      1
-    sm_86,sm_89,sm_90,sm_100  fp32       64     *      | 16    32       4      1
-    sm_120                    fp32       64     *      | 32    16       8      1
+    sm_90,sm_100              fp32       64     *      | 16    32       4      1
+    sm_86,sm_89,sm_120        fp32       64     *      | 32    16       8      1
     simt,amd                  fp32       128    *      | 16    32       8      1
     amd,simt                  fp32       256    *      | 16    16       8      1
+    sm_120                    tf32       64     2      | 64    32       8      1
     sm_80+                    tf32       64     *      | 64    32       4      1
     sm_80+                    tf32       128    *      | 32    32       4      1
     sm_80+                    tf32       256    *      | 32    32       8      1
@@ -122,10 +123,8 @@ BACKWARD_QUERIES = Table(
     sm_80,sm_86,sm_89,sm_90,sm_120   fp16,bf16  64     0      | 128   64       8      2
     sm_100                           fp16,bf16  64     0      | 64    64       8      2
     amd                              fp16,bf16  64     *      | 32    32       4      1
-    sm_100                           fp16,bf16  64     1      | 64    32       4      1
-    sm_80,sm_86,sm_89,sm_90          fp16,bf16  64     1,2    | 64    32       4      2
+    sm_80,sm_86,sm_89,sm_90,sm_100   fp16,bf16  64     1,2    | 64    32       4      2
     sm_120                           fp16,bf16  64     1,2    | 64    32       8      2
-    sm_100                           fp16,bf16  64     2      | 64    32       4      2
     simt                             fp16,bf16  128    *      | 16    16       8      1
     sm_80+                           fp16,bf16  128    0      | 64    32       4      2
     amd                              fp16,bf16  128    *      | 32    32       4      1
@@ -146,6 +145,7 @@ BACKWARD_KEYS = Table(
     Tile,
     """
     chips                           kind       width  extras | rows  columns  warps  stages
+    sm_90,sm_100,sm_120             fp32       64     *      | 16    16       8      1
     *                               fp32       64     *      | 16    32       8      1
     simt,amd                        fp32       128    *      | 16    16       8      1
     amd,simt                        fp32       256    *      | 16    16       8      1
@@ -234,6 +234,7 @@ SHORT_BACKWARD = Table(
     sm_86,sm_89                              tf32       64     16    *      | 16    16       4      1
     sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     32    0,1    | 32    32       8      1
     sm_120                                   tf32       64     32    0,1    | 32    32       4      1
+    sm_120                                   tf32       64     32    2      | 16    32       4      1
     sm_80+                                   tf32       64     32    2      | 16    32       8      1
     sm_80,sm_86,sm_89,sm_100                 tf32       64     64    0,1    | 32    64       8      1
     sm_90                                    tf32       64     64    *      | 16    64       8      1
@@ -258,7 +259,8 @@ SHORT_BACKWARD = Table(
 )
 
 # masked_softmax.py; keys: the power of two that holds a row, or a step of the walk over a longer one. 16 elements a
-# thread, 8 from 2,048 keys on, at most 512 threads. Where float16 spilled 8 bytes with these, twice the warps.
+# thread, 8 from 2,048 keys on, at most 512 threads. Where float16 spilled 8 bytes with these, twice the warps. A thread
+# has elements of its own, no copies of another's, so that it overwrites in place nothing but what it has read itself.
 MASKED_SOFTMAX = Table(
     Tile,
     """

@@ -68,7 +68,7 @@ LAYER_NORM_BACKWARD = Table(
     amd    4096    | 1    4096    16
     *      128     | 16   128     8
     *      256     | 8    256     8
-    sm_86,sm_89  512  | 2  512    4      # four rows by eight warps spill in float16
+    sm_86,sm_89,sm_120  512  | 2  512  4      # four rows by eight warps spill, in float16 or float32
     *      512     | 4    512     8
     sm_80  1024    | 1    1024    4      # two rows by eight warps spill in float32 with Triton 3.6.0
     *      1024    | 2    1024    8
@@ -123,6 +123,7 @@ EMBEDDING = Table(
     """,
 )
 
+# With fewer elements than threads two warps would add up one column in two orders and both store their sum.
 PARTIAL_SUMS = Table(
     RowTile,
     """

@@ -422,6 +422,24 @@ def test_half_precision_is_rounded_once(word, to, back, name, meaning):
     assert [back(int(x)) for x in found] == [back(to(meaning(back(x), back(y)))) for x, y in zip(a, b)]
 
 
+@pytest.mark.parametrize(("word", "to", "back"), [("f16", to_half, half), ("bf16", to_bfloat, bfloat)])
+@pytest.mark.parametrize(("name", "sign"), [("add", 1.0), ("sub", -1.0), ("fma", 1.0)])
+def test_half_precision_is_taken_into_a_sum_of_float32(word, to, back, name, sign):
+    """Of sm_100 and newer: sums and products with the last operand in float32."""
+    draw = random.Random(36)
+    narrow = [[to(draw.gauss(0, 1)) for _ in range(200)] for _ in range(2 if name == "fma" else 1)]
+    last = [single(draw.gauss(0, 1)) for _ in range(200)]
+    operands = [("b16", np.array(x, "u2")) for x in narrow]
+    found = apply(f"{name}.rn.f32.{word}", "b32", *operands, ("b32", np.array(last, "f4").view("u4")))
+    wanted = [single(math.prod(back(x) for x in xs) + sign * c) for *xs, c in zip(*narrow, last)]
+    assert found.view("f4").tolist() == wanted
+
+
+def test_an_instruction_of_two_types_that_is_not_known_is_refused():
+    with pytest.raises(Unsupported, match=r"mul\.rn\.f32\.f16"):
+        apply("mul.rn.f32.f16", "b32", ("b16", np.ones(32, "u2")), ("b32", np.ones(32, "u4")))
+
+
 ORDERED = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
            "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b}  # fmt: skip
 

@@ -69,6 +69,8 @@ def meaning(opcode: str) -> Meaning | None:
         return _comparison(words)
     if modes - _MODES:
         return None
+    if len(types) > 1:
+        return _mixed(base, types, modes)
     word = types[-1]
     if word in ("f32", "f64"):
         return _real(base, word, modes)
@@ -145,6 +147,18 @@ def _real(base: str, word: str, modes: set[str]) -> Meaning | None:
         names = [f"flush({{{i}}})" for i in range(count)]
         text = f"flush({text.format(*names)})"
     return Meaning((t,) * count, t, text)
+
+
+def _mixed(base: str, types: list[str], modes: set[str]) -> Meaning | None:
+    """float32 and half precision or bfloat16 in one instruction (sm_100 on), whose last operand is the float32."""
+    if len(types) != 2 or types[0] != "f32" or types[1] not in _NARROW or base not in ("add", "sub", "fma"):
+        return None
+    real = _real(base, "f32", modes)
+    if real is None:
+        return None
+    narrow = len(real.operands) - 1
+    operands = [_widened(types[1], f"{{{i}}}") for i in range(narrow)]
+    return Meaning(("u16",) * narrow + ("f32",), "f32", real.expression.format(*operands, f"{{{narrow}}}"))
 
 
 def _narrow(base: str, word: str, modes: set[str]) -> Meaning | None:
