@@ -227,17 +227,16 @@ class _Rule(NamedTuple):
         save, differentiable = self.save, self.differentiable
         layout: Any = None
 
-        def forward(ctx: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), in fewer calls
+        def forward(ctx: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), whose calls end in these attributes
             nonlocal layout
             outputs = compute(call)
             if type(outputs) is tuple and len(outputs) > differentiable:
-                ctx.mark_non_differentiable(*outputs[differentiable:])
-            ctx.set_materialize_grads(False)
+                ctx.non_differentiable = outputs[differentiable:]
+            ctx.materialize_grads = False
             saved = save(call, outputs)  # type: ignore[misc]
             if layout is None:
                 layout = layout_of(saved.__class__)
-            kept, ctx.others = layout.parted(saved)
-            ctx.save_for_backward(*kept)
+            ctx.to_save, ctx.others = layout.parted(saved)
             if again is not None and (once_more := again(call, outputs)) is not None:
                 return *outputs, once_more.detach()
             return outputs
