@@ -13,6 +13,7 @@ PROGRAM = """
 import os, signal, sys, time, types
 from fasttfm.__main__ import command
 NUMBER = int(sys.argv[1])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs behind & with it ignored
 {setup}
 def run(args):
 {body}
