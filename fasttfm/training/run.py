@@ -27,7 +27,7 @@ from fasttfm.training.progress import tell
 from fasttfm.training.trainer import Trainer
 from fasttfm.training.updates import AUTOCAST
 from fasttfm.training.validate import Validation, Validator
-from fasttfm.training.workers import Workers, device_of_rank, joined, on_all_cores
+from fasttfm.training.workers import Workers, device_of_rank, joined
 from fasttfm.wording import counted
 
 
@@ -208,8 +208,7 @@ def _average(model: Transformer, config: Config, trainer: Trainer, model_dir: Pa
     if trainer.validator is None:
         return None
     load_weights(model, read_weights(path), path)
-    with on_all_cores():
-        score = trainer.validator(model)
+    score = trainer.validator(model)
     trainer.record_average(score, steps)
     return score
 

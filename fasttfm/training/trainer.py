@@ -20,7 +20,7 @@ from fasttfm.training.recorder import Recorder
 from fasttfm.training.saving import DivergedWeights, Saving
 from fasttfm.training.updates import Updates
 from fasttfm.training.validate import Validation, Validator
-from fasttfm.training.workers import Workers, on_all_cores
+from fasttfm.training.workers import Workers
 from fasttfm.wording import counted
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Trainer:
         position, optimization = self.updates.position, self.updates.optimization
         optimization.swap_average()
         try:
-            with interruption.at_once(), on_all_cores():
+            with interruption.at_once():
                 score = self.validator(self.model)
         finally:
             optimization.swap_average()

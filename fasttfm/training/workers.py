@@ -96,17 +96,6 @@ class Workers:
 
 
 @contextmanager
-def on_all_cores() -> Iterator[None]:
-    """The block is of rank 0 alone: it may use the threads of the ranks on this machine that wait for it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextmanager
 def joined(device: torch.device) -> Iterator[Workers]:
     """The ranks that torchrun's environment names, connected while the block runs; else one process.
 
