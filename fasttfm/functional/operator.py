@@ -128,10 +128,17 @@ class Operator(Generic[Fields]):
                 raise RuntimeError(f"fasttfm::{name} has no forward-mode derivative: use fasttfm.reference for it")
             return run(keys, *args)
 
+        self._register(layout, autograd, lambda args: compute(settled(args)), batched=backward is None)
+        torch.library.register_fake(f"fasttfm::{name}", lambda *args: fake(settled(args)), lib=_library)
+
+    def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any], *, batched: bool) -> None:
+        """Tells the dispatcher what runs by device, under autocast, with a gradient and, unless batched, under vmap."""
+        dispatched = self.dispatched
+
         def cast_and_run(device: str) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
-                if autocast is not None:
-                    args = flat(autocast(layout.build(args), torch.get_autocast_dtype(device)))
+                if self._cast is not None:
+                    args = flat(self._cast(layout.build(args), torch.get_autocast_dtype(device)))
                 with _without_keys(_autocast_keys):
                     return dispatched(*args)
 
@@ -139,17 +146,17 @@ class Operator(Generic[Fields]):
 
         def refuse_batching(*args: Any) -> Any:
             raise RuntimeError(
-                f"fasttfm::{name} has no torch.vmap rule: it takes batches already, so give it the whole batch at once"
+                f"fasttfm::{self.name} has no torch.vmap rule: it takes batches already, so give it the whole batch at "
+                "once"
             )
 
         for key in _DEVICES:
-            _library.impl(name, _on_its_device(lambda args: compute(settled(args))), key)
+            _library.impl(self.name, _on_its_device(compute), key)
         for device in _AUTOCAST_DEVICES:
-            _library.impl(name, cast_and_run(device), f"Autocast{device.upper()}")
-        _library.impl(name, autograd, "Autograd", with_keyset=True)
-        if backward is not None:  # torch.func.jacrev maps over backward passes: torch's loop does for these
-            _library.impl(name, refuse_batching, "FuncTorchBatched")
-        torch.library.register_fake(f"fasttfm::{name}", lambda *args: fake(settled(args)), lib=_library)
+            _library.impl(self.name, cast_and_run(device), f"Autocast{device.upper()}")
+        _library.impl(self.name, autograd, "Autograd", with_keyset=True)
+        if not batched:  # torch.func.jacrev maps over backward passes: torch's loop does for these
+            _library.impl(self.name, refuse_batching, "FuncTorchBatched")
 
     def _settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
