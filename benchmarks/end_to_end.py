@@ -160,6 +160,8 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
         "target_tokens": sum(entry["target_tokens"] for entry in steps),
         "target_tokens_per_second": round(sum(entry["target_tokens"] for entry in steps) / updating),
         "padding": round(sum(entry["padding"] for entry in steps) / len(steps), 4),
+        "batch_shapes": steps[-1]["batch_shapes"],
+        "peak_memory": steps[-1]["peak_memory"],
         "translate_seconds": round(seconds, 1),
         **scores,
         "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
