@@ -84,6 +84,18 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="leave out pairs with more subwords than this on a side (default: %(default)s)",
     )
+    _add_rules(parser)
+    parser.add_argument(
+        "--replace-invalid",
+        action="store_true",
+        help="read bytes that are not UTF-8 as U+FFFD and count their lines (default: such text is refused)",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, help="for splitting text (default: all cores)"
+    )
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--subset", type=int, metavar="N", help="take only the first N pairs of each training file: a trial run"
     )
@@ -97,14 +109,6 @@ def add_parser(subparsers) -> None:
         rules.add_argument(
             flag, metavar="NAME", help=f"pairs whose {side} is mostly in another script; {', '.join(SCRIPTS)}"
         )
-    parser.add_argument(
-        "--replace-invalid",
-        action="store_true",
-        help="read bytes that are not UTF-8 as U+FFFD and count their lines (default: such text is refused)",
-    )
-    parser.add_argument(
-        "--threads", type=int, default=os.cpu_count() or 1, help="for splitting text (default: all cores)"
-    )
 
 
 def run(args) -> None:

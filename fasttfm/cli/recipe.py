@@ -6,6 +6,7 @@ import argparse
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,9 @@ RECIPES = {
     "multi30k": Recipe(dataset="multi30k", preset="multi30k", test="flickr2016", vocab_size=8_000),
 }
 
-DRY_RUN = {"vocab_size": 2_000, "prepare": ("--subset", "2000"), "train": ("--max-update", "20")}
+_DRY_VOCABULARY = 2_000
+_DRY_PREPARE = ("--subset", "2000")
+_DRY_TRAIN = ("--max-update", "20")
 """What --dry-run puts in the place of the recipe's own."""
 
 
@@ -149,9 +152,9 @@ def run(args: argparse.Namespace) -> None:
     files: dict[str, Any] = dict(zip(("--src", "--tgt"), texts.train[::turn]))
     files |= zip(("--valid-src", "--valid-tgt"), texts.valid[::turn])
     prepare = [word for flag, paths in files.items() for word in (flag, *map(str, paths))]
-    size = DRY_RUN["vocab_size"] if args.dry_run else recipe.vocab_size
-    prepare += ["--vocab-size", str(size), *recipe.clean, *(DRY_RUN["prepare"] if args.dry_run else ())]
-    train = ["--preset", recipe.preset, *recipe.train, *(DRY_RUN["train"] if args.dry_run else ()), *args.train]
+    size = _DRY_VOCABULARY if args.dry_run else recipe.vocab_size
+    prepare += ["--vocab-size", str(size), *recipe.clean, *(_DRY_PREPARE if args.dry_run else ())]
+    train = ["--preset", recipe.preset, *recipe.train, *(_DRY_TRAIN if args.dry_run else ()), *args.train]
     data, model, out = work / "data", work / "model", work / f"{recipe.test}.{target.suffix.removeprefix('.')}"
     _run("prepare", *prepare, "--out", str(data))
     _run("train", *train, "--data", str(data), "--out", str(model))
@@ -170,14 +173,10 @@ def _run(*words: str, read: Path | None = None, write: Path | None = None) -> No
     print(f"\n$ {shown}", flush=True)
     command = [sys.executable, "-m", "fasttfm", *words]
     partial = None if write is None else write.with_name(f".{write.name}")
-    stdin = subprocess.DEVNULL if read is None else read.open("rb")
-    stdout = None if partial is None else partial.open("wb")
-    try:
+    with ExitStack() as files:
+        stdin = subprocess.DEVNULL if read is None else files.enter_context(read.open("rb"))
+        stdout = None if partial is None else files.enter_context(partial.open("wb"))
         status = subprocess.run(command, stdin=stdin, stdout=stdout, check=False).returncode
-    finally:
-        for file in (stdin, stdout):
-            if hasattr(file, "close"):
-                file.close()
     if status:
         raise SystemExit(status)
     if partial is not None and write is not None:
