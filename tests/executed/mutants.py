@@ -1,0 +1,181 @@
+"""Mutations of compiled kernels: a launch is kept, its PTX changed in one place and executed again.
+
+A mutation is noticed by a fault, by a refusal, or by memory that differs from what the kernel leaves as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executing import CPU, solve
+from gpu.problems import Problem
+
+from fasttfm.functional import backend
+from fasttfm.kernels.proof.ptx import FaultyKernel, Machine, Unsupported, executed
+from fasttfm.kernels.proof.ptx.executed import translated
+
+_OPPOSITE = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
+_ADDRESS = r"(@!?%p\d+ )?((?:{0})\.{1}\S* [^;]*?\[ ?{2}\d+)(?: ?\+ ?(\d+))?( ?\])"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to spoil an instruction."""
+
+    pattern: str
+    """What is spoilt, from the instruction's guard or opcode on."""
+    change: Callable[[re.Match], str]
+    differs: Callable[[re.Match], str] = lambda m: ""
+    """What comes before a store to say whether it makes a difference to a thread: instructions, and the guard."""
+
+
+def _moved(by: int) -> Callable[[re.Match], str]:
+    return lambda m: f"{m[1] or ''}{m[2]} + {int(m[3] or 0) + by}{m[4]}"
+
+
+def _guard(m: re.Match) -> str:
+    return m[1] or ""
+
+
+def _opposite(m: re.Match) -> str:
+    return f"@%p{m[2]} " if m[1] else f"@!%p{m[2]} "
+
+
+KINDS: dict[str, Kind] = {
+    "barrier removed": Kind(r"bar\.sync [^;]*;", lambda m: ""),
+    "warp barrier removed": Kind(r"bar\.warp\.sync [^;]*;", lambda m: ""),
+    "a group fewer waited for": Kind(
+        r"((?:cp\.async|wgmma)\.wait_group(?:\.sync\.aligned)?)\s+(\d+);", lambda m: f"{m[1]} {int(m[2]) + 1};"
+    ),
+    "guard of a load dropped": Kind(r"@(!)?%p(\d+) (ld\.global)", lambda m: m[3], _opposite),
+    "guard of a store dropped": Kind(r"@(!)?%p(\d+) (st\.global)", lambda m: m[3], _opposite),
+    "comparison off by one": Kind(
+        r"setp\.(lt|le|gt|ge)\.([su]\d\d)(\s+%p\d+), ([^,;]+), ([^,;]+);",
+        lambda m: f"setp.{_OPPOSITE[m[1]]}.{m[2]}{m[3]}, {m[4]}, {m[5]};",
+        lambda m: f"setp.eq.{m[2]} %p99999, {m[4]}, {m[5]};\n@%p99999 ",
+    ),
+    "choice reversed": Kind(
+        r"selp\.(\w)(\d\d)(\s+%\w+), ([^,;]+), ([^,;]+), (%p\d+);",
+        lambda m: f"selp.{m[1]}{m[2]}{m[3]}, {m[5]}, {m[4]}, {m[6]};",
+        lambda m: f"setp.ne.{'f' if m[1] == 'f' else 'b'}{m[2]} %p99999, {m[4]}, {m[5]};\n@%p99999 ",
+    ),
+    "shared address off by 4": Kind(_ADDRESS.format("st|ld", "shared", "%r"), _moved(4), _guard),
+    "global address off by 8": Kind(_ADDRESS.format("st|ld", "global", "%rd"), _moved(8), _guard),
+    "source of a copy off by 16": Kind(
+        r"(@!?%p\d+ )?(cp\.async\.\S* [^;]*?, \[ ?%rd\d+)(?: ?\+ ?(\d+))?( ?\])", _moved(16), _guard
+    ),
+    "shuffle distance halved": Kind(
+        r"(shfl\.sync\.bfly\.b32 [^;]*?, )(2|4|8|16), 31", lambda m: f"{m[1]}{int(m[2]) // 2}, 31"
+    ),
+    "matrix turned": Kind(
+        r"((?:ld|st)matrix\.sync\.aligned\.m8n8\.x\d)(\.trans)?", lambda m: m[1] + ("" if m[2] else ".trans")
+    ),
+    "fragments exchanged": Kind(r"(mma\.sync[^;]*?\}, \{ ?)(%r\d+), (%r\d+)", lambda m: f"{m[1]}{m[3]}, {m[2]}"),
+    "operand of a group turned": Kind(r"(wgmma\.mma_async[^;]*, )(\d);", lambda m: f"{m[1]}{1 - int(m[2])};"),
+    "sum begun anew": Kind(r"(add\.f32\s+%\w+), (%\w+), (%\w+);", lambda m: f"{m[1]}, {m[2]}, {m[2]};"),
+}
+MOST = 3
+"""Of a kind in one kernel, evenly spread."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    kind: str
+    line: int
+    """Of the PTX, the first 1."""
+    text: str
+    """The PTX."""
+    probe: str
+    """PTX that stores outside of all memory where the change makes a difference to a thread."""
+
+
+def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
+    """One change each."""
+    for name, kind in KINDS.items():
+        found = list(re.finditer(kind.pattern, ptx))
+        step = max(1, len(found) // most)
+        for match in found[step // 2 :: step][:most]:
+            before, after = ptx[: match.start()], ptx[match.end() :]
+            probe = (
+                f"mov.b64 %rd99999, 8;\nmov.b32 %r99999, 0;\n{kind.differs(match)}st.global.b32 [%rd99999], %r99999;\n"
+            )
+            line = before.count("\n") + 1
+            yield Mutant(name, line, before + kind.change(match) + after, f"{before}{probe}{match[0]}{after}")
+
+
+class Kept:
+    """A launch that can be executed again, with the memory that it began with."""
+
+    def __init__(self, machine: Machine, arguments: tuple, names: str, ptx: str) -> None:
+        self.machine, self.arguments, self.name, self.ptx = machine, arguments, names, ptx
+        self.memory = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors(arguments[-1])}
+        self.before = self._copy()
+        self.after: dict[int, torch.Tensor] = {}
+
+    def _copy(self) -> dict[int, torch.Tensor]:
+        return {place: _bytes(storage).clone() for place, storage in self.memory.items()}
+
+    def line(self, number: int) -> str:
+        """Of the PTX."""
+        return self.ptx.splitlines()[number - 1].strip()
+
+    def finish(self) -> None:
+        """What the kernel as it is has left is what is wanted."""
+        self.after = self._copy()
+
+    def outcome(self, mutant: Mutant) -> str:
+        """noticed, unreached (these inputs make the change none) or missed."""
+        if self.noticed(mutant.text):
+            return "noticed"
+        return "missed" if self.noticed(mutant.probe) == "bounds" else "unreached"
+
+    def noticed(self, ptx: str) -> str:
+        """By what, executed with this PTX: the kind of fault, refused, numbers; '' where nothing is."""
+        for place, storage in self.memory.items():
+            _bytes(storage).copy_(self.before[place])
+        grid, source, metadata, arguments = self.arguments
+        try:
+            self.machine.execute(grid, source, metadata, ptx, arguments)
+        except FaultyKernel as error:
+            return error.faults[0].kind
+        except Unsupported:
+            return "refused"
+        finally:
+            translated.cache_clear()
+        same = all(torch.equal(_bytes(s), self.after[place]) for place, s in self.memory.items())
+        return "" if same else "numbers"
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.tensor([], dtype=torch.uint8).set_(storage)
+
+
+def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
+    for value in arguments:
+        if isinstance(value, tuple):
+            yield from _tensors(value)
+        elif isinstance(value, torch.Tensor) and value.untyped_storage().nbytes():
+            yield value
+
+
+def kept_launches(problem: Problem, chip: str, dtype: torch.dtype) -> list[Kept]:
+    """Every launch of a problem, forward and backward; of a kernel the first."""
+    kept: dict[str, Kept] = {}
+    inputs = problem.inputs(CPU, dtype)
+    with executed(chip) as machine, backend("triton"):
+        execute = machine.execute
+
+        def keep(grid, source, metadata, ptx: str, arguments) -> None:
+            launch = Kept(machine, (grid, source, metadata, arguments), metadata.name, ptx)
+            execute(grid, source, metadata, ptx, arguments)
+            launch.finish()
+            kept.setdefault(metadata.name, launch)
+
+        vars(machine)["execute"] = keep
+        solve(problem.ours, inputs)
+        del vars(machine)["execute"]
+    return list(kept.values())
