@@ -145,6 +145,8 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
     scores = scored(name, text, output)
     log = [json.loads(line) for line in (model / "train.log.jsonl").read_text().splitlines()]
     steps = [entry for entry in log if entry["kind"] == "train"]
+    if not steps:
+        raise UserError("the training was shorter than its --log-interval: nothing of it is recorded")
     updating = sum(entry["target_tokens"] / entry["tokens_per_second"] for entry in steps)
     curve = [
         {key: entry[key] for key in ("step", "seconds", "loss", "bleu") if entry.get(key) is not None}
