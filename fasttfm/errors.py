@@ -7,6 +7,8 @@ import signal
 
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Besides Ctrl-C, what asks a process to end: a cluster that wants its machine back, a terminal that was closed."""
+LOST_PEER = 75
+"""Exit status of a rank that ends because another one has; that one has said why."""
 
 
 class UserError(Exception):

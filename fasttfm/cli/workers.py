@@ -17,8 +17,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from fasttfm.errors import UserError
-from fasttfm.training.workers import LOST_PEER
+from fasttfm.errors import LOST_PEER, UserError
 
 _GRACE = 600
 """Seconds that ranks have to finish an update and save when they are stopped."""

@@ -18,10 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fasttfm.errors import UserError, interrupted
+from fasttfm.errors import LOST_PEER, UserError, interrupted
 
-LOST_PEER = 75
-"""Exit status of a rank that ends because another one has; that one has said why."""
 _PATIENCE = datetime.timedelta(hours=3)
 """How long ranks wait for one another: for rank 0 while it validates. Of a process that has ended they hear at once."""
 
