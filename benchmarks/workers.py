@@ -18,18 +18,31 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks import command, end_to_end
 from benchmarks.measure import machine
 from benchmarks.measure.records import RESULTS
-from benchmarks.neighbours import busy
 from fasttfm.cli.parser import Parser
 
 NEIGHBOURS = (0, 1)
 _CORPUS = "multi30k"
+
+
+@contextmanager
+def busy(neighbours: int, nice: int) -> Iterator[None]:
+    """So many processes that do nothing but count."""
+    program = f"import os; os.nice({nice})\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(neighbours)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def train(data: Path, out: Path, workers: int, minutes: float) -> dict[str, float]:

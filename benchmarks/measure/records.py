@@ -1,8 +1,8 @@
 """What a line of benchmarks/results says: its schema, how a file of them is written, read and checked.
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
-(end_to_end, operator_overhead, launch_overhead, launch_counts, the examples) keep their fields and have schemas of
-their own; kind(record) tells them apart. The schemas are JSON Schema, so that other tools can read them:
+(end_to_end, operator_overhead, launch_overhead, launch_counts, workers, preparing, the examples) keep their fields and
+have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, so that other tools can read them:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -147,6 +147,15 @@ LAUNCH_COUNTS = _object(
 )
 """Launches of a training step by route of attention, written by `python -m benchmarks.launch_counts`."""
 
+_ROWS = {"type": "array", "items": {"type": "object"}, "minItems": 1}
+WORKERS = _object(
+    {"benchmark": {"const": "workers"}, "minutes": _POSITIVE, "nice": _COUNT, "measured": _ROWS, "machine": MACHINE}
+)
+"""Target tokens a second by workers and busy neighbours, written by `python -m benchmarks.workers`."""
+
+PREPARING = _object({"benchmark": {"const": "preparing"}, "measured": _ROWS, "machine": MACHINE})
+"""Seconds and peak memory by pairs, written by `python -m benchmarks.preparing`."""
+
 EXAMPLE = _object(
     {"example": _TEXT, "seed": {"type": "integer"}, "updates": _COUNT, "errors": _OVERHEAD, **_MACHINE_FIELDS},
     more=True,
@@ -159,6 +168,8 @@ SCHEMAS = {
     "operator_overhead": OPERATOR_OVERHEAD,
     "launch_overhead": LAUNCH_OVERHEAD,
     "launch_counts": LAUNCH_COUNTS,
+    "workers": WORKERS,
+    "preparing": PREPARING,
     "example": EXAMPLE,
 }
 
@@ -169,7 +180,7 @@ def kind(record: Record) -> str:
         raise ValueError(f"a line that is no JSON object but {type(record).__name__}")
     if "schema" in record:
         return "benchmark"
-    if record.get("benchmark") in ("end_to_end", "operator_overhead", "launch_overhead", "launch_counts"):
+    if record.get("benchmark") in SCHEMAS:
         return record["benchmark"]
     if "example" in record:
         return "example"

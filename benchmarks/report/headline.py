@@ -85,7 +85,14 @@ def usable(entry: Entry) -> bool:
 
 def claims(files: Loaded) -> list[Claim]:
     """Everything that the records allow to be said, in the order of README's table."""
-    return [*_end_to_end(files), *_groups(files), *_overhead(files), *_launches(files), *_examples(files)]
+    return [
+        *_end_to_end(files),
+        *_groups(files),
+        *_workers(files),
+        *_overhead(files),
+        *_launches(files),
+        *_examples(files),
+    ]
 
 
 def _latest(entries: Sequence[Entry], name: str) -> dict[str, Entry]:
@@ -221,6 +228,21 @@ def _overhead(files: Loaded) -> Iterator[Claim]:
         yield Claim(
             "host time of an operator call, beyond its computation",
             f"{without:.1f} us, {with_gradient:.1f} us with a gradient",
+            (entry,),
+            leads=True,
+        )
+
+
+def _workers(files: Loaded) -> Iterator[Claim]:
+    for entry in files.of_kind("workers")[-1:]:
+        rows = entry.record["measured"]
+        figures = [
+            f"{row['workers']} x {row['threads']} {row['tokens_per_second']:,}" + " beside it" * bool(row["neighbours"])
+            for row in sorted(rows, key=lambda row: (row["neighbours"], -row["workers"]))
+        ]
+        yield Claim(
+            "training of multi30k, processes x threads on two cores, quiet and beside a busy program of low priority",
+            f"{', '.join(figures)} target tokens/s",
             (entry,),
             leads=True,
         )

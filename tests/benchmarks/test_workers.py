@@ -1,6 +1,8 @@
 """The benchmark of workers: its turns, its command, and which updates it counts."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,13 @@ def test_its_training_command_is_one_that_train_takes_and_its_second_half_counts
     ((words, environment),) = commands
     assert main([*words[words.index("train") :], "--dump-config"]) == 0
     assert "OMP_NUM_THREADS" not in environment
+
+
+def test_the_neighbours_end_with_the_block():
+    with workers.busy(2, 19):
+        listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args"], capture_output=True, text=True)
+        if listed.returncode:
+            pytest.skip("no ps")
+        assert listed.stdout.count("while True") == 2
+    listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args"], capture_output=True, text=True)
+    assert "while True" not in listed.stdout
