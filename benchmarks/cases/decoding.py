@@ -33,6 +33,7 @@ from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.batches import padded
+from fasttfm.decoding.search import search_workers
 from fasttfm.kernels.proof.costs import Cost
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -41,7 +42,7 @@ Hypotheses = list[list[list[int]]]
 SOURCE = 27
 """Source tokens, end-of-sentence counted: the mean of WMT14 English-German."""
 WORKERS = ", a worker a core"
-"""What providers are called that search batches of their own in as many threads as the others compute one with."""
+"""What providers are called that search batches of their own on as many cores as the others compute one with."""
 NOT_INVARIANT = "fasttfm, not batch-invariant"
 """What the last bits cost that do not depend on the batch."""
 _ALLOWED = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05}
@@ -214,7 +215,7 @@ class Ours:
         self, model: nn.Module, *, beam: int, length: int, batch_invariant: bool = True, workers: int = 1
     ) -> None:
         self.model: Any = model
-        self.workers = workers
+        self.workers = search_workers(model, workers)
         self.config = DecodingConfig(
             beam=beam,
             nbest=beam,

@@ -38,8 +38,9 @@ def add_parser(subparsers) -> None:
         default="auto",
         type=_workers,
         metavar="auto|N",
-        help="threads that each translate sentences of their own on a CPU; auto: as many as PyTorch would compute "
-        "with, OMP_NUM_THREADS or one a core (default: %(default)s)",
+        help="processes that each translate sentences of their own on a CPU, with one copy of the weights; auto: as "
+        "many as PyTorch would compute with, OMP_NUM_THREADS or one a core, when there is enough to do (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--prefixes",
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _workers(text: str) -> int | None:
-    """The number of threads that --workers asks for, None for auto."""
+    """The number of processes that --workers asks for, None for auto."""
     if text == "auto":
         return None
     if not WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= 1024:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.shapes import length_batches, round_length
+from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference, padded
 from fasttfm.decoding.beam import beam_search
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
 from fasttfm.decoding.stepwise import greedy_search, sample
+from fasttfm.decoding.workers import Workers, can_fork
 from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,16 +47,15 @@ def search_ids(
     prefixes: Sequence[Sequence[int]] | None = None,
     numbers: Sequence[int] | None = None,
     banned: Sequence[Sequence[int]] = (),
-    workers: int = 1,
+    workers: Workers | None = None,
 ) -> list[list[Hypothesis]]:
     """The config.nbest best hypotheses of each source (ids with end-of-sentence), in the order of the sources.
 
     prefixes: for each source, the ids its output must begin with (may be empty). numbers: for each source, what
     sampling takes its random numbers from besides the seed; its place in sources when None. banned: sequences of ids
-    that no output holds, unless a prefix forces them. workers: batches searched at once on a CPU, each by one thread of
-    its own with the one copy of the weights; threads that share a batch wait for one another at each of its thousands
-    of operators. Raises ValueError for a source without tokens or an empty banned sequence, UserError for a model whose
-    weights give no probabilities.
+    that no output holds, unless a prefix forces them. workers: search_workers() of this model, which search batches at
+    once, each on a core of its own. Raises ValueError for a source without tokens or an empty banned sequence,
+    UserError for a model whose weights give no probabilities.
     """
     for place, source in enumerate(sources):
         if not len(source):
@@ -66,28 +67,42 @@ def search_ids(
         raise ValueError("a banned sequence has no tokens: give at least one")
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
     with inference(model) as device:
-        workers = workers if device.type == "cpu" else 1
-        batches = _batches([*map(len, sources)], max_tokens or config.batch_tokens, config, device, workers)
-
-        def search(batch: list[int]) -> list[list[Hypothesis]]:
-            with inference(model, batch_invariant=config.batch_invariant):  # a thread's own
-                return _search_batch(
-                    model,
-                    [sources[place] for place in batch],
-                    None if prefixes is None else [list(prefixes[place]) for place in batch],
-                    batch if numbers is None else [numbers[place] for place in batch],
-                    banned,
-                    config,
-                    device,
-                    workers,
-                )
-
-        for batch, results in zip(batches, _each(batches, search, workers)):
-            for place, hypotheses in zip(batch, results):
+        count = 1 if workers is None else workers.count
+        batches = _batches([*map(len, sources)], max_tokens or config.batch_tokens, config, device, count)
+        calls = [
+            (
+                [sources[place] for place in batch],
+                None if prefixes is None else [list(prefixes[place]) for place in batch],
+                batch if numbers is None else [numbers[place] for place in batch],
+                banned,
+                config,
+                count,
+            )
+            for batch in batches
+        ]
+        work = config.beam * sum(map(len, sources)) * sum(each.numel() for each in model.parameters())
+        for number, results in _each(model, calls, workers, work):
+            for place, hypotheses in zip(batches[number], results):
                 if not hypotheses or math.isnan(hypotheses[0].log_probability):
                     raise UserError(NOT_A_NUMBER)
                 outputs[place] = hypotheses
     return outputs
+
+
+def search_workers(model: Any, count: int, *, least_work: float = 0) -> Workers | None:
+    """So many processes for search_ids(); None for one, for a model that is not on a CPU and where nothing can fork.
+
+    least_work: source tokens times parameters times beam that they are started for.
+    """
+    if count == 1 or not can_fork(model):
+        return None
+    return Workers(model, count, prepare=_prepare, least_work=least_work)
+
+
+def _prepare(model: Transformer) -> None:
+    """Makes, before workers part, what all searches keep: weights laid out for products, and how these sum."""
+    with suppress(UserError):  # which the first search tells
+        search_ids(model, [[EOS]], DecodingConfig(beam=2, max_len_a=0.0, max_len_b=1))
 
 
 def _batches(
@@ -102,23 +117,37 @@ def _batches(
 
 
 def _each(
-    batches: list[list[int]], search: Callable[[list[int]], list[list[Hypothesis]]], workers: int
-) -> Iterator[list[list[Hypothesis]]]:
-    """search(batch) of each batch in order, by so many threads."""
-    if workers == 1 or not batches:
-        yield from map(search, batches)
+    model: Transformer, calls: Sequence[tuple], workers: Workers | None, work: float
+) -> Iterator[tuple[int, list[list[Hypothesis]]]]:
+    """(number, _search_batch(model, *call)) of each call, by the workers where there is enough for them."""
+    if workers is not None and len(calls) > 1 and (workers.pids or work >= workers.least_work):
+        yield from workers.each(_search_batch, calls)
         return
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(workers, "search", torch.set_num_threads, (1,))
     try:
-        yield from pool.map(search, batches)
+        if workers is not None:
+            torch.set_num_threads(1)  # a product may sum otherwise with more, and a worker has one
+        for number, call in enumerate(calls):
+            yield number, _search_batch(model, *call)
     finally:
-        pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
 
 
 def _search_batch(
+    model: Transformer,
+    sources: list[Sequence[int]],
+    prefixes: list[list[int]] | None,
+    numbers: Sequence[int],
+    banned: Sequence[Sequence[int]],
+    config: DecodingConfig,
+    workers: int,
+) -> list[list[Hypothesis]]:
+    """The hypotheses of each source of one batch; workers: how many such batches are searched at once."""
+    with inference(model, batch_invariant=config.batch_invariant) as device:
+        return _search(model, sources, prefixes, numbers, banned, config, device, workers)
+
+
+def _search(
     model: Transformer,
     sources: list[Sequence[int]],
     prefixes: list[list[int]] | None,

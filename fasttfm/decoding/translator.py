@@ -21,12 +21,15 @@ from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
 from fasttfm.decoding.agreement import by_agreement
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.scoring import score_ids
-from fasttfm.decoding.search import search_ids
+from fasttfm.decoding.search import search_ids, search_workers
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_LEAST_WORK = 5e11
+"""Source tokens times parameters times beam from which on processes are started: a core takes 5 s for so much, and
+starting them half of that."""
 _PREFIX_RULE = "one line is needed for each input line: an empty one where the translation may begin anyhow"
 
 
@@ -62,18 +65,20 @@ class Translator:
         config: DecodingConfig | None = None,
         *,
         workers: int = 1,
+        least_work: float = 0,
         banned: Sequence[str] = (),
     ) -> None:
         """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
 
-        workers: threads that each search batches of their own, on a CPU. banned: words or phrases that no translation
-        holds as the tokenizer spells them, other words that begin with these tokens included.
+        workers: processes that each search batches of their own, on a CPU; close() ends them. least_work: source tokens
+        times parameters times beam of the buffer that they are started for. banned: words or phrases that no
+        translation holds as the tokenizer spells them, other words that begin with these tokens included.
         """
         self.model: Any = model
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.config = config or DecodingConfig()
-        self.workers = workers
+        self.workers = search_workers(model, workers, least_work=least_work)
         self.banned = [ids for ids in map(target_tokenizer.encode, banned) if ids]
         self.cut_lines = 0
         self.first_cut_line: int | None = None
@@ -93,9 +98,9 @@ class Translator:
         """The model that `fasttfm train` left in a directory.
 
         checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where
-        there is one. precision: type of weights and matrix products. workers: threads that each search batches of their
-        own on a CPU, None: as many as PyTorch computes with. banned: as of Translator. ensemble:
-        other model directories with the same tokenizers, whose probabilities are averaged with this one's. decoding:
+        there is one. precision: type of weights and matrix products. workers: processes that each search batches of
+        their own on a CPU; None: as many as PyTorch computes with, when there is enough to do. banned: as of
+        Translator. ensemble: other model directories with the same tokenizers, whose probabilities are averaged with this one's. decoding:
         fields of DecodingConfig that differ from those in the model's config.yaml. Raises UserError naming what is
         missing, damaged or of another model.
         """
@@ -115,9 +120,26 @@ class Translator:
             check_vocabulary(saved, folder)
             load_weights(model, read_weights(saved), saved)
             models.append(model.to(device=chosen, dtype=_DTYPES[precision]).eval())
-        workers = workers or torch.get_num_threads()
-        together = models[0] if len(models) == 1 else Ensemble(models)
-        return cls(together, source_tokenizer, target_tokenizer, config.decoding, workers=workers, banned=banned)
+        return cls(
+            models[0] if len(models) == 1 else Ensemble(models),
+            source_tokenizer,
+            target_tokenizer,
+            config.decoding,
+            workers=workers or torch.get_num_threads(),
+            least_work=0 if workers else _LEAST_WORK,
+            banned=banned,
+        )
+
+    def __enter__(self) -> Translator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers, which start again when they are needed."""
+        if self.workers is not None:
+            self.workers.close()
 
     def translate(self, lines: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
         """The best translation of each line, in order. prefixes: how each translation must begin ("" for anyhow)."""

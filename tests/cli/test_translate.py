@@ -85,6 +85,20 @@ def test_workers_change_nothing(translate, model_dir):
     )
 
 
+def test_a_reader_that_goes_away_ends_the_workers(model_dir, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("a dog runs\nover the green grass\n" * 2_000)
+    words = [sys.executable, "-m", "fasttfm", "translate", str(model_dir), "--workers", "2", "--buffer-size", "8"]
+    with text.open() as lines:
+        process = subprocess.Popen(words, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b"", "ends as soon as nobody, and no worker, can write to it any more"
+    assert process.wait(timeout=300) == 141
+
+
 def test_settings_come_from_the_model_and_flags_win(translate, model_dir):
     expected = translate(model_dir)
     assert translate(model_dir, "--beam", 2, "--max-len-b", 3) == expected

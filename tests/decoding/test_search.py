@@ -212,21 +212,6 @@ def test_a_prefix_may_hold_what_is_banned():
     assert not any(7 in each[0].tokens for each in found)
 
 
-@pytest.mark.parametrize("settings", [config(), config(beam=1), config(sampling=True, nbest=2)])
-def test_threads_that_search_batches_of_their_own_change_nothing(settings):
-    model = TableModel(12).train()
-    expected = search_ids(model, SOURCES, settings)
-    before, batches = torch.get_num_threads(), len(model.rows_computed)
-    assert search_ids(model, SOURCES, settings, workers=3) == expected
-    assert search_ids(model, SOURCES[:1], settings, workers=3) == expected[:1]
-    assert search_ids(model, [], settings, workers=3) == []
-    assert model.training
-    assert torch.get_num_threads() == before
-    assert len(model.rows_computed) > 2 * batches, "smaller batches, a worker each at least"
-    with pytest.raises(UserError, match="not numbers"):
-        search_ids(Diverged(12), SOURCES, settings, workers=3)
-
-
 def test_the_training_mode_is_put_back():
     model = TableModel(12).train()
     translate_ids(model, SOURCES[:2], config())

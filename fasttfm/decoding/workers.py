@@ -1,0 +1,286 @@
+"""Processes that each search batches of their own on one core, with one copy of a model's weights between them.
+
+Threads of one process hold up one another in Python between the products of a step, and threads that share a product
+wait for one another some hundred times a token; processes wait once a batch. The weights are written to memory once. A
+first process reads them, lays them out for its products, and forks one worker a core, so that all workers read the same
+pages. It is a fresh one (`python -c`), because a program that has threads must not fork.
+
+A worker ends with its program, however that ends: it watches the socket that joins the two. Signals that end programs
+are left to the program, which then ends its workers.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import IO, Any, NoReturn
+
+import torch
+from torch import nn
+
+from fasttfm.errors import ENDING_SIGNALS, UserError
+
+Call = tuple[Any, ...]
+"""Arguments of a function, after the model."""
+
+_START = "import sys; sys.path[:] = {path!r}; from fasttfm.decoding.workers import serve; serve({fds!r})"
+_AFTER_A_KILL = "run the same command again, with a smaller --batch-tokens or --workers if memory did not suffice"
+
+
+class Workers:
+    """So many processes that compute with one model. They start when they are first needed.
+
+    close(), the end of a `with` block and the end of the program end them. After a failure they are ended as well, and
+    started anew when they are needed again. The model must not change in between: the workers go on with its weights as
+    they were.
+    """
+
+    def __init__(
+        self, model: nn.Module, count: int, *, prepare: Callable[[Any], None] | None = None, least_work: float = 0
+    ) -> None:
+        """model: on a CPU. prepare(model): what the first process does before it forks, for all workers to keep; a
+        function of a module. least_work: what starting them is worth, in the unit of who uses them. ValueError for
+        fewer than one worker."""
+        if count < 1:
+            raise ValueError(f"{count} workers: give at least 1")
+        self.model = model
+        self.count = count
+        self.least_work = least_work
+        self.pids: list[int] = []
+        """Of the workers that run."""
+        self._prepare = prepare
+        self._lock = threading.Lock()
+        self._end: weakref.finalize | None = None
+        self._control: Connection | None = None
+        self._workers: list[Connection] = []
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes, whatever they are doing."""
+        if self._end is not None:
+            self._end()
+        self._end, self._control, self._workers, self.pids = None, None, [], []
+
+    def each(self, function: Callable[..., Any], calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """(number of the call, function(model, *call)) for every call, as they are finished; begun in their order.
+
+        function: of a module, so that its name says which it is. What it raises is raised; UserError for a worker that
+        was killed.
+        """
+        with self._lock:
+            try:
+                if self._end is None:
+                    self._start()
+                yield from self._share(function, calls)
+            except BaseException:
+                self.close()  # what is still being computed is nobody's any more
+                raise
+
+    def _share(self, function: Callable[..., Any], calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        assert self._control is not None
+        waiting = iter(enumerate(calls))
+        busy: dict[Connection, int] = {}
+
+        def begin(worker: Connection) -> None:
+            number, call = next(waiting, (None, None))
+            if number is not None:
+                try:
+                    worker.send((function, call))
+                except OSError:
+                    self._tell_who_ended()
+                busy[worker] = number
+
+        for worker in self._workers:
+            begin(worker)
+        while busy:
+            ready: list[Any] = wait([*busy, self._control])
+            if self._control in ready:
+                self._tell_who_ended()
+            for worker in ready:
+                try:
+                    result, failure = worker.recv()
+                except (EOFError, OSError):
+                    self._tell_who_ended()
+                if failure is not None:
+                    raise _with_origin(*failure)
+                number = busy.pop(worker)
+                begin(worker)
+                yield number, result
+
+    def _start(self) -> None:
+        pairs = [socket.socketpair() for _ in range(self.count + 1)]
+        ours, theirs = zip(*pairs)
+        with _in_memory((self.model, self._prepare)) as weights:
+            fds = [weights.fileno(), *(each.fileno() for each in theirs)]
+            program = _START.format(path=sys.path, fds=fds)
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,  # a group of their own: Ctrl-C is the program's, and they can be ended at once
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        for each in theirs:
+            each.close()
+        control, *workers = (Connection(each.detach()) for each in ours)
+        self._control, self._workers = control, workers
+        self._end = weakref.finalize(self, _end, process, [control, *workers])
+        try:
+            kind, value = control.recv()
+        except (EOFError, OSError):
+            status = process.wait()
+            what = f"by {_name(-status)}" if status < 0 else f"with status {status}"
+            raise UserError(f"the workers ended {what} before they had begun: give --workers 1") from None
+        if kind == "failed":
+            raise _with_origin(*value)
+        self.pids = value
+
+    def _tell_who_ended(self) -> NoReturn:
+        assert self._control is not None
+        try:
+            number, status = self._control.recv()
+        except (EOFError, OSError):
+            raise UserError(f"the process that had started the workers was ended: {_AFTER_A_KILL}") from None
+        how = f"was ended by {_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "ended"
+        raise UserError(f"worker {number} {how}: {_AFTER_A_KILL}")
+
+
+def can_fork(model: nn.Module) -> bool:
+    """Whether this system has what workers need, and the model is on a CPU."""
+    return hasattr(os, "fork") and all(each.device.type == "cpu" for each in model.parameters())
+
+
+def _end(process: subprocess.Popen, connections: list[Connection]) -> None:
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for each in connections:
+        each.close()
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _in_memory(value: Any) -> IO[bytes]:
+    """A file without a name that holds value as torch saves it."""
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = os.fdopen(os.memfd_create("fasttfm-weights"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    torch.save(value, file)
+    file.flush()
+    return file
+
+
+class _Origin(Exception):
+    """Where in a worker an error comes from."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _with_origin(error: BaseException, origin: str) -> BaseException:
+    error.__cause__ = None if isinstance(error, UserError) else _Origin(origin)
+    return error
+
+
+def _described(error: BaseException) -> tuple[BaseException, str]:
+    """What can be sent of an error."""
+    origin = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return error, origin
+
+
+# In the processes
+
+
+def serve(fds: list[int]) -> None:
+    """The first process: reads the weights, forks a worker for each descriptor after the second, tells who ends.
+
+    fds: of the weights, of the connection on which it tells, and of the workers' connections.
+    """
+    for number in (signal.SIGINT, *ENDING_SIGNALS):
+        signal.signal(number, signal.SIG_IGN)
+    weights, control, *connections = fds
+    parent = Connection(control)
+    pids: list[int] = []
+    try:
+        torch.set_num_threads(1)
+        # mapped, not read: pages that no worker writes exist once. This program wrote the file a moment ago.
+        model, prepare = torch.load(f"/dev/fd/{weights}", mmap=True, weights_only=False)
+        if prepare is not None:
+            prepare(model)
+        for connection in connections:
+            pid = os.fork()
+            if not pid:
+                for other in (control, *connections):
+                    if other != connection:
+                        os.close(other)
+                _work(model, Connection(connection))
+            pids.append(pid)
+    except BaseException as error:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        parent.send(("failed", _described(error)))
+        return
+    for connection in connections:
+        os.close(connection)
+    parent.send(("ready", pids))
+    for _ in range(len(pids)):
+        pid, status = os.wait()
+        with suppress(OSError):
+            parent.send((pids.index(pid), status))
+
+
+def _work(model: Any, program: Connection) -> None:
+    """A worker: computes what it is sent until its program ends."""
+    threading.Thread(target=_end_with, args=(program.fileno(),), daemon=True).start()
+    while True:
+        try:
+            function, call = program.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        except BaseException as error:
+            answer: tuple[Any, Any] = (None, _described(error))
+        else:
+            try:
+                answer = (function(model, *call), None)
+            except BaseException as error:
+                answer = (None, _described(error))
+        try:
+            program.send(answer)
+        except OSError:
+            os._exit(0)
+
+
+def _end_with(connection: int) -> None:
+    """Ends this process as soon as the other end of a connection is closed."""
+    poll = select.poll()
+    poll.register(connection, 0)  # hanging up is always told
+    poll.poll()
+    os._exit(0)
