@@ -100,9 +100,9 @@ class Translator:
         checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where
         there is one. precision: type of weights and matrix products. workers: processes that each search batches of
         their own on a CPU; None: as many as PyTorch computes with, when there is enough to do. banned: as of
-        Translator. ensemble: other model directories with the same tokenizers, whose probabilities are averaged with this one's. decoding:
-        fields of DecodingConfig that differ from those in the model's config.yaml. Raises UserError naming what is
-        missing, damaged or of another model.
+        Translator. ensemble: other model directories with the same tokenizers, whose probabilities are averaged with
+        this one's. decoding: fields of DecodingConfig that differ from those in the model's config.yaml. Raises
+        UserError naming what is missing, damaged or of another model.
         """
         path, chosen = Path(path), pick_device(device)
         values = _values(path, decoding)
