@@ -24,15 +24,21 @@ from fasttfm.models import TransformerConfig
 _SPECIAL = {PAD: "<blank>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
 
 
-def convert(config: TransformerConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes a model in torch.nn's names to folder, in float32. Raises ValueError for what is not converted here."""
+def convert(
+    config: TransformerConfig, weights: Mapping[str, Tensor], folder: Path, *, alignment_layer: int = 0
+) -> None:
+    """Writes a model in torch.nn's names to folder, in float32. Raises ValueError for what is not converted here.
+
+    alignment_layer: decoder layer, from 1, whose heads' mean it gives as attention; 0 is one head of the last one.
+    """
     from ctranslate2.specs import transformer_spec
 
     if config.share_embeddings != "all" or config.activation != "relu":
         raise ValueError("only a shared embedding and ReLU are converted here: choose such a model")
     spec = transformer_spec.TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=config.norm_first
-    )
+        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=config.norm_first,
+        alignment_layer=alignment_layer - 1, alignment_heads=config.heads if alignment_layer else 1,
+    )  # fmt: skip
     for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         embeddings = stack.embeddings[0] if side == "encoder" else stack.embeddings
         embeddings.weight = _array(weights["target_embedding.weight"])

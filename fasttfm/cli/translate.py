@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.convert import WHOLE_NUMBER
+
+if TYPE_CHECKING:
+    from fasttfm.decoding.translator import Translation
 
 
 def add_parser(subparsers) -> None:
@@ -43,7 +48,7 @@ def add_parser(subparsers) -> None:
         "%(default)s)",
     )
     parser.add_argument(
-        "--prefixes",
+        "--prefix",
         type=Path,
         metavar="FILE",
         help="a line for every input line: what its translation must begin with, empty for anything",
@@ -63,12 +68,20 @@ def add_parser(subparsers) -> None:
         help="words or phrases, one a line, that no translation holds as the tokenizer spells them; other words that "
         "begin with the same tokens are banned too",
     )
+    parser.add_argument(
+        "--alignment",
+        type=Path,
+        metavar="FILE",
+        help="write the word alignment of every output line to a file, in Pharaoh format: `0-0 1-2` links source words "
+        "with words of the translation, counted from 0 between spaces",
+    )
     add_flags(parser, ["decoding"])
 
 
 def run(args: argparse.Namespace) -> None:
     """Translate standard input, buffer by buffer."""
     from fasttfm.data.corpus import decode_lines, read_lines
+    from fasttfm.decoding.alignment import WORDS, pharaoh
     from fasttfm.decoding.translator import Translator
 
     settings = flag_values(args, ["decoding"])
@@ -82,17 +95,17 @@ def run(args: argparse.Namespace) -> None:
         workers=args.workers,
         banned=[] if args.banned is None else list(read_lines(args.banned)),
         ensemble=args.ensemble,
+        aligned=None if args.alignment is None else WORDS,
         **settings,
     )
-    prefixes = None if args.prefixes is None else read_lines(args.prefixes)
-    lines = decode_lines(sys.stdin.buffer, "standard input")
-    for number, translations in enumerate(translator.translate_stream(lines, prefixes)):
-        if translator.config.nbest == 1:
-            text = f"{translations[0].text}\n"
-        else:
-            text = "".join(f"{number} ||| {each.text} ||| {each.score:.6f}\n" for each in translations)
-        sys.stdout.buffer.write(text.encode())  # UTF-8 whatever the locale says
-        sys.stdout.buffer.flush()
+    with contextlib.ExitStack() as stack:
+        alignment = None if args.alignment is None else stack.enter_context(args.alignment.open("w", encoding="utf-8"))
+        prefixes = None if args.prefix is None else read_lines(args.prefix)
+        lines = decode_lines(sys.stdin.buffer, "standard input")
+        for number, translations in enumerate(translator.translate_stream(lines, prefixes)):
+            _write(number, translations, numbered=translator.config.nbest > 1)
+            if alignment is not None:
+                alignment.writelines(f"{pharaoh(each.alignment)}\n" for each in translations)
     if translator.cut_lines:
         one = translator.cut_lines == 1
         print(
@@ -101,6 +114,16 @@ def run(args: argparse.Namespace) -> None:
             f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
             file=sys.stderr,
         )
+
+
+def _write(number: int, translations: list[Translation], numbered: bool) -> None:
+    """The lines of one input line to standard output, at once, in UTF-8 whatever the locale says."""
+    if numbered:
+        text = "".join(f"{number} ||| {each.text} ||| {each.score:.6f}\n" for each in translations)
+    else:
+        text = f"{translations[0].text}\n"
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
 
 
 def _workers(text: str) -> int | None:

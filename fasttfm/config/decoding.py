@@ -23,6 +23,10 @@ class DecodingConfig:
     """Divides a log-probability: gnmt by ((5 + length) / 6)^alpha, power by length^alpha, avg by length, none by 1."""
     alpha: float = 0.6
     """Exponent of the length penalty: the paper's 0.6 goes with gnmt, fairseq's lenpen with power."""
+    coverage_penalty: float = 0.0
+    """Adds this times the sum over source tokens of log(min(1, attention received)) to each hypothesis of the beam."""
+    alignment_layer: int = 0
+    """Decoder layer, from 1, whose attention gives alignments and coverage; 0 is the last but one."""
     max_len_a: float = 1.0
     """Longest output in tokens is max_len_a * source tokens + max_len_b, neither counting end-of-sentence."""
     max_len_b: int = 50
@@ -59,12 +63,12 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         for name in ("beam", "nbest", "batch_tokens", "buffer_size", "max_source_length"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("max_len_b", "min_len", "sampling_topk", "no_repeat_ngram", "mbr_samples"):
+        for name in ("max_len_b", "min_len", "sampling_topk", "no_repeat_ngram", "mbr_samples", "alignment_layer"):
             _at_least(name, getattr(self, name), 0)
         _at_least("sampling_seed", self.sampling_seed, 0, most=(1 << 63) - 1)
         if self.length_penalty not in ("gnmt", "power", "avg", "none"):
             raise ValueError(f"length_penalty {self.length_penalty!r} is unknown: choose gnmt, power, avg or none")
-        for name in ("alpha", "max_len_a"):
+        for name in ("alpha", "max_len_a", "coverage_penalty"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} {value!r} must be a finite number of at least 0")

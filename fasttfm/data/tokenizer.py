@@ -11,7 +11,9 @@ Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Ku
 from __future__ import annotations
 
 import io
+import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -84,9 +86,33 @@ class Tokenizer:
         text = self._processor.DecodeIds([int(i) for i in ids])
         return text.replace("\r", " ").replace("\n", " ").translate(_SHOW)
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Of each token of encode(text): where its characters begin and end in text, spaces before it included.
+
+        A character that is spelt in bytes belongs to the last of them; the others begin and end where it begins.
+        """
+        return _spans(self._processor, "Encode", text.translate(_HIDE), text)
+
+    def decoded_spans(self, ids: Sequence[int] | np.ndarray) -> list[tuple[int, int]]:
+        """Of each id: where its characters begin and end in decode(ids), as in spans()."""
+        ids = [int(i) for i in ids]
+        return _spans(self._processor, "DecodeIds", ids, self._processor.DecodeIds(ids))
+
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces themselves, for showing; a leading U+2581 marks the start of a word."""
         return [self._processor.IdToPiece(int(i)) for i in ids]
+
+
+def _spans(
+    processor: spm.SentencePieceProcessor, verb: str, given: str | list[int], text: str
+) -> list[tuple[int, int]]:
+    """What SentencePiece tells of its pieces, in characters of text."""
+    if not hasattr(processor, f"{verb}AsProto"):  # before 0.2.1, which counts characters
+        return [(piece.begin, piece.end) for piece in getattr(processor, f"{verb}AsImmutableProto")(given).pieces]
+    pieces = getattr(processor, f"{verb}AsProto")(given).pieces  # counts bytes of UTF-8
+    hidden = given if isinstance(given, str) else text
+    ends = list(itertools.accumulate(len(character.encode()) for character in hidden))
+    return [(bisect_right(ends, piece.begin), bisect_right(ends, piece.end)) for piece in pieces]
 
 
 def load_tokenizers(folder: Path, joint: bool | None = None) -> tuple[Tokenizer, Tokenizer]:

@@ -36,6 +36,10 @@ class Ensemble(nn.Module):
         """Log-probabilities (B, L, V) float32, from what a model takes."""
         return self._together([model(*inputs) for model in self.models])
 
+    def cross_attention(self, *inputs: Any, layer: int) -> Tensor:
+        """The mean of what the models' decoder layer looks at, (B, L, S) float32."""
+        return torch.stack([model.cross_attention(*inputs, layer=layer) for model in self._all()]).mean(dim=0)
+
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> list[Tensor]:
         """Each encoder's output."""
         return [model.encode(source, source_lengths) for model in self._all()]

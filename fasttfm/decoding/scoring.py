@@ -31,7 +31,7 @@ def score_ids(
         raise ValueError(f"{len(sources)} sources but {len(targets)} targets: give pairs")
     scores = [0.0] * len(sources)
     with inference(model, batch_invariant=True) as device:
-        for batch in _batches(sources, targets, max_tokens):
+        for batch in pair_batches(sources, targets, max_tokens):
             source, source_lengths = padded([sources[place] for place in batch], device, LENGTHS)
             target_in, target_lengths = padded([[BOS, *targets[place]] for place in batch], device, LENGTHS)
             target_out, _ = padded([[*targets[place], EOS] for place in batch], device, LENGTHS)
@@ -45,7 +45,7 @@ def score_ids(
     return scores
 
 
-def _batches(
+def pair_batches(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int
 ) -> Iterator[list[int]]:
     """Places of pairs whose sources, and whose targets, are padded to one length."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
+from fasttfm.decoding.attention import rescore_by_coverage
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference, padded
 from fasttfm.decoding.beam import beam_search
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
@@ -65,6 +67,9 @@ def search_ids(
             raise ValueError(f"{len(given)} {what} for {len(sources)} sources: give one for each")
     if not all(banned):
         raise ValueError("a banned sequence has no tokens: give at least one")
+    wanted = config.nbest
+    if config.coverage_penalty and not config.sampling:
+        config = replace(config, nbest=config.beam)
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
     with inference(model) as device:
         count = 1 if workers is None else workers.count
@@ -86,6 +91,8 @@ def search_ids(
                 if not hypotheses or math.isnan(hypotheses[0].log_probability):
                     raise UserError(NOT_A_NUMBER)
                 outputs[place] = hypotheses
+    if config.coverage_penalty:
+        outputs = [best[:wanted] for best in rescore_by_coverage(model, sources, outputs, config)]
     return outputs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from fasttfm.config import Values, build, gather
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
 from fasttfm.decoding.agreement import by_agreement
+from fasttfm.decoding.alignment import Links, word_links
+from fasttfm.decoding.attention import cross_attention
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.scoring import score_ids
 from fasttfm.decoding.search import search_ids, search_workers
@@ -44,6 +47,8 @@ class Translation:
     0 for an empty line."""
     log_probability: float
     """Natural logarithm of the probability that the model gives the output's tokens; 0 for an empty line."""
+    alignment: Links = ()
+    """Pairs (word of the line, word of text), counted from 0, where the Translator was asked for them."""
 
 
 class Translator:
@@ -67,12 +72,14 @@ class Translator:
         workers: int = 1,
         least_work: float = 0,
         banned: Sequence[str] = (),
+        aligned: re.Pattern[str] | None = None,
     ) -> None:
         """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
 
         workers: processes that each search batches of their own, on a CPU; close() ends them. least_work: source tokens
         times parameters times beam of the buffer that they are started for. banned: words or phrases that no
-        translation holds as the tokenizer spells them, other words that begin with these tokens included.
+        translation holds as the tokenizer spells them, other words that begin with these tokens included. aligned: what
+        is a word in alignments, such as fasttfm.decoding.alignment.WORDS; None for no alignments.
         """
         self.model: Any = model
         self.source_tokenizer = source_tokenizer
@@ -80,6 +87,7 @@ class Translator:
         self.config = config or DecodingConfig()
         self.workers = search_workers(model, workers, least_work=least_work)
         self.banned = [ids for ids in map(target_tokenizer.encode, banned) if ids]
+        self.aligned = aligned
         self.cut_lines = 0
         self.first_cut_line: int | None = None
 
@@ -93,14 +101,15 @@ class Translator:
         workers: int | None = None,
         banned: Sequence[str] = (),
         ensemble: Sequence[str | Path] = (),
+        aligned: re.Pattern[str] | None = None,
         **decoding: Any,
     ) -> Translator:
         """The model that `fasttfm train` left in a directory.
 
         checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where
         there is one. precision: type of weights and matrix products. workers: processes that each search batches of
-        their own on a CPU; None: as many as PyTorch computes with, when there is enough to do. banned: as of
-        Translator. ensemble: other model directories with the same tokenizers, whose probabilities are averaged with
+        their own on a CPU; None: as many as PyTorch computes with, when there is enough to do. banned, aligned: as
+        of Translator. ensemble: other model directories with the same tokenizers, whose probabilities are averaged with
         this one's. decoding: fields of DecodingConfig that differ from those in the model's config.yaml. Raises
         UserError naming what is missing, damaged or of another model.
         """
@@ -128,6 +137,7 @@ class Translator:
             workers=workers or torch.get_num_threads(),
             least_work=0 if workers else _LEAST_WORK,
             banned=banned,
+            aligned=aligned,
         )
 
     def __enter__(self) -> Translator:
@@ -166,15 +176,34 @@ class Translator:
             workers=self.workers,
         )
         results = [[Translation("", 0.0, 0.0)] for _ in lines]
+        written = {}  # row -> the tokens of its translations
         for row, best in zip(sources, hypotheses):
             results[row] = [
                 Translation(one_line(self.target_tokenizer.decode(each.tokens)), each.score, each.log_probability)
                 for each in best
             ]
+            written[row] = [each.tokens for each in best]
             if samples:
                 chosen = by_agreement([each.text for each in results[row]])[: self.config.nbest]
                 results[row] = [replace(results[row][place], score=agreement) for place, agreement in chosen]
+                written[row] = [written[row][place] for place, _ in chosen]
+        if self.aligned is not None:
+            self._align(lines, sources, written, results, self.aligned)
         return results
+
+    def _align(
+        self, lines: Sequence[str], sources: dict[int, list[int]], written: dict[int, list[list[int]]],
+        results: list[list[Translation]], pattern: re.Pattern[str],
+    ) -> None:  # fmt: skip
+        """Puts alignments into results; sources and written hold the tokens of the lines that have any."""
+        pairs = [(row, place, tokens) for row, outputs in written.items() for place, tokens in enumerate(outputs)]
+        attention = cross_attention(
+            self.model, [sources[row] for row, _, _ in pairs], [tokens for _, _, tokens in pairs], self.config
+        )
+        for (row, place, tokens), weights in zip(pairs, attention):
+            given, found = self.source_tokenizer.spans(lines[row]), self.target_tokenizer.decoded_spans(tokens)
+            links = word_links(weights[:, :-1], lines[row], given, results[row][place].text, found, pattern)
+            results[row][place] = replace(results[row][place], alignment=links)
 
     def translate_stream(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None

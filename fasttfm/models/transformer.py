@@ -221,6 +221,23 @@ class Transformer(nn.Module):
             self._decode(target, target_lengths, memory, source_lengths, None)
         return weights
 
+    @torch.no_grad()
+    def cross_attention(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        *,
+        layer: int,
+    ) -> Tensor:
+        """The weights of a decoder layer (from 1), without dropout: the mean of its heads, (B, L, S) float32."""
+        weights: list[Tensor] = []
+        with _recorded(self.decoder.layers[layer - 1].multihead_attn, weights):
+            memory = self._encode(source, source_lengths, None)
+            self._decode(target, target_lengths, memory, source_lengths, None)
+        return weights[0].float().mean(dim=1)
+
     # ------------------------------------------------------------------------------------------ step-by-step decoding
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:

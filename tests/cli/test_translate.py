@@ -148,16 +148,36 @@ def test_sampling_repeats_itself(translate, model_dir):
 def test_prefixes_begin_the_translations(translate, model_dir, tmp_path):
     prefixes = tmp_path / "prefixes"
     prefixes.write_text("ein Hund\n\nzwei\n\n\n", encoding="utf-8")
-    _, out, _ = translate(model_dir, "--prefixes", prefixes)
+    _, out, _ = translate(model_dir, "--prefix", prefixes)
     lines = out.splitlines()
     assert lines[0].startswith("ein Hund")
     assert lines[2].startswith("zwei")
     prefixes.write_text("ein\n", encoding="utf-8")
-    status, out, errors = translate(model_dir, "--prefixes", prefixes)
+    status, out, errors = translate(model_dir, "--prefix", prefixes)
     assert status == 2
     assert "fewer prefixes than lines of the input (line 2 has none)" in errors[0]
     assert out.startswith("ein"), "the lines that have a prefix are translated"
     assert out.count("\n") == 1
+
+
+def test_alignments_have_a_line_for_every_output_line(translate, model_dir, tmp_path):
+    file = tmp_path / "alignment"
+    for settings in ([], ["--nbest", 2], ["--mbr-samples", 3], ["--sampling", "--nbest", 3]):
+        text = "a dog\n\ntwo men  sit\tin\u00a0a boat\n \n"
+        status, out, errors = translate(model_dir, "--alignment", file, *settings, text=text)
+        assert (status, errors) == (0, [])
+        assert out == translate(model_dir, *settings, text=text)[1], "the translations are what they were"
+        rows = [line.split(" ||| ") for line in out.splitlines()]
+        numbers = [int(row[0]) for row in rows] if len(rows[0]) > 1 else range(4)
+        aligned = file.read_text(encoding="utf-8").splitlines()
+        assert len(aligned) == len(rows)
+        for number, row, links in zip(numbers, rows, aligned):
+            source, target = text.splitlines()[number].split(), (row[1] if len(row) > 1 else row[0]).split()
+            pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
+            assert {word for _, word in pairs} == {*range(len(target))}, "every word of the translation is linked"
+            assert all(0 <= word < len(source) for word, _ in pairs)
+    assert "No such file" in failure(translate(model_dir, "--alignment", tmp_path / "none" / "x"))
+    assert "alignment_layer 3" in failure(translate(model_dir, "--alignment", file, "--alignment-layer", 3))
 
 
 def test_banned_words_do_not_come(translate, model_dir, tmp_path):

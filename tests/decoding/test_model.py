@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fasttfm.decoding import DecodingConfig, score_ids, search_ids, translate_ids
+from fasttfm.decoding.attention import cross_attention
 from fasttfm.decoding.batches import padded
 from fasttfm.decoding.hypotheses import length_penalty
 from fasttfm.errors import UserError
@@ -65,6 +66,21 @@ def test_training_for_a_moment_teaches_something(trained_model):
     batch = sources(40, seed=1000)
     found = translate_ids(trained_model, batch, DecodingConfig())
     assert sum(tokens == source[-2::-1] for tokens, source in zip(found, batch)) >= 10
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_the_attention_of_a_model_that_writes_backwards_runs_backwards(trained_model, layer):
+    """What it writes from the last token of the source on is aligned with just these."""
+    batch = sources(60, seed=1500)
+    targets = [source[-2::-1] for source in batch]
+    right = total = 0
+    for source, weights in zip(
+        batch, cross_attention(trained_model, batch, targets, DecodingConfig(alignment_layer=layer))
+    ):
+        words = len(source) - 1
+        right += (weights[:words, :words].argmax(dim=1) == torch.arange(words - 1, -1, -1)).sum().item()
+        total += words
+    assert right > 0.33 * total, "a guess is right in a fifth of the cases"
 
 
 @pytest.mark.parametrize("beam", [1, 4])

@@ -1,0 +1,61 @@
+"""From attention between tokens to links between words: what writes Pharaoh lines and moves markup.
+
+Each token of the translation is linked to the word of the source that its attention, summed over the word's tokens, is
+largest for; two words are linked when a token of the one is linked to the other (Garg et al. 2019, section 4.1;
+fairseq's --print-alignment). End-of-sentence is no word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch import Tensor
+
+WORDS = re.compile(r"\S+")
+"""Words as whoever reads Pharaoh lines counts them: what stands between white space."""
+PARTS = re.compile(r"\w+|[^\w\s]")
+"""Words and each sign of punctuation by itself."""
+
+Span = tuple[int, int]
+Links = tuple[tuple[int, int], ...]
+
+
+def word_links(
+    attention: Tensor, source: str, source_tokens: Sequence[Span], target: str, target_tokens: Sequence[Span],
+    pattern: re.Pattern[str] = WORDS,
+) -> Links:  # fmt: skip
+    """Pairs (source word, target word), counted from 0, of the words that pattern finds; rising.
+
+    attention (L, S) with a row for each target token and a column for each source token at least; spans of tokens in
+    characters of source and of target, as Tokenizer.spans and decoded_spans tell.
+    """
+    of_source = _words_of(source_tokens, source, pattern)[: attention.shape[1]]
+    words = sorted({word for word in of_source if word is not None})
+    if not words:
+        return ()
+    columns = {word: column for column, word in enumerate(words)}
+    summed = attention.new_zeros(len(attention), len(words))
+    for token, word in enumerate(of_source):
+        if word is not None:
+            summed[:, columns[word]] += attention[:, token]
+    best = summed.argmax(dim=1).tolist()
+    of_target = _words_of(target_tokens, target, pattern)
+    return tuple(sorted({(words[column], word) for column, word in zip(best, of_target) if word is not None}))
+
+
+def pharaoh(links: Links) -> str:
+    """Links as a line of text: `0-0 1-2`, source word before target word."""
+    return " ".join(f"{source}-{target}" for source, target in links)
+
+
+def _words_of(tokens: Sequence[Span], text: str, pattern: re.Pattern[str]) -> list[int | None]:
+    """The word that each token begins in, after its spaces; None where there is none."""
+    word_at: list[int | None] = [None] * (len(text) + 1)
+    for number, match in enumerate(pattern.finditer(text)):
+        word_at[match.start() : match.end()] = [number] * (match.end() - match.start())
+    found = []
+    for begin, end in tokens:
+        letters = [place for place in range(begin, max(end, begin + 1)) if word_at[min(place, len(text))] is not None]
+        found.append(word_at[letters[0]] if letters else None)
+    return found

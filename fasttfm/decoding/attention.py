@@ -1,0 +1,71 @@
+"""What a translation looks at: the cross-attention of given pairs, and the penalty for what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.tokenizer import BOS
+from fasttfm.decoding.batches import LENGTHS, inference, padded
+from fasttfm.decoding.hypotheses import Hypothesis
+from fasttfm.decoding.scoring import pair_batches
+from fasttfm.errors import UserError
+
+
+def cross_attention(
+    model: Any, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], config: DecodingConfig
+) -> list[Tensor]:
+    """For each pair (L + 1, S) float32 on the CPU: how much each token written looks at each token of the source.
+
+    sources: ids with end-of-sentence, S of them. targets: L ids without; the last row writes end-of-sentence. Rows sum
+    to 1: the mean of the heads of config.alignment_layer, 0 being the last but one, whose heads align best (Garg et al.
+    2019, section 3.2). Of an ensemble it is the mean over models. On a CPU the same to the last bit whatever the batch
+    holds. Raises UserError for a layer that the model has not.
+    """
+    layer = _layer(model, config)
+    found: list[Tensor] = [torch.empty(0)] * len(sources)
+    with inference(model, batch_invariant=True) as device:
+        for batch in pair_batches(sources, targets, config.batch_tokens):
+            source, source_lengths = padded([sources[place] for place in batch], device, LENGTHS)
+            target, target_lengths = padded([[BOS, *targets[place]] for place in batch], device, LENGTHS)
+            weights = model.cross_attention(source, target, source_lengths, target_lengths, layer=layer).cpu()
+            for row, place in enumerate(batch):
+                found[place] = weights[row, : len(targets[place]) + 1, : len(sources[place])].clone()
+    return found
+
+
+def _layer(model: Any, config: DecodingConfig) -> int:
+    layers = model.config.decoder_layers
+    if config.alignment_layer > layers:
+        raise UserError(
+            f"decoding.alignment_layer {config.alignment_layer} is not there: the model has layers 1 to {layers}"
+        )
+    return config.alignment_layer or max(1, layers - 1)
+
+
+def coverage(attention: Tensor) -> float:
+    """Sum over source tokens of log(min(1, attention received)) for attention (L + 1, S): 0 where nothing is left out.
+
+    Source: Wu et al. 2016, equation 14.
+    """
+    received = attention.sum(dim=0, dtype=torch.float64)
+    return received.clamp(torch.finfo(torch.float32).tiny, 1.0).log().sum().item()
+
+
+def rescore_by_coverage(
+    model: Any, sources: Sequence[Sequence[int]], found: Sequence[Sequence[Hypothesis]], config: DecodingConfig
+) -> list[list[Hypothesis]]:
+    """The hypotheses of each source with config.coverage_penalty * coverage added to their scores, best first."""
+    pairs = [(place, each) for place, hypotheses in enumerate(found) for each in hypotheses]
+    attention = cross_attention(
+        model, [sources[place] for place, _ in pairs], [each.tokens for _, each in pairs], config
+    )
+    rescored: list[list[Hypothesis]] = [[] for _ in found]
+    for (place, each), weights in zip(pairs, attention):
+        rescored[place].append(replace(each, score=each.score + config.coverage_penalty * coverage(weights)))
+    return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in rescored]

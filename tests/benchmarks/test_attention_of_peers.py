@@ -1,0 +1,80 @@
+"""Attention and coverage against Hugging Face's and CTranslate2's, with the same weights."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from benchmarks.peers import ctranslate2, huggingface
+from fasttfm.data.tokenizer import BOS, EOS
+from fasttfm.decoding import DecodingConfig, search_ids
+from fasttfm.decoding.attention import cross_attention
+from fasttfm.models import Transformer, TransformerConfig
+
+CONFIG = TransformerConfig(
+    vocab_size=60, d_model=64, heads=4, d_ff=128, encoder_layers=2, decoder_layers=3, dropout=0.0, max_length=128
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(CONFIG).eval()
+    with torch.no_grad():
+        norm = model.decoder.layers[-1].norm3
+        norm.weight.normal_(std=4.0)
+        norm.bias.normal_()
+        model.target_embedding.weight[:4] = 0.0
+        model.target_embedding.weight[EOS] = 6.0 * norm.bias / norm.bias.square().sum()
+    return model
+
+
+SOURCES = [[*draw.choices(range(4, 60), k=draw.randint(1, 20)), EOS] for draw in [random.Random(1)] for _ in range(30)]
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
+def test_attention_is_hugging_faces(model, layer):
+    pytest.importorskip("transformers")
+    theirs = huggingface.marian(CONFIG, model.state_dict())
+    theirs.set_attn_implementation("eager")
+    targets = [source[-2::-1] for source in SOURCES]
+    found = cross_attention(model, SOURCES, targets, DecodingConfig(alignment_layer=layer))
+    for source, target, weights in zip(SOURCES, targets, found):
+        with torch.inference_mode():
+            outputs = theirs(
+                input_ids=torch.tensor([source]),
+                decoder_input_ids=torch.tensor([[BOS, *target]]),
+                output_attentions=True,
+            )
+        torch.testing.assert_close(weights, outputs.cross_attentions[layer - 1][0].mean(dim=0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("beam", [4, 8])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.3), (0.1, 0.1)])
+def test_scores_with_the_coverage_penalty_are_ctranslate2s(model, tmp_path, beam, alpha, beta):
+    """Of every hypothesis that both have. Nothing is forbidden: what is, it takes out of the probabilities as well."""
+    peer = pytest.importorskip("ctranslate2")
+    ctranslate2.convert(CONFIG, model.state_dict(), tmp_path, alignment_layer=2)
+    translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
+    words = ["<blank>", "<unk>", "<s>", "</s>", *map(str, range(4, 60))]
+    theirs = translator.translate_batch(
+        [[words[token] for token in source] for source in SOURCES], beam_size=beam, num_hypotheses=beam,
+        length_penalty=alpha, coverage_penalty=beta, max_decoding_length=25, min_decoding_length=0, patience=2,
+        return_scores=True, max_batch_size=1,
+    )  # fmt: skip
+    settings = DecodingConfig(
+        beam=beam, nbest=beam, length_penalty="power", alpha=alpha, coverage_penalty=beta, alignment_layer=2,
+        max_len_a=0.0, max_len_b=25, allow_unk=True,
+    )  # fmt: skip
+    both = 0
+    for _, ours, result in zip(SOURCES, search_ids(model, SOURCES, settings), theirs):
+        outputs = [tuple(words.index(word) for word in hypothesis) for hypothesis in result.hypotheses]
+        scores = {tokens: score for tokens, score in zip(outputs, result.scores) if len(tokens) < 25}
+        for each in ours:
+            if tuple(each.tokens) in scores:
+                both += 1
+                assert each.score == pytest.approx(scores[tuple(each.tokens)], abs=2e-4)
+        assert [each.score for each in ours] == sorted((each.score for each in ours), reverse=True)
+    assert both >= 15
