@@ -21,7 +21,6 @@ from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
-from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttfm.functional.record import Layout, Overwritten, Size, flat, layout_of
@@ -92,7 +91,7 @@ class Operator(Generic[Fields]):
     ) -> None:
         self.name, self._kind = name, call
         layout = layout_of(call)
-        self._tensors = layout.tensors
+        self._tensors, self._wants_gradient = layout.tensors, layout.wants_gradient
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = dispatched = getattr(torch.ops.fasttfm, name).default
         self._compute, self._decide, self._cast = compute, decide, autocast
@@ -171,17 +170,10 @@ class Operator(Generic[Fields]):
             return self.dispatched(*flat(call))
         if _dispatch_modes() and not _all_see_through():
             return self.dispatched(*flat(call))
-        tensors = self._tensors(call)
-        gradient = False
-        for t in tensors:
-            if t is None:
-                continue
-            kind = type(t)
-            if (kind is not Tensor and kind is not Parameter) or t.is_neg():
-                return self.dispatched(*flat(call))
-            if t.requires_grad:
-                gradient = True
-        first = tensors[0]
+        gradient = self._wants_gradient(call)
+        if gradient is None:
+            return self.dispatched(*flat(call))
+        first = call[0]
         if first.is_cpu:
             device = "cpu"
         elif first.is_cuda and first.get_device() == _current_gpu():
@@ -192,14 +184,13 @@ class Operator(Generic[Fields]):
         if not _any_autocast() or not _autocast_enabled(device):
             if self._decide is not None:
                 call = self._settled(call)
-            return self._differentiate(call, *tensors) if gradient else self._compute(call)
+            return self._differentiate(call, *self._tensors(call)) if gradient else self._compute(call)
         if self._cast is not None:
             call = self._cast(call, _autocast_dtype(device))
-            tensors = self._tensors(call)
         _set_autocast(device, False)
         try:
             call = self._settled(call)
-            return self._differentiate(call, *tensors) if gradient else self._compute(call)
+            return self._differentiate(call, *self._tensors(call)) if gradient else self._compute(call)
         finally:
             _set_autocast(device, True)
 

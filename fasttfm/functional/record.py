@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 Size = Annotated[int, "may be symbolic"]
 """A number that torch.compile may leave open."""
@@ -54,6 +55,20 @@ class Layout:
         """The record from what parted() gave."""
         self.build: Callable[[tuple], Any] = _builder(kind, "a", [f"a[{i}]" for i in numbers])
         """The record from all its fields, one after the other."""
+
+    @functools.cached_property
+    def wants_gradient(self) -> Callable[[Any], bool | None]:
+        """Whether a tensor of a record, which has some, requires a gradient; None where one is not plain memory."""
+        plain, gradient = [], []
+        for i, field in enumerate(self._fields[place] for place in self.places):
+            tensor, absent = f"t{i}", f"(t{i} := r{field.path}) is None"
+            check = f"((kind := type({tensor})) is Tensor or kind is Parameter) and not {tensor}.is_neg()"
+            optional = field.type == Tensor | None
+            plain.append(f"({absent} or {check})" if optional else f"not {absent} and {check}")
+            requires = f"{tensor}.requires_grad"
+            gradient.append(f"{tensor} is not None and {requires}" if optional else requires)
+        source = f"lambda r: ({' or '.join(gradient)}) if {' and '.join(plain)} else None"
+        return _compiled(source, {"Tensor": Tensor, "Parameter": Parameter})
 
     @property
     def schema(self) -> str:

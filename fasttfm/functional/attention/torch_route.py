@@ -20,41 +20,42 @@ from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import wide
 
 
-def _bias(queries: int, keys: int, like: Tensor, options: Options) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scaled scores, as small as broadcasting to (B, H, L, S) allows, and which rows see no key.
+def _bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
+    """What is added to the scaled scores, as small as broadcasting to (B, H, L, S) allows; None: nothing.
 
-    Both are None where there is nothing to add, or no row can be empty. like: of the scores' dtype and device.
+    like: of the scores' dtype and device.
     """
     key_lengths, mask, causal, causal_offset, *_ = options
-    device = like.device
+    device, precise = like.device, wide(like.dtype)
     if mask is not None and mask.dim() == 0:
         mask = mask.view(1)  # a 0-d tensor would not take part in type promotion
     allowed: Tensor | None = None
-    empty: Tensor | None = None
     if causal and causal_offset < keys - 1:
         allowed = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(causal_offset)
-        if causal_offset < 0:
-            empty = (torch.arange(queries, device=device) < -causal_offset)[:, None]
     if key_lengths is not None:
-        lengths = key_lengths.view(-1, 1, 1, 1)
-        within = torch.arange(keys, device=device) < lengths
+        within = torch.arange(keys, device=device) < key_lengths.view(-1, 1, 1, 1)
         allowed = within if allowed is None else within & allowed
-        without = lengths <= 0
-        empty = without if empty is None else empty | without
     if mask is not None and mask.dtype == torch.bool:
         allowed = mask if allowed is None else allowed & mask
-    precise = wide(like.dtype)
-    bias: Tensor | None = None
-    if allowed is not None:
-        bias = torch.zeros(allowed.shape, dtype=precise, device=device).masked_fill_(~allowed, -math.inf)
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            bias = mask.to(precise) if bias is None else bias + mask
-        assert bias is not None
+        mask = None
+    bias = mask if mask is None else mask.to(precise)
+    if allowed is None:
+        return bias
+    return torch.where(allowed, torch.zeros((), dtype=precise, device=device) if bias is None else bias, -math.inf)
+
+
+def _empty(queries: int, bias: Tensor, options: Options) -> Tensor | None:
+    """True for the rows that see no key, to be broadcast to (B, H, L, 1); None where there is none for sure."""
+    empty: Tensor | None = None
+    if options.mask is not None:
         empty = bias.amax(dim=-1, keepdim=True) == -math.inf
-    if empty is not None and empty.device.type == "cpu" and not empty.any():
-        empty = None
-    return bias, empty
+    else:
+        if options.causal and options.causal_offset < 0:
+            empty = (torch.arange(queries, device=bias.device) < -options.causal_offset)[:, None]
+        if options.key_lengths is not None:
+            without = options.key_lengths.view(-1, 1, 1, 1) <= 0
+            empty = without if empty is None else empty | without
+    return None if empty is None or (empty.device.type == "cpu" and not empty.any()) else empty
 
 
 _VECTOR = 16  # floats in the widest CPU register
@@ -75,7 +76,7 @@ def weights(scores: Tensor, scale: float, options: Options) -> Tensor:
     """softmax(scores * scale + mask) over the last dimension of scores (B, H, L, S), in scores' dtype."""
     if not scores.numel():
         return torch.empty_like(scores)
-    bias, empty = _bias(scores.shape[-2], scores.shape[-1], scores, options)
+    bias = _bias(scores.shape[-2], scores.shape[-1], scores, options)
     precise = wide(scores.dtype)
     if bias is None:
         scaled = scores * scale if scores.dtype == precise else scores.to(precise).mul_(scale)
@@ -84,7 +85,7 @@ def weights(scores: Tensor, scale: float, options: Options) -> Tensor:
         if scores.dtype == torch.float16:
             scaled.masked_fill_(bias == -math.inf, -math.inf)  # a hidden score beyond 65,504 is inf, and inf - inf nan
     p = _softmax(scaled)
-    if empty is not None:
+    if bias is not None and (empty := _empty(scores.shape[-2], bias, options)) is not None:
         p.masked_fill_(empty, 0.0)
     return p.to(scores.dtype).contiguous()
 
@@ -194,7 +195,7 @@ def _fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
     key_lengths, mask, causal, causal_offset, *_ = options
     if causal and causal_offset == 0 and key_lengths is None and mask is None:
         return {"is_causal": True, "attn_mask": None}
-    bias, _ = _bias(query.shape[2], key.shape[2], query, options)
+    bias = _bias(query.shape[2], key.shape[2], query, options)
     if bias is not None:
         bias = bias[(None,) * (4 - bias.dim())].expand(-1, -1, query.shape[2], key.shape[2])
     return {"is_causal": False, "attn_mask": bias}
