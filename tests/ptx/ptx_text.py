@@ -48,7 +48,8 @@ def run(body: str, *, threads: int = 32, grid=(1, 1, 1), shared: int = 0, target
         parameters=",\n".join(f"\t.param .u64 probe_param_{n}" for n in range(len(names))),
     )
     text += "".join(f"\tld.param.b64 %rd{n + 1}, [probe_param_{n}];\n" for n in range(len(names)))
-    text += "\n".join(f"\t{line}" for line in body.strip().split("\n")) + "\n\tret;\n}\n"
+    lines = body.strip().split("\n")
+    text += "\n".join(line if line.startswith("}") else f"\t{line}" for line in lines) + "\n\tret;\n}\n"
     tensors = [torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).copy()) for array in memory.values()]
     code = Code(parse(text))
     launch = Launch(

@@ -257,6 +257,9 @@ UNARY = {
     "cvt.rn.f32.s32": ("b32", "b32", lambda a: bits32(nearest32(Fraction(signed(a, 32))))),
     "cvt.rn.f32.u32": ("b32", "b32", lambda a: bits32(nearest32(Fraction(a)))),
     "cvt.rn.f32.s64": ("b64", "b32", lambda a: bits32(nearest32(Fraction(signed(a, 64))))),
+    "cvt.rn.bf16.s16": ("b16", "b16", lambda a: to_bfloat(float(signed(a, 16)))),
+    "cvt.rn.f16.u16": ("b16", "b16", lambda a: to_half(float(a))),
+    "cvt.rn.f16.s8": ("b16", "b16", lambda a: to_half(float(signed(a & 255, 8)))),
     "cvt.f32.f16": ("b16", "b32", lambda a: bits32(half(a))),
     "cvt.f32.bf16": ("b16", "b32", lambda a: a << 16),
 }

@@ -270,6 +270,59 @@ def test_a_copy_of_fewer_bytes_is_filled_with_zeros():
     assert ran["y"].reshape(-1, 4).tolist() == [[4 * t, 4 * t + 1, 0, 0] for t in range(32)]
 
 
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_copy_to_where_another_is_on_its_way(waited):
+    """Which of the two arrives last is nowhere said."""
+    again = "cp.async.ca.shared.global [%r2 + 8], [%rd11 + 0], 0x8, 8;"
+    wait = "cp.async.wait_group 0;"
+    ran = copies("cp.async.commit_group;", wait if waited else "", again, "cp.async.commit_group;", wait)
+    assert ran.kinds == (set() if waited else {"race"})
+
+
+def test_copies_side_by_side_are_ordered_by_nothing_and_need_not_be():
+    beside = "cp.async.ca.shared.global [%r2 + 512], [%rd11 + 0], 0x10, 16;"
+    assert not copies("cp.async.commit_group;", beside, "cp.async.commit_group;", "cp.async.wait_group 0;").faults
+
+
+# -------------------------------------------------------------------------------------------- scopes of inline assembly
+
+BYTES_TO_BF16 = """
+mov.u32 %r1, %tid.x;
+mad.wide.u32 %rd10, %r1, 4, %rd1;
+mad.wide.u32 %rd11, %r1, 8, %rd2;
+ld.global.b32 %r4, [%rd10];
+{
+.reg .s8 s<4>;
+.reg .f32 f<4>;
+mov.b32 {s0, s1, s2, s3}, %r4;
+cvt.rn.f32.s8 f0, s0; cvt.rn.f32.s8 f1, s1; cvt.rn.f32.s8 f2, s2; cvt.rn.f32.s8 f3, s3;
+prmt.b32 %r2, f0, f1, 0x7632;
+prmt.b32 %r3, f2, f3, 0x7632;
+}
+{ .reg .b32 s<2>; .reg .pred f0;
+mov.b32 s1, 1;  // } and { in a comment close nothing
+setp.eq.b32 f0, %r1, 0;
+@!f0 st.global.v2.b32 [%rd11], {%r2, %r3};
+@f0 st.global.v2.b32 [%rd11], {s1, s1};
+}
+"""
+
+
+def test_registers_of_inline_assembly_end_with_its_brace():
+    """Triton's own way from int8 to bfloat16; the second scope has the names again, for other types."""
+    x = np.arange(-64, 64, dtype="i1")
+    ran = run(BYTES_TO_BF16, x=x, out=np.zeros(64, "u4"))
+    assert not ran.faults
+    assert ran["out"][:2].tolist() == [1, 1]
+    bf16 = ran["out"].view("u2")[4:].astype("u4") << 16
+    assert bf16.view("f4").tolist() == x[4:].tolist()
+
+
+def test_a_result_that_is_no_register_is_refused_by_line():
+    with pytest.raises(Unsupported, match=r"mov\.b32 that is no register, at probe, PTX line"):
+        run("mov.b32 unknown, 1;")
+
+
 # --------------------------------------------------------------------------------------------------------------- races
 
 SWAP = """

@@ -233,6 +233,8 @@ def _conversion(types: list[str], modes: set[str]) -> Meaning | None:
         return Meaning(("f32", "f32"), "u32", f"pack(f32_to_{one}({{1}}), f32_to_{one}({{0}}))")
     if to in _NARROW and source == "f32" and modes <= {"rn"}:
         return Meaning(("f32",), "u16", f"f32_to_{to}({{0}})")
+    if to in _NARROW and source in ("s8", "u8", "s16", "u16") and modes == {"rn"}:  # exact in float32 first
+        return Meaning((_TYPES[source],), "u16", f"f32_to_{to}({{0}}.astype(f32))")
     if to == "f32" and source in _NARROW and modes <= {"ftz"}:
         return Meaning(("u16",), "f32", _widened(source, "{0}"))
     if to == "tf32" and source == "f32" and modes <= {"rna"}:

@@ -18,7 +18,7 @@ _PARAMETER = re.compile(r"\.param\s+\.(\w+)\s.*?(\w+)\s*[,)\n]")
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
-_GUARD = re.compile(r"@(!?)(%\w+)\s+(.*)", re.DOTALL)
+_GUARD = re.compile(r"@(!?)(%?\w+)\s+(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,7 @@ def parse(text: str) -> Kernel:
     entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*(.*?)\{", text, re.DOTALL)
     if target is None or entry is None:
         raise Unsupported("this is no PTX of one kernel: .target or .visible .entry is missing")
-    end = re.compile(r"^\}", re.MULTILINE).search(text, entry.end())
-    body = text[entry.end() : end.start() if end else len(text)]
+    body = _up_to_its_brace(text[entry.end() :])
     threads = re.search(r"\.reqntid\s+(\d+)", entry[3])
     parameters = [(name, kind) for kind, name in _PARAMETER.findall(entry[2] + "\n")]
     reader = _Reader(entry[1], dict(_FILE.findall(text)), 1 + text[: entry.end()].count("\n"))
@@ -110,11 +109,23 @@ def parse(text: str) -> Kernel:
     return Kernel(entry[1], target[1], parameters, int(threads[1]) if threads else 0, blocks, reader.registers)
 
 
+@dataclass(slots=True)
+class _Scope:
+    """Registers that a pair of braces declares."""
+
+    prefix: str
+    registers: dict[str, str]
+    families: dict[str, str]
+
+
 class _Reader:
     def __init__(self, kernel: str, files: dict[str, str], line: int) -> None:
         self.kernel, self.files, self.line = kernel, files, line
         self.registers: dict[str, str] = {}
         self.families: dict[str, str] = {}
+        self.scopes: list[_Scope] = []
+        """Of inline assembly, the innermost last."""
+        self.opened = 0
         self.targets: set[str] = set()
         self.blocks = [Block()]
         self.known: dict[str, object] = {}
@@ -138,7 +149,8 @@ class _Reader:
         text = f"{self.open} {text}".strip()
         self.open = ""
         while text:
-            if text[0] in "{}":  # a scope of inline assembly
+            if text[0] in "{}":
+                self.scope(text[0])
                 text = text[1:].strip()
                 continue
             label = re.match(r"([$\w]+):(?!:)\s*", text)
@@ -153,6 +165,13 @@ class _Reader:
                 return
             self.statement(statement.strip(), number)
             text = rest.strip()
+
+    def scope(self, brace: str) -> None:
+        if brace == "{":
+            self.opened += 1
+            self.scopes.append(_Scope(f"scope{self.opened}_", {}, {}))
+        elif self.scopes:
+            self.scopes.pop()
 
     def label(self, name: str) -> None:
         if self.blocks[-1].instructions:
@@ -178,15 +197,32 @@ class _Reader:
         return None
 
     def declare(self, kind: str, names: str) -> None:
-        kind = {"f32": "b32", "f64": "b64", "u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}.get(kind, kind)
+        if kind != "pred":  # 8 bits lie in a register of 16
+            width = int(re.sub(r"\D", "", kind.removesuffix("x2"))) * (2 if kind.endswith("x2") else 1)
+            kind = f"b{max(16, width)}"
+        families, registers = self.families, self.registers
+        if self.scopes:
+            families, registers = self.scopes[-1].families, self.scopes[-1].registers
         for name in names.split(","):
             family = re.match(r"(%?\w+)<\d+>", name.strip())
             if family:
-                self.families[family[1]] = kind
+                families[family[1]] = kind
             else:
-                self.registers[name.strip()] = kind
+                registers[name.strip()] = kind
+
+    def local(self, name: str) -> Register | None:
+        """A register that a scope of inline assembly declares, under a name of its own."""
+        for scope in reversed(self.scopes):
+            kind = scope.registers.get(name) or scope.families.get(name.rstrip("0123456789"))
+            if kind:
+                unique = scope.prefix + name.replace("%", "")
+                self.registers[unique] = kind
+                return Register(unique, kind)
+        return None
 
     def register(self, name: str) -> Register | None:
+        if self.scopes and (local := self.local(name)):
+            return local
         kind = self.registers.get(name)
         if kind is None:
             family = re.match(r"(%[a-zA-Z_]+)\d+$", name)
@@ -205,7 +241,7 @@ class _Reader:
             return Address(self.register(base) or Name(base), int(offset, 0) if offset else 0)
         if "|" in text:
             return Vector(tuple(self.operand(part, place) for part in text.split("|")))
-        found = self.known.get(text)
+        found = self.known.get(text) if not self.scopes else self.simple(text, place)
         if found is None:
             found = self.known[text] = self.simple(text, place)
         return found
@@ -223,6 +259,18 @@ class _Reader:
         if re.match(r"[%$\w.]+$", text):
             return Name(text)
         raise Unsupported(f"operand {text!r} is not understood", place)
+
+
+def _up_to_its_brace(text: str) -> str:
+    """What comes before the brace that closes a body; inline assembly has braces of its own, at a line's start too."""
+    depth, taken = 1, []
+    for line in text.split("\n"):
+        code = line.split("//")[0]
+        depth += code.count("{") - code.count("}")
+        if depth <= 0:
+            break
+        taken.append(line)
+    return "\n".join(taken)
 
 
 def _split(text: str) -> list[str]:

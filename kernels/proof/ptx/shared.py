@@ -116,9 +116,24 @@ class Copies:
             lanes = np.ascontiguousarray(packed).view(np.uint8).reshape(*run.shape, width)
             packed = np.where(step < np.broadcast_to(count, run.shape)[..., None], lanes, 0).astype(np.uint8)
             packed = packed.view(WORDS[width])[..., 0]
+        if run.checks:
+            self.check_order(index, to, mask, width)
         poison: np.ndarray = np.full((*run.shape, max(1, width // 4)), POISON[4]).view(WORDS[max(width, 4)])[..., 0]
         run.shared.put(index, to, mask, poison, width)
         self.pending.append((index, to, mask, np.ascontiguousarray(packed), width, self.committed.copy()))
+
+    def check_order(self, index, to, mask, width) -> None:
+        """A thread's own copies are not ordered among themselves: none may go where one of its others is on its way.
+        Those of other threads are races like any."""
+        for issued, before, other, _, size, _ in self.pending:
+            meet = (before.astype(np.int64) < to.astype(np.int64) + width) & (to < before.astype(np.int64) + size)
+            for part in (mask, other):
+                meet = meet if part is None else meet & part
+            if meet.any():
+                byte = int(np.broadcast_to(to, meet.shape)[meet][0])
+                message = f"shared memory at byte {byte} is copied to while an earlier copy to it is on its way"
+                return self.run.fault("race", index, message, issued)
+        return None
 
     def commit(self, index) -> None:
         here = self.run.rows(index)

@@ -189,7 +189,8 @@ class _Writer:
         """target = text, of type `kind`; kept: the text has the guard's doing in it already."""
         if isinstance(target, Name) and target.text == "_":
             return
-        assert isinstance(target, Register), i
+        if not isinstance(target, Register):
+            raise Unsupported(f"a result of {i.opcode} that is no register", i.place)
         plain = _PLAIN[target.kind]
         if _bits(kind) != _bits(plain):
             text, kind = f"({text}).astype({plain})", plain
@@ -246,6 +247,12 @@ class _Writer:
         if not isinstance(target, Vector):
             return self._computed(i)
         whole = "u" + i.opcode.split(".")[1][1:]
+        if len(target.parts) == 4:
+            part = int(whole[1:]) // 4
+            self.emit(f"v = {self.value(source, whole, i)}")
+            for place, to in enumerate(target.parts):
+                self.assign(to, f"(v >> {whole}({place * part})).astype(u{part})", f"u{part}", i)
+            return None
         half = f"u{int(whole[1:]) // 2}"
         self.emit(f"low, high = halves({self.value(source, whole, i)})")
         for part, text in zip(target.parts, ("low", "high"), strict=True):
