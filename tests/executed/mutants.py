@@ -1,6 +1,7 @@
 """Mutations of compiled kernels: a launch is kept, its PTX changed in one place and executed again.
 
-A mutation is noticed by a fault, by a refusal, or by memory that differs from what the kernel leaves as it is.
+A mutation is noticed by a fault, by a refusal, or by memory that differs from what the kernel leaves as it is. One that
+is not noticed is missed, unless these inputs never reach it or a proof of equivalence, below, covers it.
 """
 
 from __future__ import annotations
@@ -78,6 +79,40 @@ KINDS: dict[str, Kind] = {
     "operand of a group turned": Kind(r"(wgmma\.mma_async[^;]*, )(\d);", lambda m: f"{m[1]}{1 - int(m[2])};"),
     "sum begun anew": Kind(r"(add\.f32\s+%\w+), (%\w+), (%\w+);", lambda m: f"{m[1]}, {m[2]}, {m[2]};"),
 }
+_TOUCHING = re.compile(r"^\s*(?:@!?%p\d+ )?((?:bar|cp\.async|wgmma|ld\.shared|st\.shared|ldmatrix|stmatrix)\S*)", re.M)
+"""Instructions that touch shared memory, or order who does."""
+
+
+def _waits_again(before: str, after: str) -> bool:
+    """wgmma.wait_group: waits for all products follow in the same stretch of code, no sum of them used in between.
+
+    The other thing that a product on its way forbids is to overwrite its operands; that is a race, which the machine
+    looks for at every barrier until the wait (Groups.remember). So nothing can tell the two apart.
+    """
+    between, found, _ = after.partition("wgmma.wait_group.sync.aligned 0;")
+    sums = set(re.findall(r"%r\d+", " ".join(re.findall(r"mma_async\S* \{([^}]*)\}", before)[-8:])))
+    code = re.sub(r"//.*", "", between)
+    straight = re.search(r"\bbra\b|^\$L__BB", code, re.M) is None
+    return bool(found) and straight and not sums & set(re.findall(r"%r\d+", code))
+
+
+def _orders_nothing(before: str, after: str) -> bool:
+    """bar.sync between a loop's last product and the copies for a later round, which go to another buffer.
+
+    The copies go to a buffer that an earlier round read. Its last reader was that round's last product, which every
+    warp has waited for in this round (wgmma.wait_group 0 in front of the first use of the sums), and at least one
+    barrier of this round lies behind that wait. Nothing else is touched between this barrier and its neighbours.
+    """
+    label = before.rfind("\n$L__BB")
+    round_ = before[label:]
+    waited = round_.find("wgmma.wait_group.sync.aligned 0;")
+    last, following = _TOUCHING.findall(before)[-1], _TOUCHING.search(after)
+    around = last.startswith("wgmma.commit_group") and following is not None and following[1].startswith("cp.async.c")
+    return around and waited >= 0 and "bar.sync" in round_[waited:]
+
+
+EQUIVALENT = {"a group fewer waited for": _waits_again, "barrier removed": _orders_nothing}
+"""Kind -> proof that a mutation changes nothing, given the PTX before and after the place."""
 MOST = 3
 """Of a kind in one kernel, evenly spread."""
 
@@ -91,6 +126,8 @@ class Mutant:
     """The PTX."""
     probe: str
     """PTX that stores outside of all memory where the change makes a difference to a thread."""
+    equivalent: bool
+    """Whether one of EQUIVALENT covers it."""
 
 
 def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
@@ -104,7 +141,13 @@ def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
                 f"mov.b64 %rd99999, 8;\nmov.b32 %r99999, 0;\n{kind.differs(match)}st.global.b32 [%rd99999], %r99999;\n"
             )
             line = before.count("\n") + 1
-            yield Mutant(name, line, before + kind.change(match) + after, f"{before}{probe}{match[0]}{after}")
+            proof = EQUIVALENT.get(name)
+            proven = proof is not None and proof(before, after)
+            yield Mutant(name, line, before + kind.change(match) + after, f"{before}{probe}{match[0]}{after}", proven)
+
+
+OUTCOMES = ("noticed", "missed", "equivalent", "unreached")
+"""unreached: these inputs make the change none."""
 
 
 class Kept:
@@ -128,10 +171,12 @@ class Kept:
         self.after = self._copy()
 
     def outcome(self, mutant: Mutant) -> str:
-        """noticed, unreached (these inputs make the change none) or missed."""
+        """One of OUTCOMES."""
         if self.noticed(mutant.text):
             return "noticed"
-        return "missed" if self.noticed(mutant.probe) == "bounds" else "unreached"
+        if self.noticed(mutant.probe) != "bounds":
+            return "unreached"
+        return "equivalent" if mutant.equivalent else "missed"
 
     def noticed(self, ptx: str) -> str:
         """By what, executed with this PTX: the kind of fault, refused, numbers; '' where nothing is."""

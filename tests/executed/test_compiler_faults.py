@@ -41,23 +41,29 @@ def test_a_store_and_its_read_back_in_two_layouts_are_noticed():
 
 
 @triton.jit
-def _product_of_masked_numbers(a, mask, b, out):
-    i, j = tl.arange(0, 16), tl.arange(0, 16)
-    at = i[:, None] * 16 + j[None, :]
+def _product_of_masked_numbers(a, mask, b, out, K: tl.constexpr):
+    i, j, k = tl.arange(0, 16), tl.arange(0, 16), tl.arange(0, K)
+    at = i[:, None] * K + k[None, :]
     x = tl.where(tl.load(mask + at) != 0, tl.load(a + at), 0.0)
-    even, odd = tl.split(tl.reshape(tl.join(x, x), (16, 16, 2)))
-    tl.store(out + at, tl.dot((even + odd).to(tl.bfloat16), tl.load(b + at)))
+    even, odd = tl.split(tl.reshape(tl.join(x, x), (16, K, 2)))
+    y = tl.load(b + k[:, None] * 16 + j[None, :])
+    tl.store(out + i[:, None] * 16 + j[None, :], tl.dot((even + odd).to(b.dtype.element_ty), y))
 
 
-def test_a_shallow_product_behind_a_load_of_bytes_is_noticed():
-    """triton#11691: 16 deep is too shallow for the layout that an 8-bit load and a join lead to. Numbers alone tell."""
-    torch.manual_seed(0)
-    a, b = torch.randn(16, 16).bfloat16(), torch.randn(16, 16).bfloat16()
-    mask, out = torch.randint(0, 2, (16, 16), dtype=torch.int8), torch.empty(16, 16)
-    with executed("sm_80"):
-        _product_of_masked_numbers[(1,)](a, mask, b, out)
-    right = torch.allclose(out, 2 * (a * mask).float() @ b.float(), atol=1e-3)
-    assert right == (tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 8))
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "tf32"])
+@pytest.mark.parametrize("depth", [16, 32])
+def test_a_shallow_product_behind_a_load_of_bytes_is_noticed(depth, dtype, chip):
+    """triton#11691: 16 deep is too shallow for the layout that an 8-bit load and a join lead to. The numbers are wrong
+    exactly where the layout says so."""
+    a, b = torch.randint(-3, 4, (16, depth)).to(dtype), torch.randint(-3, 4, (depth, 16)).to(dtype)
+    mask, out = torch.randint(0, 2, (16, depth), dtype=torch.int8), torch.empty(16, 16)
+    with executed(chip, raising=False) as machine:
+        _product_of_masked_numbers[(1,)](a, mask, b, out, K=depth)
+    right = torch.equal(out, 2 * (a * mask).float() @ b.float())
+    assert right == (depth == 32 or tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 8))
+    assert [fault.kind for fault in machine.faults] == ([] if right else ["product"])
+    assert right or "test_compiler_faults.py:" in str(machine.faults[0])
 
 
 @triton.jit
@@ -78,6 +84,24 @@ def _turned(x, out, N: tl.constexpr):
     i, j = tl.arange(0, N), tl.arange(0, N)
     tile = tl.load(x + i[:, None] * N + j[None, :])
     tl.store(out + i[:, None] * N + j[None, :], tl.trans(tile))
+
+
+@triton.jit
+def _product_with_bytes(a, b, out, N: tl.constexpr):
+    i, j = tl.arange(0, N), tl.arange(0, N)
+    at = i[:, None] * N + j[None, :]
+    tl.store(out + at, tl.dot(tl.load(a + at).to(b.dtype.element_ty), tl.load(b + at)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+def test_a_product_of_bytes_and_a_wider_type(chip, dtype):
+    """The conversion, one for each chip, is inline assembly with registers of its own."""
+    a, b = torch.randint(-128, 128, (32, 32), dtype=torch.int8), torch.randint(-9, 10, (32, 32)).to(dtype)
+    out = torch.empty(32, 32)
+    with executed(chip):
+        _product_with_bytes[(1,)](a, b, out, N=32)
+    assert torch.equal(out, a.float() @ b.float())
 
 
 @pytest.mark.parametrize("chip", ["sm_60", "sm_75", "sm_80", "sm_90", "sm_120"])

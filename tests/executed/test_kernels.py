@@ -79,9 +79,9 @@ def test_every_kernel_on_every_chip(problem, chip, dtype):
 
 
 @pytest.mark.executed
-@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.keys < 9000][::3], ids=str)
-def test_larger_problems_on_a_chip_that_takes_the_instructions_of_sm_80(problem):
-    check(problem, "sm_120", torch.bfloat16)
+@cases([(p, "sm_120", "bf16") for p in PROBLEMS if p.keys < 9000][::3])
+def test_larger_problems_on_a_chip_whose_instructions_are_those_of_an_older_one(problem, chip, dtype):
+    check(problem, chip, DTYPES[dtype])
 
 
 @pytest.mark.parametrize("keys", [16, 30])

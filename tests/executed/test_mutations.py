@@ -2,15 +2,16 @@
 
 The share noticed of those that make a difference to some thread is printed (pytest -s) and held. Most that are missed
 change nothing that is stored: a load without its guard whose value a select leaves out, equal sizes of two sums,
-shuffles among rows that do not exist. A wait for the last copies that leaves one group out is missed as well.
+shuffles among rows that do not exist.
 """
 
+import json
 from collections import Counter
 
 import pytest
 import torch
 from gpu.problems import _attention, _feed_forward, _norms
-from mutants import KINDS, kept_launches, mutants
+from mutants import EQUIVALENT, KINDS, OUTCOMES, kept_launches, mutants
 
 PROBLEMS = {
     "attention, long rows": _attention(1, 1, 127, 300, 64, 64, causal=True, causal_offset=150, mask="bool", p=0.1),
@@ -24,11 +25,14 @@ SUBJECTS = [
     ("attention, long rows", "sm_90", torch.bfloat16),
     ("attention, short rows", "sm_60", torch.float16),
     ("attention, short rows", "sm_80", torch.bfloat16),
+    ("attention, short rows", "sm_90", torch.bfloat16),
     ("masked softmax", "sm_60", torch.float16),
     ("masked softmax", "sm_80", torch.float32),
+    ("masked softmax", "sm_90", torch.float32),
     ("layer norm", "sm_60", torch.float32),
     ("layer norm", "sm_80", torch.bfloat16),
     ("layer norm", "sm_90", torch.bfloat16),
+    ("feed-forward", "sm_60", torch.float16),
     ("feed-forward", "sm_80", torch.bfloat16),
     ("feed-forward", "sm_90", torch.bfloat16),
 ]
@@ -46,9 +50,34 @@ def test_most_mutations_are_noticed(name, chip, dtype, record_property):
             outcomes[mutant.kind][outcome] += 1
             if outcome == "missed":
                 print(f"{launch.name}: {mutant.kind}, line {mutant.line}: {launch.line(mutant.line)}")
-    record_property("mutations", {kind: dict(found) for kind, found in outcomes.items() if found})
     total = sum(outcomes.values(), Counter())
+    subject = {"subject": name, "chip": chip, "dtype": str(dtype).removeprefix("torch.")}
+    record_property("mutations", json.dumps({**subject, **{outcome: total[outcome] for outcome in OUTCOMES}}))
     share = total["noticed"] / (total["noticed"] + total["missed"])
     print(f"{name}, {chip}: {share:.0%} noticed, {dict(total)}")
     assert total["noticed"] > 30
     assert share >= LEAST
+
+
+PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, 0, 1, 1, 0, 0;\n"
+WAIT = "wgmma.wait_group.sync.aligned 0;\n"
+LOOP = "$L__BB0_2:\n" + WAIT + "bar.sync 0;\n" + PRODUCT + "wgmma.commit_group.sync.aligned;\n"
+COPY = "cp.async.cg.shared.global [ %r3 + 0 ], [ %rd3 + 0 ], 0x10, %r4;\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "proven"),
+    [
+        ("a group fewer waited for", PRODUCT, "add.f32 %r5, %r6, %r7;\n" + WAIT, True),
+        ("a group fewer waited for", PRODUCT, "add.f32 %r5, %r2, %r7;\n" + WAIT, False),
+        ("a group fewer waited for", PRODUCT, "bra $L__BB0_2;\n" + WAIT, False),
+        ("a group fewer waited for", PRODUCT, "add.f32 %r5, %r6, %r7;\n", False),
+        ("barrier removed", LOOP, "add.s32 %r3, %r4, 8;\n" + COPY, True),
+        ("barrier removed", LOOP, "ld.shared.b32 %r3, [%r4];\n" + COPY, False),
+        ("barrier removed", LOOP.replace("bar.sync 0;\n", ""), COPY, False),
+        ("barrier removed", LOOP.replace(WAIT, ""), COPY, False),
+        ("barrier removed", LOOP + "st.shared.b32 [%r4], %r3;\n", COPY, False),
+    ],
+)
+def test_what_is_proven_equivalent(kind, before, after, proven):
+    assert EQUIVALENT[kind]("$L__BB0_1:\n" + before, after) == proven

@@ -25,6 +25,7 @@ from triton import knobs
 
 from fasttfm.kernels.launch import interpreted
 from fasttfm.kernels.proof.ptx.faults import Fault, FaultyKernel, Unsupported
+from fasttfm.kernels.proof.ptx.layouts import compiled_form, shallow_products
 from fasttfm.kernels.proof.ptx.memory import POISON, buffers
 from fasttfm.kernels.proof.ptx.parse import parse
 from fasttfm.kernels.proof.ptx.run import Code, Launch, parameters_of
@@ -63,12 +64,15 @@ class Machine(StandIn):
         )
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        shallow = shallow_products(metadata.name, compiled_form(source, metadata))
+
         def start(x, y, z, stream, function, packed, about, enter, leave, *arguments):
             running = triton.runtime.driver.active
             if not isinstance(running, Machine):
                 raise RuntimeError("a kernel that executed() compiled is launched outside of it")
             if enter is not None:
                 enter(about)
+            running.report(shallow)
             running.execute((x, y, z), source, metadata, function, arguments)
             if leave is not None:
                 leave(about)
@@ -93,7 +97,9 @@ class Machine(StandIn):
         took = time.perf_counter() - began
         self.launches.append(Done(metadata.name, grid, launch.threads, len(code.instructions), took))
         self.notes += [fault for fault in found if fault.kind == "redundant"]
-        faults = [fault for fault in found if fault.kind != "redundant"]
+        self.report([fault for fault in found if fault.kind != "redundant"])
+
+    def report(self, faults: list[Fault]) -> None:
         self.faults += faults
         if faults and self._raising:
             raise FaultyKernel(faults)

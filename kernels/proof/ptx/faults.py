@@ -12,6 +12,7 @@ KINDS = {
     "programs": "two programs touch one place, one of them writing",
     "unwritten": "a read of memory that nobody wrote, or of a copy that was not waited for",
     "value": "threads of one instruction store different values at one place",
+    "product": "a product in a layout deeper than itself, which the compiler multiplies wrongly",
 }
 
 
@@ -21,12 +22,13 @@ class Place:
 
     kernel: str
     line: int
-    """In the PTX text, from 1."""
+    """In the PTX text, from 1; 0 for what PTX does not show."""
     python: str
     """file.py:line:column, and where that was inlined, as .loc says."""
 
     def __str__(self) -> str:
-        return f"{self.kernel}, PTX line {self.line}" + (f", {self.python}" if self.python else "")
+        parts = (self.kernel, f"PTX line {self.line}" if self.line else "", self.python)
+        return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
