@@ -43,9 +43,9 @@ tests: install
 
 test: lint types tests
 
-# The PTX of every kernel executed on a CPU, for every chip and dtype, and mutations of it; about an hour, no GPU needed.
+# The PTX of every kernel executed on a CPU, for every chip and dtype, and mutations of it, recorded; no GPU needed.
 executed: install
-	@TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "executed or not executed" tests/executed
+	@$(BIN)/python -m benchmarks.executed --workers $(WORKERS)
 
 format: install
 	@$(BIN)/ruff check --fix .

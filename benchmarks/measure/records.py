@@ -1,8 +1,8 @@
 """What a line of benchmarks/results says: its schema, how a file of them is written, read and checked.
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
-(end_to_end, operator_overhead, launch_overhead, launch_counts, workers, preparing, the examples) keep their fields and
-have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, for other tools to read:
+(end_to_end, operator_overhead, launch_overhead, launch_counts, executed, workers, preparing, the examples) keep their
+fields and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, for others to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -156,6 +156,37 @@ WORKERS = _object(
 PREPARING = _object({"benchmark": {"const": "preparing"}, "measured": _ROWS, "machine": MACHINE})
 """Seconds and peak memory by pairs, written by `python -m benchmarks.preparing`."""
 
+EXECUTED = _object(
+    {
+        "benchmark": {"const": "executed"},
+        "chip": _TEXT,
+        "cases": _AT_LEAST_ONE,
+        "passed": _COUNT,
+        "failed": {"type": "array", "items": _TEXT},
+        "mutations": {
+            "type": "array",
+            "items": _object(
+                {
+                    "subject": _TEXT,
+                    "chip": _TEXT,
+                    "dtype": _TEXT,
+                    "noticed": _COUNT,
+                    "missed": _COUNT,
+                    "equivalent": _COUNT,
+                    "unreached": _COUNT,
+                }
+            ),
+        },
+        "seconds": _POSITIVE,
+        "workers": _AT_LEAST_ONE,
+        "machine": MACHINE,
+    }
+)
+"""Cases of kernels whose PTX was executed on a CPU, written by `python -m benchmarks.executed`, a line a chip.
+
+Of mutations of a subject's PTX: noticed or missed; equivalent, which provably change nothing that is stored; unreached,
+which make no difference to any thread with these inputs."""
+
 EXAMPLE = _object(
     {"example": _TEXT, "seed": {"type": "integer"}, "updates": _COUNT, "errors": _OVERHEAD, **_MACHINE_FIELDS},
     more=True,
@@ -168,6 +199,7 @@ SCHEMAS = {
     "operator_overhead": OPERATOR_OVERHEAD,
     "launch_overhead": LAUNCH_OVERHEAD,
     "launch_counts": LAUNCH_COUNTS,
+    "executed": EXECUTED,
     "workers": WORKERS,
     "preparing": PREPARING,
     "example": EXAMPLE,
