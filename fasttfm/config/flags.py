@@ -41,14 +41,14 @@ def _placeholder(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "|".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        return ",".join(map(_placeholder, typing.get_args(kind)))
+        return ",".join("…" if each is ... else _placeholder(each) for each in typing.get_args(kind))
     names = {int: "N", float: "X", str: "TEXT"}
     return names.get(kind) or names[next(option for option in typing.get_args(kind) if option in names)]
 
 
 def _show_default(value: Any) -> str:
     if isinstance(value, tuple):
-        shown = ",".join(map(str, value))
+        shown = ",".join(map(str, value)) or "none"
     else:
         shown = str(value).lower() if value is None or isinstance(value, bool) else str(value)
     return f"default: {shown}"

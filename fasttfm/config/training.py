@@ -26,6 +26,10 @@ class TrainingConfig:
     """Highest learning rate, reached after warmup_updates (schedule noam computes its own)."""
     noam_scale: float = 1.0
     """Factor before d_model^-0.5 * min(step^-0.5, step * warmup_updates^-1.5); the paper 1, tensor2tensor 2."""
+    rates: tuple[str, ...] = ()
+    """Parts of the model that learn at another rate, such as encoder.*=0.1,*embedding.weight=0: parameters whose name
+    fits the pattern take that many times the learning rate; 0 leaves them as they are. Of several that fit, the last
+    counts."""
     warmup_updates: int = 4000
     """Updates over which the learning rate rises from 0."""
     adam_betas: tuple[float, float] = (0.9, 0.98)
@@ -40,6 +44,9 @@ class TrainingConfig:
     """Probability mass of the target spread over the vocabulary."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of the matrix products; weights and statistics stay fp32, fp16 scales the loss."""
+    checkpoint_activations: bool = False
+    """Keep only what each layer begins with and compute the rest again in the backward pass: the same gradients with
+    less memory, for a third more time."""
     ema_decay: float = 0.0
     """Per-update decay of a moving average of the weights, which is then what is validated and saved; 0: none."""
     max_update: int = 100_000
@@ -107,6 +114,8 @@ class TrainingConfig:
             self.keep_interval_updates == -1 or self.keep_interval_updates >= 1,
             "must be at least 1, or -1 to keep all",
         )
+        for rate in self.rates:
+            _require(self, "rates", _is_rate(rate), "must be pattern=number of at least 0, such as encoder.*=0.1")
         if self.schedule == "noam":
             _require(self, "warmup_updates", self.warmup_updates >= 1, "must be at least 1 with schedule noam")
         if self.schedule == "cosine":
@@ -124,6 +133,14 @@ class TrainingConfig:
                 f"must be at most keep_interval_updates ({self.keep_interval_updates}): older checkpoints are gone"
             )
             _require(self, "average_last", False, message)
+
+
+def _is_rate(rate: str) -> bool:
+    pattern, _, factor = rate.rpartition("=")
+    try:
+        return bool(pattern) and math.isfinite(float(factor)) and float(factor) >= 0
+    except ValueError:
+        return False
 
 
 def _require(config: TrainingConfig, name: str, holds: bool, rule: str) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fasttfm.blocks.attention import Attention, Lengths, attend
 from fasttfm.blocks.cache import DecoderCache, LayerCache
@@ -164,6 +166,8 @@ class Stack(nn.Module):
         self.layers: Any = nn.ModuleList(layers)
         self.norm = norm
         self.first_site = first_site
+        self.checkpoint_activations = False
+        """Whether a layer keeps nothing but what it is given and is computed again in the backward pass."""
 
     @property
     def sites(self) -> int:
@@ -181,9 +185,14 @@ class Stack(nn.Module):
                 last = number == len(self.layers) - 1
                 ends_bare = layer.norm_first and last and self.norm is None
                 stream = Residual.of(stream, layer.norm_first)._replace(ends_bare=ends_bare)
-                stream = layer(stream, *inputs, **options)
+            elif isinstance(stream, Residual):
+                stream = stream.value()
+            if self.checkpoint_activations and cache is None and torch.is_grad_enabled():
+                # our dropouts are drawn from the seed; those of another layer from torch's generator
+                others = not untouched(layer, LAYER)
+                stream = checkpoint(layer, stream, *inputs, use_reentrant=False, preserve_rng_state=others, **options)
             else:
-                stream = layer(stream.value() if isinstance(stream, Residual) else stream, *inputs, **options)
+                stream = layer(stream, *inputs, **options)
         if isinstance(stream, Residual):
             return stream.value(self.norm)
         return stream if self.norm is None else self.norm(stream)

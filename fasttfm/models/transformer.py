@@ -73,6 +73,11 @@ class Transformer(nn.Module):
     def _final_norm(self) -> nn.LayerNorm | None:
         return nn.LayerNorm(self.config.d_model, self.config.layer_norm_eps) if self.config.final_norm else None
 
+    def checkpoint_activations(self, enabled: bool = True) -> None:
+        """Let layers keep only what they are given, and be computed again in the backward pass: less memory, the same
+        gradients bit by bit."""
+        self.encoder.checkpoint_activations = self.decoder.checkpoint_activations = enabled
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws fresh weights as config.init says; biases 0 and norms 1 under xavier."""
@@ -177,7 +182,8 @@ class Transformer(nn.Module):
         self, source: Tensor, target: Tensor, source_lengths: Any, target_lengths: Any
     ) -> contextlib.AbstractContextManager[None]:
         """The pass with its launches merged, where that is of use."""
-        if torch.compiler.is_compiling():
+        # a layer that is computed again reads the parameters themselves
+        if torch.compiler.is_compiling() or self.encoder.checkpoint_activations:
             return contextlib.nullcontext()
         from_source, from_target = _rows(source, source_lengths), _rows(target, target_lengths)
         return merged(Work(self.encoder, from_source), Work(self.decoder, from_target, from_source))

@@ -1,4 +1,4 @@
-"""The record of a run: train.log.jsonl, one JSON object a line, and the same numbers for TensorBoard.
+"""The record of a run: train.log.jsonl, one JSON object a line.
 
     {"kind": "train", "step": 50, "epoch": 1, "loss": 8.1, "nll": 7.9, "lr": 6.25e-05, "tokens_per_second": 9100, …}
     {"kind": "valid", "step": 1000, "loss": 4.2, "nll": 2.6, "bleu": 12.3, "best": true, …}
@@ -13,12 +13,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
-import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from fasttfm.errors import UserError
 from fasttfm.files import replace_file
 
 LOG_FILE = "train.log.jsonl"
@@ -40,9 +37,9 @@ def read_log(model_dir: str | Path) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """Appends records to train.log.jsonl and, if asked, to a TensorBoard event file below MODEL/tensorboard."""
+    """Appends records to train.log.jsonl."""
 
-    def __init__(self, model_dir: Path, tensorboard: bool, resume_step: int, validated: int | None = None) -> None:
+    def __init__(self, model_dir: Path, resume_step: int, validated: int | None = None) -> None:
         """resume_step: update that the run goes on from; records of later ones and of an average are removed.
 
         validated: update of the last validation that the checkpoint knows of, resume_step when None; it is earlier when
@@ -65,62 +62,20 @@ class RunLog:
         kept = [r for r in records if r["step"] <= newest.get(r["kind"], -1)]
         replace_file(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self._file: TextIO = self.path.open("a", encoding="utf-8")
-        self._events = _EventFile(model_dir / "tensorboard", resume_step) if tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; numbers that are not finite are written as null."""
         plain = {key: None if isinstance(value, float) and value != value else value for key, value in record.items()}
         self._file.write(json.dumps(plain) + "\n")
         self._file.flush()
-        if self._events is not None:
-            self._events.write(record)
 
     def flush(self) -> None:
         """Put everything on the disk; done before a checkpoint is saved, which counts on these records."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file."""
         self._file.close()
-        if self._events is not None:
-            self._events.close()
-
-
-class _EventFile:
-    """Scalars as TensorBoard reads them, written at once.
-
-    torch's SummaryWriter writes them in a thread, which tells of a full disk by a traceback of its own.
-    """
-
-    def __init__(self, folder: Path, resume_step: int) -> None:
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError as error:
-            raise UserError(f"tensorboard cannot be used ({error}): install it, or give --no-tensorboard") from error
-        self._event, self._summary = Event, Summary
-        folder.mkdir(exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = RecordWriter((folder / name).open("ab", buffering=0))
-        self._put(file_version="brain.Event:2")
-        if resume_step:  # hides what a killed session wrote behind the checkpoint
-            self._put(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START))
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Every number of a record as a scalar of its step."""
-        values = [
-            self._summary.Value(tag=f"{record['kind']}/{key}", simple_value=value)
-            for key, value in record.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step"
-        ]
-        self._put(step=record["step"], summary=self._summary(value=values))
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _put(self, **fields: Any) -> None:
-        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
 
 def _unused_name(path: Path) -> Path:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttfm.memory import peak_memory
+from fasttfm.training.callback import Callback
 from fasttfm.training.log import RunLog
 from fasttfm.training.progress import Progress
 from fasttfm.training.schedule import learning_rate
+from fasttfm.training.tensorboard import TensorBoard
 from fasttfm.training.throughput import Throughput
 from fasttfm.wording import counted
 
@@ -22,13 +25,15 @@ _HOPELESS = 10
 
 
 class Recorder:
-    """Writes the records of one session and shows its progress."""
+    """Writes the records of one session, shows its progress and calls the callbacks."""
 
-    def __init__(self, model_dir: Path, updates: Updates) -> None:
+    def __init__(self, model_dir: Path, updates: Updates, callbacks: Sequence[Callback] = ()) -> None:
         config, position = updates.config, updates.position
         self.model_dir = model_dir
         self.updates = updates
-        self.log = RunLog(model_dir, config.tensorboard, position.step, position.validated)
+        self.log = RunLog(model_dir, position.step, position.validated)
+        self._tensorboard = TensorBoard(model_dir / "tensorboard", position.step) if config.tensorboard else None
+        self._callbacks = [*([self._tensorboard] if self._tensorboard else []), *callbacks]
         self.progress = Progress()
         self._throughput = Throughput()
         self._is_hopeless = False
@@ -63,13 +68,13 @@ class Recorder:
             record["gradient_norm"] = norm / sums.updates
         if config.precision == "fp16":
             record["loss_scale"] = updates.optimization.scaler.get_scale()
-        self.log.write(record)
+        self._log(record)
         self.progress.train(record, share, seconds_left)
         self._warn(record)
 
     def skipped(self, update: Skipped) -> None:
         """Record an update that changed nothing; the pairs are those of the prepared data, counted from 0."""
-        self.log.write({"kind": "skipped", "step": update.step, "pairs": update.pairs})
+        self._log({"kind": "skipped", "step": update.step, "pairs": update.pairs})
         self.progress.say(
             f"warning: update {update.step:,} was skipped: the gradient of its {counted(len(update.pairs), 'pair')} "
             f"({self.log.path.name} names them) was not finite"
@@ -85,10 +90,22 @@ class Recorder:
         """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
         self._score("average", score, step, "valid.average.txt", {"average_of": steps})
 
+    def saved(self, checkpoint: Path) -> None:
+        """A checkpoint is whole and on the disk."""
+        for callback in self._callbacks:
+            callback.on_save(checkpoint)
+
     def close(self) -> None:
         """Close the log and leave the terminal."""
         self.progress.close()
         self.log.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _log(self, record: dict[str, Any]) -> None:
+        self.log.write(record)
+        for callback in self._callbacks:
+            callback.on_log(record)
 
     def _score(self, kind: str, score: Validation, step: int, file: str, more: dict[str, Any]) -> None:
         record = {"kind": kind, "step": step, "loss": score.loss, "nll": score.nll, "perplexity": score.perplexity}
@@ -98,7 +115,10 @@ class Recorder:
             folder.mkdir(exist_ok=True)
             text = "".join(f"{line}\n" for line in score.translations)
             (folder / file).write_text(text, encoding="utf-8")
-        self.log.write({**record, **more})
+        record |= more
+        self.log.write(record)
+        for callback in self._callbacks:
+            callback.on_validate(record, score.translations)
 
     def _warn(self, record: dict[str, Any]) -> None:
         guessing = math.log(self.updates.model.config.vocab_size)

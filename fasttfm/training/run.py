@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fasttfm.locks import locked
 from fasttfm.memory import limit_remedy
 from fasttfm.models import Transformer
 from fasttfm.training.average import average_last
+from fasttfm.training.callback import Callback
 from fasttfm.training.progress import tell
 from fasttfm.training.trainer import Trainer
 from fasttfm.training.updates import AUTOCAST
@@ -51,11 +53,13 @@ def train(
     *,
     init_from: Path | None = None,
     settings: str = "",
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome | None:
     """Train, or go on training, a model on prepared data into `model_dir`.
 
     values: from fasttfm.config.gather. device: None takes a GPU if there is one. init_from: a checkpoint, or a model
     directory whose best one is meant, with whose weights a new run begins. settings: of the process, to be shown.
+    callbacks: called by rank 0.
     Started by torchrun, the processes train together; all but rank 0 get None.
     Raises UserError for anything that the caller can put right; Stopped, a KeyboardInterrupt, with a line for the user
     after Ctrl-C, SIGTERM or SIGHUP.
@@ -68,13 +72,13 @@ def train(
         config = _with_vocabulary(values, data)
         _set_threads(config.training.threads, device)
         if not workers.is_first:
-            return _train(config, data, model_dir, device, workers, init_from, settings)
+            return _train(config, data, model_dir, device, workers, init_from, settings, ())
         refuse_strangers(model_dir)
         try:
             with locked(model_dir):
                 prepare_model_dir(model_dir, config, data)
                 workers.wait()
-                return _train(config, data, model_dir, device, workers, init_from, settings)
+                return _train(config, data, model_dir, device, workers, init_from, settings, callbacks)
         except (OSError, MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise _out_of_memory(config, device) from error
@@ -103,13 +107,14 @@ def _train(
     workers: Workers,
     init_from: Path | None,
     settings: str,
+    callbacks: Sequence[Callback],
 ) -> Outcome | None:
     torch.manual_seed(config.training.seed)
     model = Transformer(config.model).to(device)
     if workers.is_first and init_from is not None and not saved_steps(model_dir):
         _begin_with(model, init_from, model_dir)
     verification = data.verify() if workers.is_first else None
-    trainer = _trainer(model, config, data, model_dir, device, verification, workers)
+    trainer = _trainer(model, config, data, model_dir, device, verification, workers, callbacks)
     if workers.is_first:
         tell(_summary(model, trainer.updates.batches, model_dir, device, workers) + settings)
     reason = trainer.run()
@@ -159,6 +164,7 @@ def _trainer(
     device: torch.device,
     verification: Verification | None,
     workers: Workers,
+    callbacks: Sequence[Callback],
 ) -> Trainer:
     recipe, batching = config.training, config.data
     try:
@@ -195,6 +201,7 @@ def _trainer(
         device=device,
         verification=verification,
         workers=workers,
+        callbacks=callbacks,
     )
 
 

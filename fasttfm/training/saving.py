@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
 from fasttfm.checkpoints.ownership import recover
 from fasttfm.checkpoints.steps import checkpoints_folder, prune, saved_steps, step_folder, way_on
@@ -28,7 +30,8 @@ class Saving:
     model: Transformer
     updates: Updates
     saved: tuple[int, int] = (0, 0)
-    """Step and last validation at the newest checkpoint."""
+    """Step and last validation at the newest checkpoint, which may be on its way to the disk."""
+    background: Background = field(default_factory=Background)
 
     def is_due(self) -> bool:
         """Whether anything has changed since the newest checkpoint."""
@@ -36,29 +39,33 @@ class Saving:
         return position.step > 0 and (position.step, position.validated) != self.saved
 
     def save(self, seconds: float) -> None:
-        """Save a checkpoint and delete those that are not kept. seconds: time spent, earlier sessions included.
+        """Begin to save a checkpoint, and then to delete those that are not kept. Training may go on meanwhile.
 
-        Called by rank 0. Raises DivergedWeights, and saves nothing, when a weight is not finite.
+        seconds: time spent, earlier sessions included. Called by rank 0. Raises DivergedWeights, and saves nothing,
+        when a weight is not finite, and what saving the one before raised.
         """
         position, optimization = self.updates.position, self.updates.optimization
         optimization.swap_average()  # what is saved as the model is what was validated
         try:
-            weights = {name: tensor.detach().clone() for name, tensor in model_weights(self.model).items()}
+            weights = _copied(model_weights(self.model))
         finally:
             optimization.swap_average()
         if not all(map(is_finite, weights.values())):
             raise DivergedWeights
-        meta = {
-            "step": position.step,
-            "epoch": position.epoch + 1,
-            "best_step": position.best[0][1] if position.best else None,
-            "previous_step": max((step for step in saved_steps(self.model_dir) if step < position.step), default=None),
-            "vocabulary": vocabulary_digest(self.model_dir),
-        }
-        state = TrainingState(tensors=self.updates.tensors(), values=self.updates.values(seconds))
-        save_checkpoint(step_folder(self.model_dir, position.step), weights, meta, state)
-        keep = self.updates.config.keep_interval_updates
-        prune(self.model_dir, keep, {step for _, step in position.best})
+        state = TrainingState(tensors=_copied(self.updates.tensors()), values=self.updates.values(seconds))
+        step, best = position.step, [step for _, step in position.best]
+        meta: dict[str, Any] = {"step": step, "epoch": position.epoch + 1, "best_step": best[0] if best else None}
+
+        def write() -> Path:
+            earlier = [each for each in saved_steps(self.model_dir) if each < step]
+            meta["previous_step"] = max(earlier, default=None)
+            meta["vocabulary"] = vocabulary_digest(self.model_dir)
+            folder = step_folder(self.model_dir, step)
+            save_checkpoint(folder, weights, meta, state)
+            prune(self.model_dir, self.updates.config.keep_interval_updates, set(best))
+            return folder
+
+        self.background.start(write)
 
     def mark(self) -> None:
         """The state as it is has been saved, by this rank or by rank 0."""
@@ -99,6 +106,11 @@ class Saving:
             return read_weights(checkpoint), read_state(checkpoint), checkpoint
         except DamagedCheckpoint as error:
             raise UserError(f"{error.problem}; {way_on(self.model_dir)}") from error
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as they are now, on the CPU."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 class DivergedWeights(ArithmeticError):

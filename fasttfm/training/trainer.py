@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,6 +16,7 @@ from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
 from fasttfm.errors import Stopped, UserError
 from fasttfm.folders import Verification
+from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.recorder import Recorder
 from fasttfm.training.saving import DivergedWeights, Saving
@@ -44,6 +46,7 @@ class Trainer:
         device: torch.device,
         verification: Verification | None = None,
         workers: Workers | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """validator, verification: used by rank 0. workers: the ranks that train together; None for this process alone.
 
@@ -57,6 +60,7 @@ class Trainer:
         self.updates = Updates(model, batches, config, device, self.workers)
         self.saving = Saving(model_dir=model_dir, model=model, updates=self.updates)
         self.verification = verification
+        self.callbacks = callbacks
         self.last_score: Validation | None = None
         self._started = time.monotonic()
         self._elapsed = 0.0
@@ -72,19 +76,20 @@ class Trainer:
         self.model.train()
         self.updates.rehearse()
         self._started = time.monotonic()
-        self._recorder = Recorder(self.model_dir, self.updates) if self.workers.is_first else None
+        self._recorder = Recorder(self.model_dir, self.updates, self.callbacks) if self.workers.is_first else None
         if before is not None and before != self.workers.size:
             self._tell_of_other_workers(before)
         try:
             with Interruption() as interruption:
                 return self._loop(interruption)
         finally:
+            self.saving.background.leave()
             if self._recorder is not None:
                 self._recorder.close()
 
     def record_average(self, score: Validation, steps: list[int]) -> None:
         """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
-        recorder = Recorder(self.model_dir, self.updates)
+        recorder = Recorder(self.model_dir, self.updates, self.callbacks)
         recorder.average(score, self.updates.position.step, steps)
         recorder.close()
 
@@ -100,6 +105,8 @@ class Trainer:
                 reason = reason or self._reason_to_stop()
             if improved or stopping or self._is_due(config.save_interval_updates, reason, at_end=True):
                 self._save(is_last=reason is not None)
+            if stopping or reason:
+                self._look_at_saved(wait=True)
             if stopping:
                 saved = "which is saved" if position.step else "nothing to save yet"
                 raise Stopped(
@@ -107,6 +114,7 @@ class Trainer:
                 )
             if reason:
                 return reason
+            self._look_at_saved()
             if self.updates.perform(lambda: interruption.requested):
                 if self.updates.device.type == "cpu":  # which has nothing to wait for
                     self._look_at_skipped()
@@ -237,7 +245,17 @@ class Trainer:
             except DivergedWeights:
                 self._give_up(math.nan, "a weight")
         self.saving.mark()
-        self.workers.wait()  # or a launcher that sees one rank end would stop rank 0 while it saves
+
+    def _look_at_saved(self, wait: bool = False) -> None:
+        """Tell of checkpoints that are on the disk; wait: for the one that is being written, too.
+
+        Raises UserError where one could not be written.
+        """
+        for checkpoint in self.saving.background.written(wait):
+            if self._recorder is not None:
+                self._recorder.saved(checkpoint)
+        if wait:
+            self.workers.wait()  # or a launcher that sees one rank end would stop rank 0 while it saves
 
     def _look_at_skipped(self) -> None:
         """Record the updates whose gradient was not finite; UserError when that does not end, or fp16 has no room."""
@@ -255,6 +273,7 @@ class Trainer:
 
     def _give_up(self, value: float, what: str = "the loss") -> NoReturn:
         """Raise UserError, with the last good checkpoint."""
+        self.saving.background.written(wait=True)
         saved = saved_steps(self.model_dir)
         kept = f"the checkpoint of update {saved[-1]:,} is kept" if saved else "no checkpoint was saved yet"
         raise UserError(

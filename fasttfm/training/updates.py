@@ -94,6 +94,7 @@ class Updates:
         self.config = config
         self.device = device
         self.autocast = AUTOCAST[config.precision]
+        model.checkpoint_activations(config.checkpoint_activations)
         self.optimization = Optimization(model, config, device)
         self.position = Position()
         self.sums = Sums()

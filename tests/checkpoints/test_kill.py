@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import save_checkpoint
 from fasttfm.checkpoints.steps import step_folder
 
@@ -21,6 +22,12 @@ from fasttfm.checkpoints.ownership import recover
 from fasttfm.checkpoints.steps import prune, resolve_checkpoint, saved_steps, step_folder
 from fasttfm.training.average import average_last
 
+def save_beside_training(folder, step, value):
+    from fasttfm.checkpoints.background import Background
+    background = Background()
+    background.start(lambda: save(folder, step, value))
+    background.written(wait=True)
+
 def save(folder, step, value):
     state = TrainingState(tensors={"moment": torch.full((500,), value)}, values={})
     meta = {"step": step, "best_step": step}
@@ -31,6 +38,7 @@ BEFORE = [(1, 1.0), (2, 2.0), (3, 3.0)]  # of which the first is pruned
 SCENARIOS = {  # what is killed -> weights that each step may have then
     "first": ([], lambda folder: save(folder, 4, 4.0), {4: [4.0]}),
     "next": (BEFORE, lambda folder: save(folder, 4, 4.0), {2: [2.0], 3: [3.0], 4: [4.0]}),
+    "beside": (BEFORE, lambda folder: save_beside_training(folder, 4, 4.0), {2: [2.0], 3: [3.0], 4: [4.0]}),
     "again": (BEFORE, lambda folder: save(folder, 3, 30.0), {2: [2.0], 3: [3.0, 30.0]}),
     "average": (BEFORE, lambda folder: average_last(folder, 2), {2: [2.0], 3: [3.0]}),
 }
@@ -90,7 +98,7 @@ print(number - 1)
 """
 
 
-@pytest.mark.parametrize("scenario", ["first", "next", "again", "average"])
+@pytest.mark.parametrize("scenario", ["first", "next", "beside", "again", "average"])
 def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, scenario):
     command = [sys.executable, "-c", EVERY_CALL, str(tmp_path), scenario]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -98,7 +106,8 @@ def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, sc
     assert int(done.stdout) >= 15  # calls
 
 
-def test_files_are_on_the_disk_before_they_get_their_names(tmp_path, monkeypatch):
+@pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside training"])
+def test_files_are_on_the_disk_before_they_get_their_names(tmp_path, monkeypatch, beside):
     """A power cut keeps any of the writes that were not synced: so the order of the calls is what protects."""
     paths, calls = {}, []
 
@@ -115,7 +124,10 @@ def test_files_are_on_the_disk_before_they_get_their_names(tmp_path, monkeypatch
 
     for name in ("open", "write", "fsync", "replace"):
         monkeypatch.setattr(os, name, recorded(name, getattr(os, name)))
-    save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(5)}, {"step": 3})
+    background = Background()
+    save = background.start if beside else lambda write: write()
+    save(lambda: save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(5)}, {"step": 3}) or tmp_path)
+    background.written(wait=True)
     monkeypatch.undo()
     (renamed,) = [index for index, (name, _) in enumerate(calls) if name == "replace"]
     folder = calls[renamed][1]

@@ -13,16 +13,21 @@ from fasttfm.errors import UserError
 from fasttfm.training.log import RunLog, read_log
 from fasttfm.training.plots import plot_curve
 from fasttfm.training.progress import Progress, duration
+from fasttfm.training.tensorboard import TensorBoard
 
 TRAIN = {"kind": "train", "epoch": 1, "loss": 4.0, "nll": 3.5, "lr": 1e-3, "tokens_per_second": 9000.0, "padding": 0.04}
 VALID = {"kind": "valid", "epoch": 1, "loss": 4.0, "nll": 3.0, "bleu": 20.0}
 
 
 def write(folder, steps, resume_step=0, tensorboard=False, bleu=20.0):
-    log = RunLog(folder, tensorboard, resume_step)
+    log = RunLog(folder, resume_step)
+    events = TensorBoard(folder / "tensorboard", resume_step) if tensorboard else None
     for step in steps:
         log.write({**TRAIN, "step": step})
         log.write({**VALID, "step": step, "bleu": bleu})
+        if events is not None:
+            events.on_log({**TRAIN, "step": step})
+            events.on_validate({**VALID, "step": step, "bleu": bleu}, [])
     log.flush()
     log.close()
 
@@ -89,13 +94,13 @@ def test_a_run_that_begins_anew_keeps_the_records_that_it_cannot_know_to_be_its_
 def test_tensorboard_meets_a_full_disk_where_it_can_be_told(tmp_path):
     """In the caller's thread, and not by a traceback of a thread of its own."""
     threads = threading.active_count()
-    log = RunLog(tmp_path, True, 0)
+    events = TensorBoard(tmp_path / "tensorboard", 0)
     assert threading.active_count() == threads
     with open("/dev/full", "ab", buffering=0) as full:
-        log._events._writer = type(log._events._writer)(full)
+        events._writer = type(events._writer)(full)
         with pytest.raises(OSError, match="No space left"):
-            log.write({**TRAIN, "step": 1})
-        log.close()
+            events.on_log({**TRAIN, "step": 1})
+        events.close()
 
 
 def test_nobody_who_reads_is_no_reason_to_stop(tmp_path):
@@ -166,7 +171,7 @@ def test_durations(seconds, text):
 
 def test_a_validation_that_the_checkpoint_does_not_know_of_is_dropped(tmp_path):
     write(tmp_path, [1, 2])
-    RunLog(tmp_path, False, 2, validated=1).close()
+    RunLog(tmp_path, 2, validated=1).close()
     assert [(record["kind"], record["step"]) for record in read_log(tmp_path)] == [
         ("train", 1),
         ("valid", 1),

@@ -8,6 +8,7 @@ import torch
 
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
+from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.training.log import read_log
 from fasttfm.training.run import train
@@ -100,3 +101,71 @@ def test_a_collapse_of_throughput_is_told_once_with_both_numbers():
     said = [watch.warning(10 * rate) for rate in rates]
     assert [line is not None for line in said] == [False] * 8 + [True] + [False] * 4
     assert "only 4,500 tokens/s where 15,250 were usual" in said[8]
+
+
+def test_four_small_batches_are_the_update_of_a_large_one(tiny_data, tiny_config):
+    """Gradient accumulation: the same pairs in 4 parts, without dropout, up to rounding."""
+    found = []
+    for parts in (1, 4):
+        updates = make(tiny_data, tiny_config(update_freq=parts, dropout=0.0, max_tokens=512))
+        pairs = updates.batches.epoch(0)[0][:40]
+        updates._order = [pairs] if parts == 1 else [pairs[:3], pairs[3:20], pairs[20:21], pairs[21:]]
+        gradients = {}
+        updates.optimization.step = lambda lr, gradients=gradients, updates=updates: (
+            gradients.update(enumerate(p.grad.clone() for p in updates.model.parameters())),
+            torch.ones(()),
+        )[1]
+        updates.perform()
+        found.append(gradients)
+    for number, gradient in found[0].items():
+        torch.testing.assert_close(found[1][number], gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_a_model_learn_at_other_rates(tiny_data, tiny_config):
+    """The last pattern that fits counts; a first step of Adam is the learning rate whatever the gradient."""
+    rates = ("encoder.*=0.5", "*embedding*=0", "encoder.layers.0.linear1.*=0.25")
+    config = tiny_config(rates=rates, schedule="constant", warmup_updates=0, lr=0.01, adam_eps=1e-30)
+    updates = make(tiny_data, config)
+    before = {name: p.detach().clone() for name, p in updates.model.named_parameters()}
+    updates.perform()
+    expected = {
+        "target_embedding.weight": 0.0,
+        "encoder.layers.0.linear1.weight": 0.0025,
+        "encoder.layers.0.linear2.weight": 0.005,
+        "decoder.layers.0.linear2.weight": 0.01,
+    }
+    for name, step in expected.items():
+        change = (updates.model.get_parameter(name).detach() - before[name]).abs().max()
+        torch.testing.assert_close(change, torch.tensor(step), rtol=1e-3, atol=1e-9)
+
+
+def test_a_run_with_rates_goes_on_bit_by_bit(tiny_data, tiny_config):
+    config = tiny_config(rates=("encoder.*=0.5",))
+    whole, first, second = (make(tiny_data, config) for _ in range(3))
+    for _ in range(4):
+        whole.perform()
+    for _ in range(2):
+        first.perform()
+    second.model.load_state_dict(first.model.state_dict())
+    second.load(first.tensors(), first.values(0.0))
+    for _ in range(2):
+        second.perform()
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True))
+
+
+def test_a_pattern_that_no_parameter_fits_is_named(tiny_data, tiny_config):
+    with pytest.raises(UserError, match="no parameter's name fits encodr"):
+        make(tiny_data, tiny_config(rates=("encodr.*=0.5",)))
+    for wrong in ("encoder", "encoder=x", "=1", "encoder=-1", "encoder=inf"):
+        with pytest.raises(UserError, match="pattern=number"):
+            tiny_config(rates=(wrong,))
+
+
+def test_checkpointed_activations_train_to_the_same_bits(tiny_data, tiny_config):
+    found = []
+    for enabled in (False, True):
+        updates = make(tiny_data, tiny_config(checkpoint_activations=enabled, update_freq=2))
+        for _ in range(3):
+            updates.perform()
+        found.append(list(updates.model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

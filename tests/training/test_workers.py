@@ -135,7 +135,8 @@ def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(tiny_data, tmp_p
     assert re.findall(r"^fasttfm train: .*$", stderr, re.M) == ["fasttfm train: this rank has met a wall"] * (
         kind == "error"
     )
-    assert f"going on from update 4 in {out}" in stderr
+    # a kill may strike while the checkpoint of update 4 is being written
+    assert re.search(rf"going on from update {'[24]' if kind == 'SIGKILL' else 4} in {re.escape(str(out))}", stderr)
     whole = tmp_path / "whole"
     assert run_ranks({"size": 2, "words": words(tiny_data, whole, save_interval_updates=2)})[0] == [[0, 0]]
     assert_same_bits(whole, out)

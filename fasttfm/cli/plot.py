@@ -1,0 +1,31 @@
+"""`fasttfm plot RUN… --out FILE`: the curves of several runs in one picture."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "plot",
+        help="draw the curves of several runs in one picture",
+        description="Draws training loss, validation loss and BLEU of the logs of model directories, a colour each.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="model directory made by fasttfm train")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture to write, .png or .svg")
+    parser.add_argument(
+        "--over",
+        choices=("updates", "minutes"),
+        default="updates",
+        help="the horizontal axis (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Draw, and say where the picture is."""
+    from fasttfm.training.comparison import plot_runs
+
+    plot_runs(args.runs, args.out, args.over)
+    print(args.out)

@@ -1,0 +1,40 @@
+"""What others may do while a model trains: W&B, MLflow, a chart of one's own.
+
+    class Printer(Callback):
+        def on_validate(self, record, translations):
+            print(record["step"], record["bleu"], translations[0])
+
+    train(values, data, model, callbacks=[Printer()])
+
+Rank 0 alone calls, between two updates, from the thread that trains: training waits for what a method does, and ends
+with what it raises. TensorBoard is such a callback (fasttfm.training.tensorboard).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Callback(Protocol):
+    """Derive from it and define the methods that are needed; the others do nothing.
+
+    A record is a line of train.log.jsonl (see fasttfm.training.log): `kind`, `step` and numbers by name. After a resume
+    records that come after the checkpoint come again.
+    """
+
+    def on_log(self, record: Mapping[str, Any]) -> None:
+        """Training numbers of the last `log_interval` updates (kind train), or an update that was skipped (skipped)."""
+        return
+
+    def on_validate(self, record: Mapping[str, Any], translations: Sequence[str]) -> None:
+        """A validation (kind valid), or that of the averaged checkpoint at the end (average).
+
+        translations: one a validation pair; none where only the loss is validated.
+        """
+        return
+
+    def on_save(self, checkpoint: Path) -> None:
+        """The directory of a checkpoint that is whole and on the disk."""
+        return

@@ -1,0 +1,56 @@
+"""The numbers of a run as TensorBoard reads them, in an event file below MODEL/tensorboard."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasttfm.errors import UserError
+from fasttfm.training.callback import Callback
+
+
+class TensorBoard(Callback):
+    """Every number of a record as the scalar `kind/name` of its step, written at once.
+
+    torch's SummaryWriter writes them in a thread, which tells of a full disk by a traceback of its own.
+    """
+
+    def __init__(self, folder: Path, resume_step: int) -> None:
+        """resume_step: update that the run goes on from; what was written of later ones is hidden."""
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise UserError(f"tensorboard cannot be used ({error}): install it, or give --no-tensorboard") from error
+        self._event, self._summary = Event, Summary
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter((folder / name).open("ab", buffering=0))
+        self._put(file_version="brain.Event:2")
+        if resume_step:  # hides what a killed session wrote behind the checkpoint
+            self._put(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def on_log(self, record: Mapping[str, Any]) -> None:
+        """Write the numbers of a record."""
+        values = [
+            self._summary.Value(tag=f"{record['kind']}/{key}", simple_value=value)
+            for key, value in record.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step"
+        ]
+        self._put(step=record["step"], summary=self._summary(value=values))
+
+    def on_validate(self, record: Mapping[str, Any], translations: Sequence[str]) -> None:
+        """Write the numbers of a record."""
+        self.on_log(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def _put(self, **fields: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())

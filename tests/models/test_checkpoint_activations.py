@@ -1,0 +1,80 @@
+"""Layers that are computed again in the backward pass: the same bits, less memory."""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from fasttfm.models import Transformer, TransformerConfig, layers
+
+LAYERS = 4
+
+
+def model_of(**changes):
+    torch.manual_seed(0)
+    fields = {"vocab_size": 31, "d_model": 32, "heads": 2, "d_ff": 64, "dropout": 0.2, "max_length": 16}
+    fields |= {"attention_dropout": 0.1, "relu_dropout": 0.1, "encoder_layers": LAYERS, "decoder_layers": LAYERS}
+    return Transformer(TransformerConfig(**{**fields, **changes}))
+
+
+def step(model, enabled, autocast=False, packed=False):
+    """Loss and gradients of one batch, and the bytes that the forward pass kept for the backward pass."""
+    torch.manual_seed(7)
+    source, target = torch.randint(4, 31, (4, 8)), torch.randint(4, 31, (4, 7))
+    lengths = torch.tensor([8, 5, 2, 6]), torch.tensor([6, 3, 4, 5])
+    kept: dict[int, int] = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def checkpoint(layer, *inputs, **options):
+        for each in tree_leaves(inputs):  # what it keeps to begin from is no saved tensor
+            if isinstance(each, torch.Tensor):
+                keep(each)
+        return original(layer, *inputs, **options)
+
+    original = layers.checkpoint
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    model.checkpoint_activations(enabled)
+    model.zero_grad()
+    tokens = (int(lengths[0].sum()), int(lengths[1].sum())) if packed else None
+    with (
+        mock.patch.object(layers, "checkpoint", checkpoint),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model.loss(source, target[:, :-1], target[:, 1:], *lengths, packed_tokens=tokens)[0]
+        size = sum(nbytes for place, nbytes in kept.items() if place not in own)
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}, size
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, {}),
+        ({"norm_first": True, "final_norm": True}, {"autocast": True}),
+        ({"norm_first": True}, {"packed": True}),
+    ],
+    ids=["post-norm", "pre-norm, bf16", "packed, no final norm"],
+)
+def test_the_gradients_are_the_same_bits_with_less_memory(changes, options):
+    model = model_of(**changes)
+    loss, gradients, size = step(model, False, **options)
+    again, found, smaller = step(model, True, **options)
+    assert torch.equal(loss, again)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, found[name]), name
+    assert any(gradient.any() for gradient in gradients.values())
+    assert smaller < 0.4 * size
+
+
+def test_a_layer_that_draws_from_torchs_generator_draws_the_same_again():
+    model = model_of()
+    model.encoder.layers[1].register_forward_hook(lambda _, __, x: torch.nn.functional.dropout(x, 0.5))
+    plain, recomputed = step(model, False), step(model, True)
+    for name, gradient in plain[1].items():
+        assert torch.equal(gradient, recomputed[1][name]), name

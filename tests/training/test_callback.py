@@ -1,0 +1,143 @@
+"""Callbacks hear what the log says, and of checkpoints that are whole; checkpoints are written beside training."""
+
+import re
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fasttfm.checkpoints.background import Background
+from fasttfm.checkpoints.checkpoint import is_resumable, save_checkpoint
+from fasttfm.checkpoints.steps import step_folder
+from fasttfm.errors import UserError
+from fasttfm.training.callback import Callback
+from fasttfm.training.log import read_log
+from fasttfm.training.run import train
+
+# its own name for what the run writes through, so that the test can slow it down
+SAVE = "fasttfm.training.saving.save_checkpoint"
+
+
+class Heard(Callback):
+    def __init__(self):
+        self.logged, self.validated, self.saved = [], [], []
+
+    def on_log(self, record):
+        self.logged.append(dict(record))
+
+    def on_validate(self, record, translations):
+        self.validated.append((dict(record), list(translations)))
+
+    def on_save(self, checkpoint):
+        assert is_resumable(checkpoint)
+        self.saved.append(checkpoint.name)
+
+
+def test_a_callback_hears_what_the_log_says(tiny_data, tiny_values, tmp_path):
+    heard = Heard()
+
+    class Silent(Callback):
+        pass
+
+    train(tiny_values(average_last=2), tiny_data, tmp_path / "M", callbacks=[heard, Silent()])
+    records = read_log(tmp_path / "M")
+    assert heard.logged == [record for record in records if record["kind"] == "train"]
+    assert [record for record, _ in heard.validated] == [r for r in records if r["kind"] in ("valid", "average")]
+    assert {len(translations) for _, translations in heard.validated} == {12}
+    assert heard.saved[-1] == "step-000000012"
+    assert heard.saved == sorted(set(heard.saved))
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tiny_data, tiny_values, tmp_path, monkeypatch):
+    """The first one is held back until an update after it has been logged."""
+    logged = threading.Event()
+    order = []
+
+    def slow(folder, *rest):
+        assert logged.wait(timeout=300)
+        order.append(folder.name)
+        save_checkpoint(folder, *rest)
+
+    class Listener(Callback):
+        def on_log(self, record):
+            order.append(record["step"])
+            if record["step"] == 6:
+                logged.set()
+
+    monkeypatch.setattr(SAVE, slow)
+    values = tiny_values(save_interval_updates=5, valid_interval_updates=0)
+    train(values, tiny_data, tmp_path / "slow", callbacks=[Listener()])
+    assert order.index(6) < order.index("step-000000005") < order.index("step-000000010")
+    monkeypatch.undo()
+    train(values, tiny_data, tmp_path / "M")
+    for step in (5, 10, 12):
+        files = [step_folder(tmp_path / name, step) / "model.safetensors" for name in ("slow", "M")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_its_line(tiny_data, tiny_values, tmp_path, monkeypatch):
+    def full(*_):
+        raise UserError("no room is left")
+
+    monkeypatch.setattr(SAVE, full)
+    before = threading.active_count()
+    with pytest.raises(UserError, match="no room is left"):
+        train(tiny_values(save_interval_updates=5, max_update=100_000), tiny_data, tmp_path / "M")
+    assert threading.active_count() == before
+
+
+def test_what_a_callback_raises_ends_the_run_with_its_checkpoint_whole(tiny_data, tiny_values, tmp_path):
+    class Broken(Callback):
+        def on_log(self, record):
+            if record["step"] == 6:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(tiny_values(), tiny_data, tmp_path / "M", callbacks=[Broken()])
+    assert is_resumable(step_folder(tmp_path / "M", 5))
+
+
+def test_one_at_a_time_and_errors_are_told_once(tmp_path):
+    background = Background()
+    ended = []
+
+    def write(name):
+        def run():
+            assert len(ended) == int(name)
+            ended.append(name)
+            return tmp_path / name
+
+        return run
+
+    for number in range(5):
+        background.start(write(str(number)))
+    assert [path.name for path in background.written(wait=True)] == list("01234")
+    background.start(write("9"))
+    background.leave()
+    with pytest.raises(AssertionError):
+        background.written()
+    assert background.written(wait=True) == []
+
+
+def test_the_examples_of_the_documentation_hear_a_run(tiny_data, tiny_values, tmp_path, monkeypatch):
+    """W&B and MLflow, with stand-ins of the calls that the examples make."""
+    calls = []
+
+    class Recorded:
+        def __getattr__(self, name):
+            return lambda *given, **named: (calls.append((name, given, named)), self)[1]
+
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for module in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, module, Recorded())
+    names = {"Callback": Callback}
+    for block in blocks[:2]:
+        exec(block, names)
+    callbacks = [names["WandB"](project="a project"), names["MLflow"]()]
+    train(tiny_values(), tiny_data, tmp_path / "M", callbacks=callbacks)
+    assert {name for name, *_ in calls} == {"init", "log", "log_metrics", "log_text", "log_artifacts"}
+    metrics = [given[0] for name, given, _ in calls if name == "log_metrics"]
+    assert metrics[0]["train.step"] == 3
+    assert all(isinstance(value, (int, float)) for numbers in metrics for value in numbers.values())
