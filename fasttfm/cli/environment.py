@@ -2,7 +2,7 @@
 
 oneDNN keeps code and memory for every product of a new shape, up to 1,024 of them and gigabytes; training needs fewer,
 because its batches come in few shapes. How OpenMP's threads wait is left alone: threads that sleep give way to a busy
-neighbour, and halve the speed of an idle machine. A process a core (--workers) has nothing to wait for.
+neighbour, and halve the speed of an idle machine.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     fasttfm train --workers 2 …      is      torchrun --standalone --nproc-per-node 2 -m fasttfm train …
 
-with each process's own message in place of torchrun's report. One process a core beats one process with many threads on
-a CPU: threads wait for one another at every one of some thousand operators of an update, processes once.
+with each process's own message in place of torchrun's report. On a CPU it is one process a core: threads wait for one
+another at every one of some thousand operators of an update, processes once. benchmarks.workers compares both.
 """
 
 from __future__ import annotations

@@ -19,9 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fasttfm.errors import LOST_PEER, UserError, interrupted
+from fasttfm.training.rendezvous import store_of_attempt
 
 _PATIENCE = datetime.timedelta(hours=3)
 """How long ranks wait for one another: for rank 0 while it validates. Of a process that has ended they hear at once."""
+_PATIENCE_TO_JOIN = datetime.timedelta(minutes=30)
+"""How long ranks wait for one another at the start."""
 
 
 class Workers:
@@ -105,7 +108,10 @@ def joined(device: torch.device) -> Iterator[Workers]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=_PATIENCE_TO_JOIN))
+    store = store_of_attempt(store, rank, size, _PATIENCE_TO_JOIN)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=_PATIENCE, store=store, rank=rank, world_size=size)
     try:
         yield Workers(rank, size)
     except KeyboardInterrupt as interrupt:
