@@ -33,7 +33,7 @@ SHIPPED = Path(__file__).parent / "tiles" / "tuned"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class System:
     """What a measurement holds for."""
 
     device: str
@@ -77,10 +77,10 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttfm" / "tuned"
 
 
-def this_place(device: torch.device, chip: Chip) -> Place:
+def system_of(device: torch.device, chip: Chip) -> System:
     """The device as it is now."""
     versions = {name: _version(name) for name in ("fasttfm", "torch", "triton")}
-    return Place(torch.cuda.get_device_name(device), chip.name, driver(), versions)
+    return System(torch.cuda.get_device_name(device), chip.name, driver(), versions)
 
 
 def _version(package: str) -> str:
@@ -105,23 +105,23 @@ def driver() -> str:
     return torch.version.hip or torch.version.cuda or "unknown"
 
 
-def write(place: Place, answers: list[Answer]) -> Path:
+def write(system: System, answers: list[Answer]) -> Path:
     """Keeps the answers in place of those kept before, all or nothing. Returns the file."""
     folder().mkdir(parents=True, exist_ok=True)
-    content = {"format": _FORMAT, **asdict(place), "answers": [asdict(answer) for answer in answers]}
+    content = {"format": _FORMAT, **asdict(system), "answers": [asdict(answer) for answer in answers]}
     with tempfile.NamedTemporaryFile("w", dir=folder(), suffix=".part", delete=False) as file:
         json.dump(content, file, indent=1)
         file.write("\n")
-    os.replace(file.name, place.file)
-    return place.file
+    os.replace(file.name, system.file)
+    return system.file
 
 
-def read(place: Place) -> list[Answer]:
+def read(system: System) -> list[Answer]:
     """The answers kept for a place; none where nothing is kept. Raises ValueError for a damaged file."""
-    return parse(place.file)[1] if place.file.exists() else []
+    return parse(system.file)[1] if system.file.exists() else []
 
 
-def parse(file: Path) -> tuple[Place, list[Answer]]:
+def parse(file: Path) -> tuple[System, list[Answer]]:
     """What a file holds. Raises ValueError where it is damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -132,15 +132,15 @@ def parse(file: Path) -> tuple[Place, list[Answer]]:
             raise ValueError(f"format {content['format']} is not {_FORMAT}")
         answers = [Answer(**{**entry, "size_class": tuple(entry["size_class"])}) for entry in content["answers"]]
         hash(tuple((answer.choice, answer.size_class) for answer in answers))  # they are looked up by these
-        return Place(*(content[name] for name in ("device", "chip", "driver", "versions"))), answers
+        return System(*(content[name] for name in ("device", "chip", "driver", "versions"))), answers
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"unexpected content ({error!r})") from None
 
 
-def shipped(place: Place) -> list[Answer]:
+def shipped(system: System) -> list[Answer]:
     """What was sent in for this product, whatever its driver and versions."""
     measured = [parse(file) for file in sorted(SHIPPED.glob("*.json"))]
-    product = place.device, place.chip
+    product = system.device, system.chip
     return [answer for other, answers in measured if (other.device, other.chip) == product for answer in answers]
 
 
@@ -152,17 +152,17 @@ def merged(kept: list[Answer], fresh: list[Answer]) -> list[Answer]:
 
 def load(device: torch.device, chip: Chip) -> None:
     """Puts in force what was tuned on this device; warns once, and changes nothing, when it cannot be used."""
-    place = this_place(device, chip)
+    system = system_of(device, chip)
     remedy = "what ships is in force; run `fasttfm tune` to measure again"
-    known = shipped(place)
+    known = shipped(system)
     if known:
         choices.keep(chip, {(a.choice, a.size_class): a.answer for a in known})
     try:
-        answers = read(place)
+        answers = read(system)
     except ValueError as error:
-        warnings.warn(f"{place.file} is damaged: {error}; {remedy}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{system.file} is damaged: {error}; {remedy}", RuntimeWarning, stacklevel=2)
         return
     if answers:
         choices.keep(chip, {(a.choice, a.size_class): a.answer for a in (*known, *answers)})
-    elif old := place.others():
+    elif old := system.others():
         warnings.warn(f"{old[-1]} was measured with another driver or version: {remedy}", RuntimeWarning, stacklevel=2)

@@ -48,10 +48,10 @@ class Choice(Generic[Answer]):
 
     def __call__(self, chip: Chip, *size_class: Any) -> Answer:
         # By name, not by chip: hashing a dataclass costs more than a launch can spare for this.
-        place = (chip.name, chip.processors, *size_class)
-        answer = self._answers.get(place)
+        key = (chip.name, chip.processors, *size_class)
+        answer = self._answers.get(key)
         if answer is None:
-            answer = self._answers[place] = self._kept_answer(chip, size_class) or self.shipped(chip, *size_class)
+            answer = self._answers[key] = self._kept_answer(chip, size_class) or self.shipped(chip, *size_class)
         return answer
 
     def _kept_answer(self, chip: Chip, size_class: tuple) -> Answer | None:
@@ -103,4 +103,4 @@ def kept(chip: Chip) -> dict[tuple[str, tuple], Any]:
 def asked(chip: Chip) -> list[tuple[str, tuple]]:
     """The decisions that were asked for on a chip since the last keep()."""
     device = (chip.name, chip.processors)
-    return [(name, place[2:]) for name, known in CHOICES.items() for place in known._answers if place[:2] == device]
+    return [(name, key[2:]) for name, known in CHOICES.items() for key in known._answers if key[:2] == device]

@@ -60,8 +60,8 @@ def _forward(
     read = inside & (exists & (token != pad_id))[:, None]
     value = tl.load(weight + token[:, None] * N + columns[None, :], mask=read, other=0.0).to(tl.float32) * scale
     if positions is not None:
-        place = (rows % L)[:, None] * N + columns[None, :]
-        value += tl.load(positions + place, mask=read, other=0.0).to(tl.float32)
+        position_offsets = (rows % L)[:, None] * N + columns[None, :]
+        value += tl.load(positions + position_offsets, mask=read, other=0.0).to(tl.float32)
     if seed is not None:
         keep = keep_mask(tl.load(seed), site, 0, rows, first_column, threshold, COLUMNS)
         value = tl.where(keep, value * keep_scale, 0.0)

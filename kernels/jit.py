@@ -122,15 +122,15 @@ class Kernel(JITFunction):
         """Finds out, at the first launch, which arguments are pointers and which integers count, tuples of them too."""
         kinds = kinds_of(self)
         pointers, integers, varying = [], [], []
-        for place, (name, argument) in enumerate(zip(self.arg_names, arguments)):
+        for index, (name, argument) in enumerate(zip(self.arg_names, arguments)):
             first = _first(argument)
             if first is None or isinstance(first, torch.Tensor):
-                pointers.append(place)
-            elif self.params[place].do_not_specialize or kinds.get(name) == "Varyings":
+                pointers.append(index)
+            elif self.params[index].do_not_specialize or kinds.get(name) == "Varyings":
                 if isinstance(argument, int):  # what a tuple holds is for the launch function to look at
-                    varying.append(place)
+                    varying.append(index)
             elif isinstance(first, int):
-                integers.append(place)
+                integers.append(index)
         self._bounded = _picker(sorted({*varying, *self._counts}))
         self._pointers, self._integers = _picker(pointers), _picker(integers)
 
@@ -145,22 +145,22 @@ def _first(argument: Any) -> Any:
 def _counts(kernel: Any) -> list[int]:
     """Places of the whole numbers that must fit 32 bits."""
     kinds = kinds_of(kernel)
-    return [place for place, name in enumerate(kernel.arg_names) if kinds.get(name) in ("Varying", "Size")]
+    return [index for index, name in enumerate(kernel.arg_names) if kinds.get(name) in ("Varying", "Size")]
 
 
-def refuse_large(kernel: Any, arguments: Sequence[Any], places: Sequence[int]) -> None:
+def refuse_large(kernel: Any, arguments: Sequence[Any], indices: Sequence[int]) -> None:
     """Raises ValueError for the first argument at the places that does not fit."""
-    for place in places:
-        name, value = kernel.arg_names[place], arguments[place]
+    for index in indices:
+        name, value = kernel.arg_names[index], arguments[index]
         if not -LARGEST - 1 <= value <= LARGEST:
             family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
             raise ValueError(f"{family}: {name} is {value:,}, and a kernel takes 32-bit numbers: at most {LARGEST:,}")
 
 
-def _picker(places: Sequence[int]) -> Callable[[tuple], tuple]:
+def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
     """arguments -> those at the places."""
-    if not places:
+    if not indices:
         return lambda arguments: ()
-    if len(places) == 1:
-        return lambda arguments: (arguments[places[0]],)
-    return itemgetter(*places)
+    if len(indices) == 1:
+        return lambda arguments: (arguments[indices[0]],)
+    return itemgetter(*indices)

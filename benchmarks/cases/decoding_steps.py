@@ -20,10 +20,10 @@ from fasttfm.functional.linear import linear
 from fasttfm.models import Transformer
 
 RUNGS = {
-    "nothing kept": {"encoder": False, "cross": False, "own": False},
-    "encoder kept": {"encoder": True, "cross": False, "own": False},
-    "encoder and cross K, V kept": {"encoder": True, "cross": True, "own": False},
-    "all kept, masked keys computed": {"encoder": True, "cross": True, "own": True},
+    "nothing kept": {"encoder": False, "cross": False, "self_attention": False},
+    "encoder kept": {"encoder": True, "cross": False, "self_attention": False},
+    "encoder and cross K, V kept": {"encoder": True, "cross": True, "self_attention": False},
+    "all kept, masked keys computed": {"encoder": True, "cross": True, "self_attention": True},
 }
 """Provider -> what it keeps; fasttfm is the rung above, which leaves out the masked keys as well."""
 
@@ -41,13 +41,13 @@ class State:
     capacity: int
     cross: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Per layer keys and values (B, H, S, D), where they are kept."""
-    own: list[Tensor] = field(default_factory=list)
+    self_attention: list[Tensor] = field(default_factory=list)
     """Per layer keys and values (2, R, H, capacity, D), where they are kept."""
 
     def reorder(self, rows: Tensor) -> None:
         """Row r goes on from old row rows[r]."""
         self.targets = self.targets[rows]
-        self.own = [each[:, rows] for each in self.own]
+        self.self_attention = [each[:, rows] for each in self.self_attention]
 
     def keep(self, sentences: Tensor) -> None:
         """Drops the other sentences."""
@@ -61,14 +61,14 @@ class State:
 class Less(nn.Module):
     """A post-norm Transformer that keeps what it is told to between two tokens, for fasttfm.decoding's searches."""
 
-    def __init__(self, model: Transformer, *, encoder: bool, cross: bool, own: bool) -> None:
+    def __init__(self, model: Transformer, *, encoder: bool, cross: bool, self_attention: bool) -> None:
         super().__init__()
         if model.config.norm_first:
             raise ValueError("only the paper's post-norm model is written here")
         self.model = model
         self.config = model.config
         self.weights = dict(model.state_dict())
-        self.keep_encoder, self.keep_cross, self.keep_own = encoder, cross, own
+        self.keep_encoder, self.keep_cross, self.keep_self_attention = encoder, cross, self_attention
 
     def encode(self, source: Tensor, lengths: Tensor | None) -> Tensor:
         """The encoder's output, or the source where it is encoded anew for every token."""
@@ -81,16 +81,16 @@ class Less(nn.Module):
         layers = range(self.config.decoder_layers)
         if self.keep_cross:
             state.cross = [self._cross(layer, memory) for layer in layers]
-        if self.keep_own:
+        if self.keep_self_attention:
             head = (self.config.heads, max_length, self.config.d_model // self.config.heads)
-            state.own = [memory.new_zeros(2, rows, *head) for _ in layers]
+            state.self_attention = [memory.new_zeros(2, rows, *head) for _ in layers]
         return state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         """Logits (R, V) float32 for the token after tokens (R,)."""
         state.targets = torch.cat([state.targets, tokens[:, None]], dim=1)
         memory = state.memory if self.keep_encoder else self.model.encode(state.memory, state.lengths)
-        first = state.targets.shape[1] - 1 if self.keep_own else 0
+        first = state.targets.shape[1] - 1 if self.keep_self_attention else 0
         x = F.embed(
             state.targets[:, first:],
             self.weights["target_embedding.weight"],
@@ -119,8 +119,8 @@ class Less(nn.Module):
     def _layer(self, layer: int, x: Tensor, memory: Tensor, state: State) -> Tensor:
         name = f"decoder.layers.{layer}."
         query, key, value = self._project(x, name + "self_attn")
-        if self.keep_own:
-            position, kept = state.targets.shape[1] - 1, state.own[layer]
+        if self.keep_self_attention:
+            position, kept = state.targets.shape[1] - 1, state.self_attention[layer]
             kept[0, :, :, position], kept[1, :, :, position] = key[:, :, 0], value[:, :, 0]
             seen = torch.full((len(x),), position + 1, device=x.device)
             heads = F.attention(query, kept[0], kept[1], key_lengths=seen)

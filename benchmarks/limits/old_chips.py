@@ -111,8 +111,8 @@ def updated(text: str) -> str:
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: python -m benchmarks.limits.old_chips -->", f"<!-- end of {name} -->"
         before, result, rest = text.partition(begin)
-        _, found_end, after = rest.partition(end)
-        if not result or not found_end:
+        _, separator, after = rest.partition(end)
+        if not result or not separator:
             raise ValueError(f"docs/p100.md needs the lines {begin} and {end}")
         text = f"{before}{begin}\n{table()}\n{end}{after}"
     return text

@@ -163,7 +163,7 @@ def _first_call(entry: Entry, case: Case, work: Work, inputs: tuple, guard: Guar
         entry.fail("wrong", "writes over its inputs")
 
 
-def _at_the_bell(clock: Clock, case: Case, work: Work, function: Provider, inputs: tuple, expected: Any) -> Any:
+def _when_time_is_up(clock: Clock, case: Case, work: Work, function: Provider, inputs: tuple, expected: Any) -> Any:
     """The answer as it stands when the clock stops: what is not finished then is wrong."""
     for x in numerics.tensors(expected):  # so that freed memory does not hold the right answer by chance
         torch.full(x.shape, -77, dtype=getattr(torch, case.dtype), device=x.device)
@@ -208,7 +208,7 @@ def _check(entries: dict[str, Entry], case: Case, work: Work, inputs: tuple, gua
         entry.allowed = numerics.allowed(case.dtype, plain) if work.allowed is None else work.allowed
         try:
             operands = numerics.copied(inputs) if name in work.overwrites else inputs
-            result = _at_the_bell(clock, case, work, compared[name], operands, expected)
+            result = _when_time_is_up(clock, case, work, compared[name], operands, expected)
             _compare(entry, work, result, expected, entry.allowed)
             if entry.status == "timed" and work.without_dropout is not None:
                 _check_dropout(entry, case, work, inputs)
@@ -241,7 +241,7 @@ def _check_again(
         assert entry.function is not None
         first = entry.error, entry.allowed
         operands = numerics.copied(inputs) if name in work.overwrites else inputs
-        result = _at_the_bell(clock, case, work, entry.function, operands, expected)
+        result = _when_time_is_up(clock, case, work, entry.function, operands, expected)
         # another draw has another error of the plain one, which nobody took: half of the digits, as for that one
         allowed = max(entry.allowed or 0.0, numerics.allowed(case.dtype, None))
         _compare(entry, work, result, expected, allowed, ", by now or where its inputs' memory has new contents")

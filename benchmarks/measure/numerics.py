@@ -149,9 +149,9 @@ def _bits(x: Tensor) -> int:
     content = x.flatten().view(torch.uint8)
     whole = content.numel() // 8 * 8
     sums = [content[whole:].long().sum()]
-    places = _odd_numbers(1 << (min(_CHUNK, whole // 8) - 1).bit_length() if whole else 0, x.device)
+    factors = _odd_numbers(1 << (min(_CHUNK, whole // 8) - 1).bit_length() if whole else 0, x.device)
     for part in content[:whole].view(torch.int64).split(_CHUNK):
-        sums.append((part * places[: part.numel()]).sum())  # wraps around
+        sums.append((part * factors[: part.numel()]).sum())  # wraps around
     result = 0
     for each in torch.stack(sums).tolist():
         result = (result * 0x9E3779B97F4A7C15 + each) % (1 << 64)

@@ -36,7 +36,7 @@ class Entry:
         return self.record.get("status") == "timed"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.file}:{self.line}"
 
 

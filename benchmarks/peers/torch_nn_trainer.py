@@ -49,12 +49,12 @@ def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: in
     device = model.output.weight.device
     model.eval()
     result: list[list[int]] = [[] for _ in sources]
-    for places in length_batches([len(source) for source in sources], 4096):
-        source, lengths = padded([sources[position] for position in places], device)
+    for positions in length_batches([len(source) for source in sources], 4096):
+        source, lengths = padded([sources[position] for position in positions], device)
         padding = torch.arange(source.shape[1], device=device) >= lengths[:, None]
         memory = model.encoder(model.embed(source), src_key_padding_mask=padding)
-        target = torch.full((len(places), 1), BOS, device=device)
-        ended = torch.zeros(len(places), dtype=torch.bool, device=device)
+        target = torch.full((len(positions), 1), BOS, device=device)
+        ended = torch.zeros(len(positions), dtype=torch.bool, device=device)
         for _ in range(source.shape[1] + longer):
             length = target.shape[1]
             hidden = model.decoder(
@@ -69,7 +69,7 @@ def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: in
             ended |= token == EOS
             if ended.all():
                 break
-        for position, ids in zip(places, target[:, 1:].tolist()):
+        for position, ids in zip(positions, target[:, 1:].tolist()):
             result[position] = ids[: ids.index(EOS)] if EOS in ids else ids
     return result
 

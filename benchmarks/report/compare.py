@@ -102,7 +102,8 @@ def _by_key(files: Loaded, with_machine: bool) -> dict[tuple[str, str], Entry]:
         key = (records.key(entry.record), machine_name(entry.machine) if with_machine else "")
         if key in result:
             raise UserError(
-                f"{files.folder}: {result[key].place} and {entry.place} measure the same thing: compare single files"
+                f"{files.folder}: {result[key].location} and {entry.location} measure the same thing: "
+                "compare single files"
             )
         result[key] = entry
     return result

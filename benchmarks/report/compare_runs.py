@@ -111,9 +111,9 @@ def text(result: Sequence[Pair]) -> str:
     parts = []
     for pair in result:
         if pair.before.record == pair.after.record:
-            parts.append(f"{pair.name}: both sides hold the same run ({pair.before.place})")
+            parts.append(f"{pair.name}: both sides hold the same run ({pair.before.location})")
             continue
-        head = ("measure", f"before ({pair.before.place})", f"after ({pair.after.place})", "change")
+        head = ("measure", f"before ({pair.before.location})", f"after ({pair.after.location})", "change")
         lines = [f"{pair.name}", aligned([head, *_rows(pair)], names=1), *_differing(pair)]
         if pair.older:
             lines.append(f"the newest run of each side; {pair.older} older left out")

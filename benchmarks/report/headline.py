@@ -54,7 +54,7 @@ class Claim:
         return "; ".join([", ".join(commits), *notes])
 
     @property
-    def places(self) -> str:
+    def locations(self) -> str:
         """File and line; of many lines of a file, how many."""
         files: dict[str, list[Entry]] = {}
         for entry in self.entries:

@@ -157,7 +157,7 @@ def _static(files: Loaded) -> Section:
 
 def _claims(files: Loaded) -> Section:
     rows = [
-        (claim.what, claim.figure.replace("\\|", "|"), f"`{claim.command}`", claim.origin, claim.places)
+        (claim.what, claim.figure.replace("\\|", "|"), f"`{claim.command}`", claim.origin, claim.locations)
         for claim in claims(files)
     ]
     return Section(

@@ -28,8 +28,8 @@ def end_to_end(files: Loaded) -> Section | None:
         by_corpus.setdefault((corpus_and_peer(entry.record["corpus"])[0], machine_name(entry.machine)), []).append(
             entry
         )
-    for place, ((corpus, machine), runs) in enumerate(by_corpus.items()):
-        name, finals = f"bleu-{place}", []
+    for index, ((corpus, machine), runs) in enumerate(by_corpus.items()):
+        name, finals = f"bleu-{index}", []
         series: list[Series] = []
         for entry in runs:
             label = corpus_and_peer(entry.record["corpus"])[1] or OURS
@@ -37,7 +37,7 @@ def end_to_end(files: Loaded) -> Section | None:
             points = [Point(v["seconds"] / 60, v["bleu"]) for v in curve if {"seconds", "bleu"} <= v.keys()]
             if points:
                 series.append(Series(label, points, plots.OURS if label == OURS else 1 + len(series) % plots.SERIES))
-            finals.append(f"{label} {entry.record['bleu']:.2f} ({entry.place})")
+            finals.append(f"{label} {entry.record['bleu']:.2f} ({entry.location})")
         if series:
             axes = Axes("minutes of training", "BLEU of the validation set", width=420, height=270)
             svg = plots.lines(name, f"BLEU against minutes, {corpus}", series, axes)
@@ -56,7 +56,7 @@ def end_to_end(files: Loaded) -> Section | None:
             f"{e.record['padding']:.1%}",
             f"{e.record['translate_seconds']:.1f}",
             f"{e.record['chrf']:.1f}",
-            e.place,
+            e.location,
         )
         for e in entries
     ]
@@ -107,13 +107,13 @@ def history(files: Loaded) -> list[Entry]:
 
 
 def _readable(text: str) -> Iterable[tuple[int, records.Record]]:
-    for place, line in enumerate(text.splitlines(), 1):
+    for line_number, line in enumerate(text.splitlines(), 1):
         try:
             record = json.loads(line)
             records.validate(record)
         except (ValueError, TypeError, AttributeError):
             continue
-        yield place, record
+        yield line_number, record
 
 
 def time_line(files: Loaded) -> Section:
@@ -158,17 +158,17 @@ def _speed_figures(entries: Sequence[Entry]) -> list[Figure]:
     groups: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for entry in entries:
         if entry.kind == "benchmark" and entry.timed and entry.record["provider"] == OURS:
-            place = (entry.record["group"], machine_name(entry.machine))
+            group_key = (entry.record["group"], machine_name(entry.machine))
             key = records.key(entry.record) + entry.record["level"]
-            groups.setdefault(place, {}).setdefault(key, {})[_commit(entry)] = entry.record["time_us"]["p50"]
+            groups.setdefault(group_key, {}).setdefault(key, {})[_commit(entry)] = entry.record["time_us"]["p50"]
     figures = []
     for nth, ((group, machine), rows) in enumerate(groups.items()):
         commits = list(dict.fromkeys(commit for times in rows.values() for commit in times))
         means = []
-        for at, commit in enumerate(commits):
+        for position, commit in enumerate(commits):
             logs = [math.log(t[commit] / next(iter(t.values()))) for t in rows.values() if commit in t and len(t) > 1]
             if logs:
-                means.append(Point(at, math.exp(sum(logs) / len(logs))))
+                means.append(Point(position, math.exp(sum(logs) / len(logs))))
         if len(means) > 1:
             name = f"time-line-{nth}"
             axes = Axes("commit", "time relative to the first", width=420, height=250, x_names=commits)
@@ -187,7 +187,7 @@ def _score_figures(entries: Sequence[Entry]) -> list[Figure]:
         if len(members) < 2:
             continue
         name = f"time-line-bleu-{nth}"
-        points = [Point(at, e.record["bleu"]) for at, e in enumerate(members)]
+        points = [Point(position, e.record["bleu"]) for position, e in enumerate(members)]
         axes = Axes("commit", "test BLEU", width=420, height=250, x_names=[_commit(e) for e in members])
         svg = plots.lines(name, f"{corpus} over commits", [Series(corpus, points)], axes)
         speed = ", ".join(f"{number(e.record['target_tokens_per_second'])}" for e in members)

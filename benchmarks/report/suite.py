@@ -34,8 +34,8 @@ def where(entry: Entry) -> Where:
     return machine_name(entry.machine), entry.record["dtype"], f"{threads} thread{'s' * (threads != 1)}"
 
 
-def where_text(place: Where) -> str:
-    machine, dtype, threads = place
+def where_text(setting: Where) -> str:
+    machine, dtype, threads = setting
     return f"{machine}, {threads}, {dtype}" if machine.startswith("CPU") else f"{machine}, {dtype}"
 
 
@@ -54,29 +54,29 @@ def sections(files: Loaded) -> list[Section]:
     for group in GROUPS:
         if group in by_group:
             section = Section(group, TITLES[group])
-            for place, entries in split(by_group[group], where).items():
-                section.blocks += _machine_blocks(group, place, entries)
+            for setting, entries in split(by_group[group], where).items():
+                section.blocks += _machine_blocks(group, setting, entries)
             result.append(section)
     return result
 
 
-def _machine_blocks(group: str, place: Where, entries: Sequence[Entry]) -> list[Block]:
-    slug = "".join(c if c.isalnum() else "-" for c in f"{group}-{place[0]}-{place[1]}".lower())
-    blocks: list[Block] = [Heading(where_text(place))]
+def _machine_blocks(group: str, setting: Where, entries: Sequence[Entry]) -> list[Block]:
+    slug = "".join(c if c.isalnum() else "-" for c in f"{group}-{setting[0]}-{setting[1]}".lower())
+    blocks: list[Block] = [Heading(where_text(setting))]
     if any(entry.record["level"] == "smoke" for entry in entries):
         blocks.append(
             Notice("Some rows were run with `--smoke`, to see that everything runs: their times mean nothing.")
         )
-    summary = _against_each(f"{slug}-summary", place, entries)
+    summary = _against_each(f"{slug}-summary", setting, entries)
     blocks += [summary] if summary else []
     for nth, (case, rows) in enumerate(split(entries, lambda e: e.record["case"]).items()):
-        cards = [_case_card(f"{slug}-{nth}-{place_}", place, members) for place_, members in enumerate(by_case(rows))]
+        cards = [_case_card(f"{slug}-{nth}-{i}", setting, members) for i, members in enumerate(by_case(rows))]
         blocks.append(
             Cards(cards, folded=f"{case.replace('_', ' ')}: {_count(len(cards), 'case')}, bars with p20 to p80")
         )
-    blocks += _scaling(slug, place, entries)
-    blocks += _scatter(slug, place, entries)
-    blocks.append(_rows_table(f"All {len(entries)} rows of {TITLES[group].lower()} on {place[0]}", entries))
+    blocks += _scaling(slug, setting, entries)
+    blocks += _scatter(slug, setting, entries)
+    blocks.append(_rows_table(f"All {len(entries)} rows of {TITLES[group].lower()} on {setting[0]}", entries))
     return blocks
 
 
@@ -95,7 +95,7 @@ def ratios(entries: Sequence[Entry]) -> dict[str, list[float]]:
     return result
 
 
-def _against_each(name: str, place: Where, entries: Sequence[Entry]) -> Figure | None:
+def _against_each(name: str, setting: Where, entries: Sequence[Entry]) -> Figure | None:
     rows = []
     for provider, values in ratios(entries).items():
         mean = math.exp(sum(map(math.log, values)) / len(values))
@@ -106,7 +106,7 @@ def _against_each(name: str, place: Where, entries: Sequence[Entry]) -> Figure |
     rows.sort(key=lambda row: (-(row.value or 0.0), row.label))
     title = "Time of each provider in units of fasttfm's"
     svg = plots.ratios(name, title, rows)
-    note = f"{where_text(place)}. Dot: geometric mean over the cases that both ran; whisker: least to most."
+    note = f"{where_text(setting)}. Dot: geometric mean over the cases that both ran; whisker: least to most."
     return Figure(name, svg, title, note)
 
 
@@ -124,7 +124,7 @@ def _bar(entry: Entry, ours: float | None) -> Bar:
     return Bar(label, time["p50"], time["p20"], time["p80"], shown, is_ours)
 
 
-def _case_card(name: str, place: Where, rows: Sequence[Entry]) -> Figure:
+def _case_card(name: str, setting: Where, rows: Sequence[Entry]) -> Figure:
     """One case: what each provider took, from the quickest on, then who did not run."""
     record = rows[0].record
     present = [row for row in rows if row.record["status"] != "absent"]
@@ -142,7 +142,7 @@ def _case_card(name: str, place: Where, rows: Sequence[Entry]) -> Figure:
     rates = {r.record["provider"]: r.record["throughput"] for r in present if r.record["throughput"]}
     unit = next((rate["unit"] for rate in rates.values()), "")
     done = ", ".join(f"{provider} {number(rate['value'])}" for provider, rate in rates.items())
-    note = f"{shape_text(record['shape'])}; {where_text(place)}" + (f". **{done} {unit}**" if done else "")
+    note = f"{shape_text(record['shape'])}; {where_text(setting)}" + (f". **{done} {unit}**" if done else "")
     return Figure(name, svg, title, note)
 
 
@@ -169,7 +169,7 @@ def _curves(
     for entry, key in keyed:
         if key is not None:
             groups.setdefault(key[0], []).append((entry, key[1]))
-    pieces = [(together, *part) for together, whole in groups.items() for part in _apart(whole, beside)]
+    pieces = [(together, *part) for together, whole in groups.items() for part in _by_other_sizes(whole, beside)]
     for together, more, members in pieces:
         if len({x for _, x in members}) < 2:
             continue
@@ -189,12 +189,12 @@ def _curves(
     return result
 
 
-def _apart(
+def _by_other_sizes(
     members: Sequence[tuple[Entry, float]], beside: Sequence[str]
 ) -> list[tuple[dict[str, Any], list[tuple[Entry, float]]]]:
     """All of them, where a provider has each size once; else by the sizes beside it, which then vary on their own."""
-    places = [(entry.record["provider"], x) for entry, x in members]
-    if len(set(places)) == len(places):
+    keys = [(entry.record["provider"], x) for entry, x in members]
+    if len(set(keys)) == len(keys):
         return [({}, list(members))]
     parts: dict[str, tuple[dict[str, Any], list[tuple[Entry, float]]]] = {}
     for entry, x in members:
@@ -225,7 +225,7 @@ def _throughput(entry: Entry) -> tuple[float, float, float] | None:
     return result["value"], done / time["p80"], done / time["p20"]
 
 
-def _scaling(slug: str, place: Where, entries: Sequence[Entry]) -> list[Block]:
+def _scaling(slug: str, setting: Where, entries: Sequence[Entry]) -> list[Block]:
     blocks: list[Block] = []
     dependent = (*_BATCHES, "S")  # a batch is made of about as many tokens whatever the length
     for kind, title, curves, axes in (
@@ -243,20 +243,20 @@ def _scaling(slug: str, place: Where, entries: Sequence[Entry]) -> list[Block]:
         ),
     ):
         figures = []
-        for place_, (label, series) in enumerate(curves):
+        for i, (label, series) in enumerate(curves):
             unit = axes[1]
             if kind == "batch":
                 unit = next(e.record["throughput"]["unit"] for e in entries if e.timed and e.record["throughput"])
-            name = f"{slug}-{kind}-{place_}"
+            name = f"{slug}-{kind}-{i}"
             made = Axes(axes[0], unit, x_log=True, y_log=True, width=420, height=270)
             svg = plots.lines(name, f"{title}: {label}", series, made)
-            figures.append(Figure(name, svg, label, where_text(place)))
+            figures.append(Figure(name, svg, label, where_text(setting)))
         if figures:
             blocks += [Heading(f"{title}, bands p20 to p80"), Cards(figures)]
     return blocks
 
 
-def _scatter(slug: str, place: Where, entries: Sequence[Entry]) -> list[Block]:
+def _scatter(slug: str, setting: Where, entries: Sequence[Entry]) -> list[Block]:
     timed = [
         e for e in entries if e.timed and e.record["tflop_per_s"] and e.record["gb_per_s"] and e.record["roofline"]
     ]
@@ -287,7 +287,7 @@ def _scatter(slug: str, place: Where, entries: Sequence[Entry]) -> list[Block]:
         tflop_per_s=max(r["tflop_per_s"] for r in rates),
     )
     note = (
-        f"{where_text(place)}. A dot a row; bytes and FLOPs are those that the work needs, not those that were moved."
+        f"{where_text(setting)}. A dot a row; bytes and FLOPs are those that the work needs, not those that were moved."
     )
     return [Figure(name, svg, "Roofline", note)]
 
@@ -325,7 +325,7 @@ def _rows_table(title: str, entries: Sequence[Entry]) -> Table:
                 shown(r["compile_s"]),
                 f"{error['value']:.1e}" if error else "",
                 f"{error['allowed']:.1e}" if error else "",
-                entry.place,
+                entry.location,
             )
         )
     return Table(_HEAD, rows, names=5, folded=f"{title}, {short_dtype(entries[0].record['dtype'])}")

@@ -19,10 +19,10 @@ from fasttfm.blocks.inspect import ATTENTION, ordinary, untouched
 from fasttfm.blocks.merging import Projection
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, last_product
-from fasttfm.blocks.step_cache import MemoryAttention, OwnAttention
-from fasttfm.functional.attention.dense import casts
+from fasttfm.blocks.step_cache import MemoryAttention, AncestorAttention
 from fasttfm.functional.linear import linear
 from fasttfm.functional.merging import attention_bias_parts
+from fasttfm.functional.operator import casts
 
 Lengths = Tensor | Packing | None
 """Tokens before padding in each row, (B,); the packing of sequences that lie in a single row; None: no padding."""
@@ -141,7 +141,7 @@ class Attention(nn.Module):
         memory_lengths: Lengths = None,
         causal: bool = False,
         dropout: Dropout = NO_DROPOUT,
-        cache: AttentionCache | OwnAttention | MemoryAttention | None = None,
+        cache: AttentionCache | AncestorAttention | MemoryAttention | None = None,
     ) -> Tensor:
         """Concat(head_1 .. head_H), (B, L, d), of y (B, L, d) over itself, or over a memory (B, S, d).
 
@@ -210,7 +210,7 @@ class Attention(nn.Module):
     def _cached(self, y: Tensor, memory: Tensor | None, memory_lengths: Lengths, cache: Any) -> Tensor:
         """As joined_heads(), of the new positions y (R, L, d) over all that the cache keeps with them."""
         assert not isinstance(memory_lengths, Packing)
-        if isinstance(cache, OwnAttention | MemoryAttention):
+        if isinstance(cache, AncestorAttention | MemoryAttention):
             part = slice(None) if cache.grows else slice(0, y.shape[-1])
             bias = None if self.in_proj_bias is None else self.in_proj_bias[part]
             return cache.attend(linear(y.flatten(0, 1), self.in_proj_weight[part], bias)).view(y.shape)

@@ -49,7 +49,7 @@ class Rows:
         self.ancestors, self.sentences, self.slots = self.ancestors[rows], self.sentences[rows], self.slots[rows]
 
 
-class OwnAttention:
+class AncestorAttention:
     """Keys and values (P, H, capacity, D) of a layer's self-attention."""
 
     grows = True
@@ -62,14 +62,14 @@ class OwnAttention:
     def attend(self, joint: Tensor) -> Tensor:
         """The joined heads (R, d) of the newest position; joint (R, 3 * d) queries, keys and values."""
         rows = self.rows
-        places, capacity = int(rows.slots.shape[0]), rows.ancestors.shape[1]
-        if self._keys.shape[0] < places or self._keys.shape[2] < capacity:
-            self._grow(max(places, self._keys.shape[0]), capacity)
+        slot_count, capacity = int(rows.slots.shape[0]), rows.ancestors.shape[1]
+        if self._keys.shape[0] < slot_count or self._keys.shape[2] < capacity:
+            self._grow(max(slot_count, self._keys.shape[0]), capacity)
         return step_passes.attend_to_ancestors(joint, self._keys, self._values, rows.ancestors, rows.slots, rows.length)
 
-    def _grow(self, places: int, capacity: int) -> None:
+    def _grow(self, slot_count: int, capacity: int) -> None:
         before, seen = self._keys, self.rows.length
-        larger = [before.new_empty(places, before.shape[1], capacity, before.shape[3]) for _ in range(2)]
+        larger = [before.new_empty(slot_count, before.shape[1], capacity, before.shape[3]) for _ in range(2)]
         for new, old in zip(larger, (self._keys, self._values)):
             if seen:
                 new[: old.shape[0], :, :seen] = old[:, :, :seen]
@@ -108,7 +108,8 @@ class StepCache:
         self.source_lengths = None
         self._rows = Rows(keys.shape[0], rows_per_sentence, lengths.long().contiguous())
         self._layers = [
-            (OwnAttention(self._rows, keys), MemoryAttention(self._rows, keys, values)) for keys, values in keys_values
+            (AncestorAttention(self._rows, keys), MemoryAttention(self._rows, keys, values))
+            for keys, values in keys_values
         ]
 
     @property
@@ -116,7 +117,7 @@ class StepCache:
         """Target positions seen."""
         return self._rows.length
 
-    def layer(self, number: int) -> tuple[OwnAttention, MemoryAttention]:
+    def layer(self, number: int) -> tuple[AncestorAttention, MemoryAttention]:
         """The caches of one decoder layer."""
         return self._layers[number]
 

@@ -150,7 +150,7 @@ def _tuned() -> dict[str, Any] | None:
     from fasttfm.kernels import choice_cache, launch
 
     device = torch.device("cuda", torch.cuda.current_device())
-    key = choice_cache.this_place(device, launch.chip(device))
+    key = choice_cache.system_of(device, launch.chip(device))
     try:
         answers = len(choice_cache.read(key))
     except ValueError:  # damaged: a launch has warned of it

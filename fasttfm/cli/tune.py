@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.kernels import choice_cache, choices, launch
 
     chip = launch.chip(device)
-    key = choice_cache.this_place(device, chip)
+    key = choice_cache.system_of(device, chip)
     before = {(a.choice, a.size_class): a.answer for a in _kept(key)}
     choices.keep(chip, {})  # compare with what ships, not with what an earlier run found
     work = tuning.model_work(device, quick=args.quick)

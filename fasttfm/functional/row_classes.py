@@ -61,9 +61,9 @@ def _orders_show(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor,
     rows = torch.randn(CANDIDATES[-1], half, generator=generator).clamp_(-4, 4)
     rows *= torch.exp2(torch.randint(0, 13, rows.shape, generator=generator))
     weight = torch.randn(outputs, half, generator=generator)
-    places = torch.randperm(inputs, generator=generator)
-    rows = torch.cat([rows, -rows, torch.zeros(len(rows), inputs - 2 * half)], dim=1)[:, places]
-    weight = torch.cat([weight, weight, torch.zeros(outputs, inputs - 2 * half)], dim=1)[:, places]
+    order = torch.randperm(inputs, generator=generator)
+    rows = torch.cat([rows, -rows, torch.zeros(len(rows), inputs - 2 * half)], dim=1)[:, order]
+    weight = torch.cat([weight, weight, torch.zeros(outputs, inputs - 2 * half)], dim=1)[:, order]
     return rows.to(dtype), weight.to(dtype)
 
 

@@ -158,33 +158,33 @@ def attend_to_ancestors(joint, keys, values, ancestors, slots, position, out):
     scores = np.empty(count, np.float32)
     q = np.empty(size, np.float32)
     sums = np.empty(size, np.float32)
-    places = np.empty(count, np.uintp)
+    offsets = np.empty(count, np.uintp)
     for r in range(np.uintp(joint.shape[0])):
         for t in range(position):
-            places[t] = np.uintp(flat_ancestors[r * capacity + t]) * heads * capacity + t
-        places[position] = np.uintp(slots[r]) * heads * capacity + position
+            offsets[t] = np.uintp(flat_ancestors[r * capacity + t]) * heads * capacity + t
+        offsets[position] = np.uintp(slots[r]) * heads * capacity + position
         for h in range(heads):
             new, head = r * np.uintp(3) * width + h * size, h * capacity
-            own = (places[position] + head) * size
+            offset = (offsets[position] + head) * size
             for d in range(size):
                 q[d] = _read(flat_joint[new + d]) * scale
             for d in range(size):
-                flat_keys[own + d] = flat_joint[new + width + d]
+                flat_keys[offset + d] = flat_joint[new + width + d]
             for d in range(size):
-                flat_values[own + d] = flat_joint[new + two * width + d]
+                flat_values[offset + d] = flat_joint[new + two * width + d]
             for t in range(count):
-                scores[t] = _dot(q, flat_keys, (places[t] + head) * size, size)
+                scores[t] = _dot(q, flat_keys, (offsets[t] + head) * size, size)
             scale_sum = _softmax(scores, count)
             for d in range(size):
                 sums[d] = np.float32(0.0)
             for t in range(np.uintp(0), pairs, two):
-                first, second = (places[t] + head) * size, (places[t + one] + head) * size
+                first, second = (offsets[t] + head) * size, (offsets[t + one] + head) * size
                 _add_two(sums, flat_values, first, scores[t], second, scores[t + one], size)
             for t in range(pairs, count):
-                _add(sums, flat_values, (places[t] + head) * size, scores[t], size)
-            place = r * width + h * size
+                _add(sums, flat_values, (offsets[t] + head) * size, scores[t], size)
+            start = r * width + h * size
             for d in range(size):
-                flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+                flat_out[start + d] = _round(sums[d] * scale_sum, flat_out[start + d])
 
 
 @njit(fastmath=_FAST, nogil=True, cache=True)
@@ -206,9 +206,9 @@ def attend_to_memory(query, keys, values, sentences, lengths, out):
         count = np.uintp(lengths[sentence])
         pairs = count // two * two
         for h in range(heads):
-            place, memory = (r * heads + h) * size, (sentence * heads + h) * longest
+            start, memory = (r * heads + h) * size, (sentence * heads + h) * longest
             for d in range(size):
-                q[d] = _read(flat_query[place + d]) * scale
+                q[d] = _read(flat_query[start + d]) * scale
                 sums[d] = np.float32(0.0)
             for t in range(count):
                 scores[t] = _dot(q, flat_keys, (memory + t) * size, size)
@@ -219,7 +219,7 @@ def attend_to_memory(query, keys, values, sentences, lengths, out):
             for t in range(pairs, count):
                 _add(sums, flat_values, (memory + t) * size, scores[t], size)
             for d in range(size):
-                flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+                flat_out[start + d] = _round(sums[d] * scale_sum, flat_out[start + d])
 
 
 @njit(fastmath=_FAST, nogil=True, cache=True)

@@ -30,7 +30,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
-from fasttfm.interop.huggingface_classes import NAME, REFUSAL, own_attention, refuse_in_tables
+from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, refuse_in_tables
 from fasttfm.interop.huggingface_layers import FUSED, note, why_left
 from fasttfm.interop.replace import Line, Report, replace_modules
 
@@ -74,7 +74,7 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
     kept: dict[int, tuple[Any, str]] = {}
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and id(part.config) not in kept:
-            custom = own_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
+            custom = custom_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
             if custom:
                 kind = f"attention {part.config._attn_implementation}"
                 left.append(Line(name, kind, "left", f"{custom} does not ask transformers for its attention by name"))
@@ -97,7 +97,7 @@ def boolean_mask(
     causal flag is marked, so that attention_forward() need not read it. Raises ValueError for a model whose attention
     is its own: it would take this mask for another kind.
     """
-    name = own_attention(type(config))
+    name = custom_attention(type(config))
     if name:
         raise ValueError(REFUSAL.format(name))
     sizes = {"q_length": q_length, "kv_length": kv_length, "config": config}

@@ -22,7 +22,7 @@ REFUSAL = f"attention {NAME!r}: {{}} does not ask transformers for its attention
 
 @torch.compiler.assume_constant_result
 @functools.cache
-def own_attention(config: type) -> str:
+def custom_attention(config: type) -> str:
     """Name of a class that computes attention itself in a model configured by config; '' where there is none."""
     for family in _families(PreTrainedModel, config):
         if not family._can_set_attn_implementation():

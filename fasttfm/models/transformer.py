@@ -188,9 +188,9 @@ class Transformer(nn.Module):
         from_source, from_target = _rows(source, source_lengths), _rows(target, target_lengths)
         return merged(Work(self.encoder, from_source), Work(self.decoder, from_target, from_source))
 
-    def _embed(self, embedding: nn.Embedding, tokens: Tensor, site: int, seed: Tensor | None, **places: Any) -> Tensor:
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor, site: int, seed: Tensor | None, **given: Any) -> Tensor:
         dropout = NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, site)
-        return embed(tokens, embedding, self.positions, pad_id=self.config.pad_id, dropout=dropout, **places)
+        return embed(tokens, embedding, self.positions, pad_id=self.config.pad_id, dropout=dropout, **given)
 
     def _encode(self, source: Tensor, lengths: Any, seed: Tensor | None) -> Tensor:
         """(B, S, d) of source (B, S)."""

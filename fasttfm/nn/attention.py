@@ -14,7 +14,7 @@ from fasttfm.blocks.dropout import Dropout
 from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
 from fasttfm.errors import ArgumentError
-from fasttfm.functional.attention.dense import torch_is_faster
+from fasttfm.functional.attention.routes import takes_fused
 from fasttfm.nn import masks
 from fasttfm.nn.errors import check_dropout, check_tensor, refuse_scripting
 
@@ -182,7 +182,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         sums = mask is None and sums_bias(self.in_proj_bias, rows, keys, self.head_dim, query)
         projected = self._project(query, memory, sums, batched)
         views = _views(projected) if projected.joint.is_cpu and dropout.p == 0.0 else None
-        if views is not None and torch_is_faster(*views, mask):
+        if views is not None and takes_fused(*views, mask):
             output = F.attention(*views, mask=mask, causal=causal).transpose(1, 2).flatten(2)
         else:
             output = dense(projected, mask=mask, causal=causal, dropout=dropout)  # (B, L, E)

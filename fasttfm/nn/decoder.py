@@ -110,13 +110,13 @@ class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
                 tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal,
                 memory_is_causal,
             )  # fmt: skip
-        own_cache, memory_cache = cache if cache is not None else (None, None)
+        self_cache, memory_cache = cache if cache is not None else (None, None)
         _check_packings(packing, memory_packing)
-        if own_cache is not None and tgt_mask is None:
+        if self_cache is not None and tgt_mask is None:
             tgt_is_causal = True
-        if own_cache is not None and own_cache.length and memory_is_causal:  # the new queries are not the first ones
+        if self_cache is not None and self_cache.length and memory_is_causal:  # the new queries are not the first ones
             queries, keys = masks.length_of(tgt, [self]), masks.length_of(memory, [self])
-            memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, own_cache.length), False
+            memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, self_cache.length), False
         check_input(self.self_attn, "tgt", tgt)
         check_input(self.multihead_attn, "memory", memory)
         dropouts = (self.dropout, self.dropout1, self.dropout2, self.dropout3)
@@ -127,7 +127,7 @@ class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
         y, stream = stream.branch(self.norm1)
         z = attend(
             self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES,
-            seed=seed, site=site.SELF_ATTENTION_WEIGHTS, cache=own_cache, packing=packing,
+            seed=seed, site=site.SELF_ATTENTION_WEIGHTS, cache=self_cache, packing=packing,
         )  # fmt: skip
         stream = stream.join(z, self.norm1, dropout_of(self.dropout1, seed, site.SELF_ATTENTION))
 

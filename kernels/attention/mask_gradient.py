@@ -91,24 +91,24 @@ def _gradient(
     row_tiles = (L + ROWS - 1) // ROWS
     column_tiles = (S + COLUMNS - 1) // COLUMNS
     # The tile of the mask, and which of its readers this program takes: every shares-th.
-    place = tl.program_id(0)
-    share = place % shares
-    place = place // shares
+    index = tl.program_id(0)
+    share = index % shares
+    index = index // shares
     mask_row = 0
     mask_column = 0
     mask_head = 0
     mask_batch = 0
     if MS:
-        mask_column = place % column_tiles
-        place = place // column_tiles
+        mask_column = index % column_tiles
+        index = index // column_tiles
     if ML:
-        mask_row = place % row_tiles
-        place = place // row_tiles
+        mask_row = index % row_tiles
+        index = index // row_tiles
     if MH:
-        mask_head = place % H
-        place = place // H
+        mask_head = index % H
+        index = index // H
     if MB:
-        mask_batch = place
+        mask_batch = index
     # What reads the tile, numbered from 0 to readers.
     B = planes // H
     batches = 1 if MB else B
@@ -194,9 +194,9 @@ def gradient(
         return torch.zeros_like(mask)
     tile = tile or gradient_tile(*call.size_class)
     extents = (full[0], full[1], ceil_div(full[2], tile.rows), ceil_div(full[3], tile.columns))
-    own = [m == f for m, f in zip(shape, full)]  # a dimension of size 1 counts as the mask's own
+    whole = [m == f for m, f in zip(shape, full)]  # a dimension of size 1 counts as whole
     tiles = readers = 1
-    for extent, owned in zip(extents, own):
+    for extent, owned in zip(extents, whole):
         tiles, readers = (tiles * extent, readers) if owned else (tiles, readers * extent)
     shares = min(readers, max(1, 4 * call.chip.processors // tiles))
     parts = torch.empty(shares, *shape, dtype=torch.float32, device=mask.device)
@@ -204,19 +204,19 @@ def gradient(
     _gradient[(tiles * shares,)](
         query, key, value, grad, lse, delta, parts, *call.arguments, call.planes, shares,
         strides(query, key, value, grad), *lse.stride()[:2], call.mask_strides,
-        **call.constants, MB=own[0], MH=own[1], ML=own[2], MS=own[3], **launch_options(tile),
+        **call.constants, MB=whole[0], MH=whole[1], ML=whole[2], MS=whole[3], **launch_options(tile),
     )  # fmt: skip
     return parts.sum(0).view(mask.shape).to(mask.dtype)
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile, for a mask shared by all heads."""
-    own = {"MB": True, "MH": False, "ML": True, "MS": True}
+    whole = {"MB": True, "MH": False, "ML": True, "MS": True}
     for width in (64, 128, 256):
         for kind in dict.fromkeys((*product_kinds(chip), "fp16")):
             if spills(chip, kind, width):
                 continue  # the route takes another way
             tile = gradient_tile(chip, kind, width, 2)
             name = f"attention.mask_gradient/{variant_name(dropout=True, mask='add')}/D{width}"
-            constants = head_constants(width) | own
+            constants = head_constants(width) | whole
             yield compile_case(_gradient, name, kind, tile, dropout=True, mask="add", **constants)

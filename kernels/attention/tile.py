@@ -138,15 +138,15 @@ def load_rows(
     """(ROWS, block(WIDTH)), zero where there is nothing."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, block(WIDTH))[None, :]
-    place = x + row * stride + column
+    pointers = x + row * stride + column
     if WHOLE and block(WIDTH) == WIDTH:
-        tile = tl.load(place)
+        tile = tl.load(pointers)
     elif WHOLE:
-        tile = tl.load(place, mask=column < WIDTH, other=0.0)
+        tile = tl.load(pointers, mask=column < WIDTH, other=0.0)
     elif block(WIDTH) == WIDTH:
-        tile = tl.load(place, mask=row < count, other=0.0)
+        tile = tl.load(pointers, mask=row < count, other=0.0)
     else:
-        tile = tl.load(place, mask=(row < count) & (column < WIDTH), other=0.0)
+        tile = tl.load(pointers, mask=(row < count) & (column < WIDTH), other=0.0)
     return tile
 
 
@@ -190,16 +190,16 @@ def hide(
         row_stride, column_stride = mask_strides[2], mask_strides[3]
         inside = (rows < queries - row) & (columns < visible - column)
         mask += tl.cast(row, tl.int64) * row_stride + tl.cast(column, tl.int64) * column_stride
-        place = mask + (rows * row_stride + columns * column_stride)
+        pointers = mask + (rows * row_stride + columns * column_stride)
         if mask.dtype.element_ty == tl.uint8:
-            allowed = tl.load(place, mask=inside, other=1)
+            allowed = tl.load(pointers, mask=inside, other=1)
             if s.shape[0] == 16 or s.shape[1] == 16:
                 # Where a load of bytes and a tl.join (dropout's) lead to a product only 16 deep, Triton up to 3.7 gives
                 # it a layout for 32 and multiplies wrongly (triton#11691). It does not look behind a reduction.
                 allowed = tl.max(tl.expand_dims(allowed, 2), 2)
             s = tl.where(allowed != 0, s, float("-inf"))
         else:
-            added = tl.load(place, mask=inside, other=0.0).to(tl.float32) * LOG2E
+            added = tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
             if OVERFLOWS:
                 s = tl.where(added == float("-inf"), added, s + added)  # not inf + -inf
             else:

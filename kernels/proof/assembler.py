@@ -30,9 +30,9 @@ def assembler(capability: int) -> Assembler:
     newer = capability >= 100 and hasattr(knobs.nvidia, "ptxas_blackwell")
     path = (knobs.nvidia.ptxas_blackwell if newer else knobs.nvidia.ptxas).path
     said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\bV(\d+(?:\.\d+)+)", said)
+    match = re.search(r"\bV(\d+(?:\.\d+)+)", said)
     return Assembler(
-        path, found[1] if found else "unknown", "TRITON_PTXAS_BLACKWELL_PATH" if newer else "TRITON_PTXAS_PATH"
+        path, match[1] if match else "unknown", "TRITON_PTXAS_BLACKWELL_PATH" if newer else "TRITON_PTXAS_PATH"
     )
 
 

@@ -48,35 +48,35 @@ def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> 
         rows = csv.writer(lines, lineterminator="\n")
         rows.writerow(("case", "dtype", "chip", *_FIELDS))
         for chip, case, dtype in sorted(budgets, key=order):
-            found = budgets[chip, case, dtype]
-            rows.writerow((case, dtype, chip, *(getattr(found, field) for field in _FIELDS)))
+            measured = budgets[chip, case, dtype]
+            rows.writerow((case, dtype, chip, *(getattr(measured, field) for field in _FIELDS)))
 
 
-def broken_rules(chip: Chip, case: CompileCase, found: Resources) -> list[str]:
+def broken_rules(chip: Chip, case: CompileCase, measured: Resources) -> list[str]:
     """What no case may do, recorded or not: take more shared memory than the chip has, spill on a chip from sm_80 on,
     leave the matrix units idle in a half-precision or TF32 product, or compute a float32 product in TF32."""
     broken = []
-    if found.shared > chip.shared_memory:
-        broken.append(f"takes {found.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
-    if chip.capability >= 80 and found.spill:
-        broken.append(f"spills {found.spill} bytes: take a smaller tile or more warps")
-    if case.matrix_product and chip.matrix_units and case.dtype != "fp32" and not found.matrix:
+    if measured.shared > chip.shared_memory:
+        broken.append(f"takes {measured.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
+    if chip.capability >= 80 and measured.spill:
+        broken.append(f"spills {measured.spill} bytes: take a smaller tile or more warps")
+    if case.matrix_product and chip.matrix_units and case.dtype != "fp32" and not measured.matrix:
         broken.append("has no matrix instruction: its product is computed with ordinary multiply-adds")
-    if case.matrix_product and chip.capability and case.dtype == "fp32" and found.matrix:
+    if case.matrix_product and chip.capability and case.dtype == "fp32" and measured.matrix:
         # NVIDIA has none for float32: on sm_100 Triton 3.7.1 issues IEEE products of 64 rows or more as TF32.
         broken.append("has a matrix instruction: its float32 product is computed in TF32; take less than 64 rows")
     return broken
 
 
-def regressions(found: Resources, budget: Resources | None) -> list[str]:
+def regressions(measured: Resources, budget: Resources | None) -> list[str]:
     """How a case is heavier than what was recorded for it."""
     if budget is None:
         return ["is not in budgets.csv: look at its numbers, then run with --update-budgets"]
     grown = []
     for field in ("registers", "spill", "shared"):
-        now, then = getattr(found, field), getattr(budget, field)
+        now, then = getattr(measured, field), getattr(budget, field)
         if now > then:
             grown.append(f"{field} {then} -> {now}")
-    if found.matrix < budget.matrix:
-        grown.append(f"matrix instructions {budget.matrix} -> {found.matrix}")
+    if measured.matrix < budget.matrix:
+        grown.append(f"matrix instructions {budget.matrix} -> {measured.matrix}")
     return grown

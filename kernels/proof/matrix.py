@@ -87,9 +87,9 @@ def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
     unknown = Resources(0, 0, 0, 0)
     chosen: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
     for task, case in cases.items():
-        found = recorded.get(budgets.key(CHIPS[task.chip], case), unknown)
-        place = (task.family, task.chip, case.kernel.__name__)
-        chosen.setdefault(place, []).append((found.spill, found.registers, -task.index, task))
+        measured = recorded.get(budgets.key(CHIPS[task.chip], case), unknown)
+        kernel_key = (task.family, task.chip, case.kernel.__name__)
+        chosen.setdefault(kernel_key, []).append((measured.spill, measured.registers, -task.index, task))
     return list(dict.fromkeys(task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))))
 
 
@@ -116,8 +116,8 @@ def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, .
         return kind
 
     signature = {
-        parameter.name: described(case.arguments[parameter.name], (place,), parameter.is_constexpr)
-        for place, parameter in enumerate(case.kernel.params)
+        parameter.name: described(case.arguments[parameter.name], (index,), parameter.is_constexpr)
+        for index, parameter in enumerate(case.kernel.params)
     }
     return signature, constants, attributes
 
@@ -206,18 +206,18 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
     """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton may."""
     if outcome.resources is None:
         return [f"does not compile: {outcome.error}"]
-    found = budgets.broken_rules(chip, case, outcome.resources)
+    broken = budgets.broken_rules(chip, case, outcome.resources)
     if exact:
-        found += budgets.regressions(outcome.resources, budget)
-    return found
+        broken += budgets.regressions(outcome.resources, budget)
+    return broken
 
 
 def recorded_table() -> str:
     """The report of what budgets.csv records of the cases that the kernel files list."""
     version, recorded = budgets.read()
     keyed = [(CHIPS[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
-    found = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed]
-    rows = [(chip, case, Outcome(known)) for chip, case, known in found if known is not None]
+    budgeted = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed]
+    rows = [(chip, case, Outcome(known)) for chip, case, known in budgeted if known is not None]
     return f"{len(rows):,} of {len(keyed):,} cases, Triton {version}\n\n{compile_report.by_kernel(rows)}"
 
 

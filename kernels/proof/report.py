@@ -61,13 +61,13 @@ def by_case(rows: Iterable[Row]) -> str:
         ("case", "dtype", "chip", "registers", "spill B", "shared B", "warps", "occupancy", "matrix instr.")
     ]
     for chip, case, outcome in sorted(rows, key=lambda row: (row[1].name, row[1].dtype)):
-        found = outcome.resources
-        if found is None:
+        measured = outcome.resources
+        if measured is None:
             lines.append((case.name, case.dtype, chip.name, *[""] * 5, outcome.error[:80]))
             continue
-        numbers = (found.registers, found.spill, found.shared, case.num_warps)
-        share = f"{occupancy(chip, found, case.num_warps):.0%}"
-        lines.append((case.name, case.dtype, chip.name, *map(str, numbers), share, str(found.matrix)))
+        numbers = (measured.registers, measured.spill, measured.shared, case.num_warps)
+        share = f"{occupancy(chip, measured, case.num_warps):.0%}"
+        lines.append((case.name, case.dtype, chip.name, *map(str, numbers), share, str(measured.matrix)))
     return _aligned(lines, names=3)
 
 

@@ -39,10 +39,10 @@ def read(compiled: Any, shared: int) -> Resources:
 
 def _read_amd(assembly: str, shared: int) -> Resources:
     def value(field: str) -> int:
-        found = re.search(rf"^\s*\.{field}:\s*(\d+)", assembly, re.MULTILINE)
-        if found is None:
+        match = re.search(rf"^\s*\.{field}:\s*(\d+)", assembly, re.MULTILINE)
+        if match is None:
             raise ValueError(f"the compiled kernel's metadata has no .{field}")
-        return int(found[1])
+        return int(match[1])
 
     return Resources(
         registers=value("vgpr_count"),
@@ -63,10 +63,10 @@ def _usage(cubin: bytes) -> tuple[int, int, int]:
         output = subprocess.run(
             [str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", output)
-    if found is None:
+    match = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", output)
+    if match is None:
         raise ValueError(f"cuobjdump reported no resource usage: {output!r}")
-    registers, stack, shared, local = map(int, found.groups())
+    registers, stack, shared, local = map(int, match.groups())
     return registers, max(stack, local), shared
 
 

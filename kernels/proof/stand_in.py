@@ -41,17 +41,17 @@ class StandIn:
     """As much of a driver as a launch asks for. started: where launches are written down, if anywhere."""
 
     def __init__(self, chip: str, started: list[Start] | None = None) -> None:
-        here = CHIPS[chip]
-        self.chip = here
+        product = CHIPS[chip]
+        self.chip = product
         self._device = _FIRST_DEVICE + list(CHIPS).index(chip)
-        self._target = GPUTarget("cuda", here.capability, 32) if here.capability else GPUTarget("hip", chip, 64)
+        self._target = GPUTarget("cuda", product.capability, 32) if product.capability else GPUTarget("hip", chip, 64)
         self._started = started
         self.utils = SimpleNamespace(
             load_binary=lambda name, binary, shared, device: (binary, name, 32, 0, 1024),
             get_device_properties=lambda device: {
-                "max_shared_mem": here.shared_memory,
-                "multiprocessor_count": here.processors,
-                "warpSize": 32 if here.capability else 64,
+                "max_shared_mem": product.shared_memory,
+                "multiprocessor_count": product.processors,
+                "warpSize": 32 if product.capability else 64,
             },
         )
 
@@ -68,7 +68,7 @@ class StandIn:
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         started = self._started
 
-        def start(x, y, z, stream, function, packed, at, enter, leave, *arguments):
+        def start(x, y, z, stream, function, packed, launch_metadata, enter, leave, *arguments):
             if started is not None:
                 started.append(Start(metadata, (x, y, z), arguments))
 

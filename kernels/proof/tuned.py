@@ -18,12 +18,12 @@ def complaints(file: Path) -> list[str]:
     """What is wrong with it: damaged, of a chip that the matrix does not compile for, or answers nobody offers."""
     families()  # imports every kernel file, and with it every choice
     try:
-        place, answers = choice_cache.parse(file)
+        system, answers = choice_cache.parse(file)
     except ValueError as error:
         return [f"damaged: {error}"]
-    chip = CHIPS.get(place.chip)
+    chip = CHIPS.get(system.chip)
     if chip is None:
-        return [f"measured on {place.chip}, which is none of {', '.join(CHIPS)}"]
+        return [f"measured on {system.chip}, which is none of {', '.join(CHIPS)}"]
     wrong = []
     for answer in answers:
         choice = choices.CHOICES.get(answer.choice)

@@ -41,7 +41,7 @@ def test_kernels_are_summed_up_against_plain_pytorch(write, record):
     (claim,) = headline.claims(load(write("kernels.jsonl", *rows)))
     assert claim.figure == "2.00x as fast (geometric mean; 1.00x to 4.00x)"
     assert claim.what == "2 rows of kernels, fp32, against plain PyTorch; CPU: AMD EPYC, 2 cores"
-    assert claim.places == "kernels.jsonl:1,2,3,4"
+    assert claim.locations == "kernels.jsonl:1,2,3,4"
 
 
 def test_throughput_stands_beside_the_peers(write, record):

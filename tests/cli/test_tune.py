@@ -99,9 +99,9 @@ def test_an_answer_that_cannot_run_here_is_passed_over(bench):
 
 def test_what_was_measured_is_kept_and_read_back(bench, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path))
-    place = choice_cache.Place("a device", "sm_90", "1.0", {"torch": "2.13.0"})
-    monkeypatch.setattr(choice_cache, "this_place", lambda device, chip: place)
-    choice_cache.write(place, [m.as_answer() for m in measured(bench)])
+    system = choice_cache.System("a device", "sm_90", "1.0", {"torch": "2.13.0"})
+    monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: system)
+    choice_cache.write(system, [m.as_answer() for m in measured(bench)])
     choices.keep(CHIP, {})
     assert bench[0](CHIP, 512) == Tile(8)
     choice_cache.load(torch.device("cuda", 0), CHIP)

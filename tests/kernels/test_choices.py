@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fasttfm.kernels import choice_cache, choices
-from fasttfm.kernels.choice_cache import Answer, Place
+from fasttfm.kernels.choice_cache import Answer, System
 from fasttfm.kernels.compile_case import CHIPS
 
 SM_80, SM_90 = CHIPS["sm_80"], CHIPS["sm_90"]
@@ -61,25 +61,25 @@ def test_a_kept_answer_that_the_kernel_no_longer_offers_is_dropped_with_one_warn
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def system(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path))
-    place = Place("NVIDIA H200", "sm_90", "550.1", {"torch": "2.13.0", "triton": "3.7.1"})
-    monkeypatch.setattr(choice_cache, "this_place", lambda device, chip: place)
-    return place
+    system = System("NVIDIA H200", "sm_90", "550.1", {"torch": "2.13.0", "triton": "3.7.1"})
+    monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: system)
+    return system
 
 
 DEVICE = torch.device("cuda", 0)
 KEPT = [Answer("test.tile", (512, "bf16"), {"rows": 2}, 10.0, 12.5)]
 
 
-def test_what_is_written_is_read_and_in_force(tile, place):
-    choice_cache.write(place, KEPT)
-    assert choice_cache.read(place) == KEPT
+def test_what_is_written_is_read_and_in_force(tile, system):
+    choice_cache.write(system, KEPT)
+    assert choice_cache.read(system) == KEPT
     choice_cache.load(DEVICE, SM_90)
     assert tile(SM_90, 512, "bf16") == Tile(2)
 
 
-def test_nothing_kept_means_nothing_said(tile, place):
+def test_nothing_kept_means_nothing_said(tile, system):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         choice_cache.load(DEVICE, SM_90)
@@ -87,16 +87,16 @@ def test_nothing_kept_means_nothing_said(tile, place):
 
 
 @pytest.mark.parametrize("change", [{"driver": "560.2"}, {"versions": {"torch": "2.14.0", "triton": "3.7.1"}}])
-def test_what_another_driver_or_version_measured_is_not_used_and_one_warning_says_so(tile, place, change):
-    choice_cache.write(dataclasses.replace(place, **change), KEPT)
+def test_what_another_driver_or_version_measured_is_not_used_and_one_warning_says_so(tile, system, change):
+    choice_cache.write(dataclasses.replace(system, **change), KEPT)
     with pytest.warns(RuntimeWarning, match="another driver or version") as said:
         choice_cache.load(DEVICE, SM_90)
     assert len(said) == 1
     assert tile(SM_90, 512, "bf16") == Tile(8)
 
 
-def test_what_another_device_measured_is_nobodys_business(tile, place):
-    choice_cache.write(dataclasses.replace(place, device="NVIDIA H200 NVL"), KEPT)
+def test_what_another_device_measured_is_nobodys_business(tile, system):
+    choice_cache.write(dataclasses.replace(system, device="NVIDIA H200 NVL"), KEPT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         choice_cache.load(DEVICE, SM_90)
@@ -116,8 +116,8 @@ def test_what_another_device_measured_is_nobodys_business(tile, place):
     ],
     ids=["cut off", "empty", "a list", "of the future", "a renamed field", "a wrong entry", "a wrong size", "nested"],
 )
-def test_a_damaged_file_is_ignored_with_one_warning_that_names_it(tile, place, damage):
-    file = choice_cache.write(place, KEPT)
+def test_a_damaged_file_is_ignored_with_one_warning_that_names_it(tile, system, damage):
+    file = choice_cache.write(system, KEPT)
     file.write_text(damage(file.read_text()))
     with pytest.warns(RuntimeWarning, match="is damaged") as said:
         choice_cache.load(DEVICE, SM_90)

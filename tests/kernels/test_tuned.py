@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from fasttfm.kernels import choice_cache, choices
-from fasttfm.kernels.choice_cache import Answer, Place
+from fasttfm.kernels.choice_cache import Answer, System
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.proof import tuned
 from fasttfm.kernels.tiles.feed_forward import product_tile
 
 CHIP = CHIPS["sm_90"]
-PLACE = Place("NVIDIA H200", "sm_90", "550.1", {"triton": "3.7.1"})
+SYSTEM = System("NVIDIA H200", "sm_90", "550.1", {"triton": "3.7.1"})
 SIZE = ("bf16", "large")
 OTHER = product_tile.alternatives(CHIP, *SIZE)[0]
 ANSWER = Answer("feed_forward.tile", SIZE, choices.as_written(OTHER), 10.0, 12.0)
@@ -23,10 +23,10 @@ def sent_in(tmp_path, monkeypatch):
     """sent_in(place, answers): such a file ships; the user has measured nothing."""
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choice_cache, "SHIPPED", tmp_path)
-    monkeypatch.setattr(choice_cache, "this_place", lambda device, chip: PLACE)
+    monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: SYSTEM)
 
-    def send(place, answers):
-        file = choice_cache.write(place, answers)
+    def send(system, answers):
+        file = choice_cache.write(system, answers)
         return file.replace(tmp_path / file.name)
 
     yield send
@@ -39,24 +39,24 @@ def load():
 
 
 def test_a_file_of_the_same_product_is_in_force_whatever_its_driver(sent_in):
-    sent_in(Place("NVIDIA H200", "sm_90", "999.9", {"triton": "3.5.0"}), [ANSWER])
+    sent_in(System("NVIDIA H200", "sm_90", "999.9", {"triton": "3.5.0"}), [ANSWER])
     assert load() == OTHER != product_tile.shipped(CHIP, *SIZE)
 
 
 def test_a_file_of_another_product_is_not(sent_in):
-    sent_in(Place("NVIDIA H100", "sm_90", "550.1", {}), [ANSWER])
+    sent_in(System("NVIDIA H100", "sm_90", "550.1", {}), [ANSWER])
     assert load() == product_tile.shipped(CHIP, *SIZE)
 
 
 def test_what_the_user_measured_goes_before_it(sent_in):
-    sent_in(PLACE, [ANSWER])
+    sent_in(SYSTEM, [ANSWER])
     shipped = choices.as_written(product_tile.shipped(CHIP, *SIZE))
-    choice_cache.write(PLACE, [Answer("feed_forward.tile", SIZE, shipped, 9.0, 9.0)])
+    choice_cache.write(SYSTEM, [Answer("feed_forward.tile", SIZE, shipped, 9.0, 9.0)])
     assert load() == product_tile.shipped(CHIP, *SIZE)
 
 
 def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
-    assert tuned.main([str(sent_in(PLACE, [ANSWER]))]) == 0
+    assert tuned.main([str(sent_in(SYSTEM, [ANSWER]))]) == 0
     assert "1 files fit to ship" in capsys.readouterr().out
 
 
@@ -71,7 +71,7 @@ def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
     ],
 )
 def test_a_file_that_is_not_fit_is_refused_with_the_reason(sent_in, capsys, change, complaint):
-    file = sent_in(PLACE, [ANSWER])
+    file = sent_in(SYSTEM, [ANSWER])
     content = json.loads(file.read_text())
     (content if {"chip", "format"} & change.keys() else content["answers"][0]).update(change)
     file.write_text(json.dumps(content))

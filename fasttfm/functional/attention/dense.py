@@ -10,11 +10,8 @@ from torch import Tensor
 from fasttfm.functional.attention import routes
 from fasttfm.functional.attention.arguments import Options, absent, autocast_operands
 from fasttfm.functional.attention.layout import empty_heads_last
-from fasttfm.functional.attention.routes import torch_is_faster
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, casts
-
-__all__ = ["attention", "casts", "check", "torch_is_faster"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -51,12 +51,12 @@ def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
 
 def decide_dense(asked: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> str:
     """decide(), or fused where torch's own kernel is the faster way on a CPU."""
-    if asked in BACKENDS and asked != "triton" and _torch_is_faster(query, key, value, options):
+    if asked in BACKENDS and asked != "triton" and _fused_is_faster(query, key, value, options):
         return "fused"
     return decide(asked, query, value, key.shape[2])
 
 
-def _torch_is_faster(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
+def _fused_is_faster(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
     return (
         query.device.type == "cpu"
         and query.dtype == key.dtype == value.dtype == torch.float32
@@ -70,10 +70,10 @@ def _torch_is_faster(query: Tensor, key: Tensor, value: Tensor, options: Options
     )
 
 
-def torch_is_faster(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+def takes_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether attention() without dropout takes torch's fused CPU kernel, with the default scale."""
     options = Options(None, mask, False, 0, 0.0, 1.0, None, 0)
-    return chosen() != "triton" and not casts(query) and _torch_is_faster(query, key, value, options)
+    return chosen() != "triton" and not casts(query) and _fused_is_faster(query, key, value, options)
 
 
 def takes_kernel(asked: str, scores: Tensor) -> str:
