@@ -19,7 +19,7 @@ from fasttfm.blocks.inspect import ATTENTION, ordinary, untouched
 from fasttfm.blocks.merging import Projection
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, last_product
-from fasttfm.blocks.step_cache import MemoryAttention, AncestorAttention
+from fasttfm.blocks.step_cache import AncestorAttention, MemoryAttention
 from fasttfm.functional.linear import linear
 from fasttfm.functional.merging import attention_bias_parts
 from fasttfm.functional.operator import casts
