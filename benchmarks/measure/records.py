@@ -1,8 +1,9 @@
 """What a line of benchmarks/results says: its schema, how a file of them is written, read and checked.
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
-(end_to_end, operator_overhead, launch_overhead, launch_counts, executed, workers, preparing, the examples) keep their
-fields and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, for others to read:
+(end_to_end, operator_overhead, launch_overhead, launch_counts, executed, workers, int8_products, preparing, the
+examples) keep their fields and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema,
+for others to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -153,6 +154,11 @@ WORKERS = _object(
 )
 """Target tokens a second by workers and busy neighbours, written by `python -m benchmarks.workers`."""
 
+INT8_PRODUCTS = _object(
+    {"benchmark": {"const": "int8_products"}, "threads": _COUNT, "measured": _ROWS, "machine": MACHINE}
+)
+"""Microseconds of a product by rows, shape and operator, written by `python -m benchmarks.int8_products`."""
+
 PREPARING = _object({"benchmark": {"const": "preparing"}, "measured": _ROWS, "machine": MACHINE})
 """Seconds and peak memory by pairs, written by `python -m benchmarks.preparing`."""
 
@@ -201,6 +207,7 @@ SCHEMAS = {
     "launch_counts": LAUNCH_COUNTS,
     "executed": EXECUTED,
     "workers": WORKERS,
+    "int8_products": INT8_PRODUCTS,
     "preparing": PREPARING,
     "example": EXAMPLE,
 }

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fasttfm.checkpoints import quantized
 from fasttfm.checkpoints.ownership import claimed, published, recover
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
@@ -112,7 +113,7 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """Weights of a checkpoint directory or of a .safetensors file.
+    """Weights of a checkpoint directory or of a .safetensors file; matrices stored in int8 come as float32.
 
     Raises UserError when the file cannot be read, is not what was written, or holds NaN, infinity or complex numbers.
     """
@@ -120,8 +121,15 @@ def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[s
     with _opened(path, device) as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         _check_digest(path)
+        weights = quantized.restored(weights)
     refuse_what_is_no_number(weights, path)
     return weights
+
+
+def is_quantized(checkpoint: Path) -> bool:
+    """Whether the matrices of a checkpoint directory or of a .safetensors file are stored in int8."""
+    with _opened(checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint, "cpu") as file:
+        return any(file.get_slice(name).get_dtype() == "I8" for name in file.keys())  # noqa: SIM118
 
 
 def read_state(checkpoint: Path) -> TrainingState:

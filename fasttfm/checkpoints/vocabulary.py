@@ -8,12 +8,12 @@ from pathlib import Path
 from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, read_meta
 from fasttfm.errors import UserError
 
-_NAMES = ("spm.model", "spm.src.model", "spm.tgt.model")
+VOCABULARY_FILES = ("spm.model", "spm.src.model", "spm.tgt.model")
 
 
 def vocabulary_digest(model_dir: str | Path) -> str | None:
     """The SHA-256 of the SentencePiece models of a model directory; None when it has none."""
-    files = [path for path in (Path(model_dir) / name for name in _NAMES) if path.is_file()]
+    files = [path for path in (Path(model_dir) / name for name in VOCABULARY_FILES) if path.is_file()]
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.read_bytes())

@@ -34,6 +34,7 @@ COMMANDS = {
     "score-pairs": ("score_pairs", "the model's log-probability of given translations"),
     "average": ("average", "average the last checkpoints of a model"),
     "plot": ("plot", "draw the curves of several runs in one picture"),
+    "quantize": ("quantize", "write a model directory with 8-bit matrices"),
     "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
     "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
     "env": ("env", "versions, device, assembler and routes: what to send with a question"),

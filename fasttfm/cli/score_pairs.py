@@ -27,9 +27,9 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
     parser.add_argument(
         "--precision",
-        choices=("fp32", "bf16", "fp16"),
-        default="fp32",
-        help="type of the weights and matrix products (default: %(default)s)",
+        choices=("fp32", "bf16", "fp16", "int8"),
+        help="type of the weights and matrix products; int8: of the products, on a CPU (default: fp32, or int8 for a "
+        "model of fasttfm quantize)",
     )
 
 

@@ -42,10 +42,10 @@ def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[to
     batch_invariant: of sequences padded to one length each gets the same bits, whatever stands beside it, on a CPU.
     Gives the model's device.
     """
-    training = model.training
+    training, int8 = model.training, getattr(model, "int8_products", False)
     model.eval()
     try:
-        with torch.inference_mode(), frozen_weights(model, batch_invariant=batch_invariant):
+        with torch.inference_mode(), frozen_weights(model, batch_invariant=batch_invariant, int8=int8):
             yield next(model.parameters()).device
     finally:
         model.train(training)

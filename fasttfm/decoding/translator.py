@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from fasttfm.checkpoints.checkpoint import read_weights
+from fasttfm.checkpoints.checkpoint import is_quantized, read_weights
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.checkpoints.weights import load_weights
@@ -28,8 +28,8 @@ from fasttfm.decoding.search import search_ids, search_workers
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 
-Precision = Literal["fp32", "bf16", "fp16"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Precision = Literal["fp32", "bf16", "fp16", "int8"]
+_DTYPES = {"fp32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LEAST_WORK = 5e11
 """Source tokens times parameters times beam from which on processes are started: a core takes 5 s for so much, and
 starting them half of that."""
@@ -97,7 +97,7 @@ class Translator:
         path: str | Path,
         checkpoint: str = "best",
         device: str | torch.device | None = None,
-        precision: Precision = "fp32",
+        precision: Precision | None = None,
         workers: int | None = None,
         banned: Sequence[str] = (),
         ensemble: Sequence[str | Path] = (),
@@ -107,9 +107,10 @@ class Translator:
         """The model that `fasttfm train` left in a directory.
 
         checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where
-        there is one. precision: type of weights and matrix products. workers: processes that each search batches of
-        their own on a CPU; None: as many as PyTorch computes with, when there is enough to do. banned, aligned: as
-        of Translator. ensemble: other model directories with the same tokenizers, whose probabilities are averaged with
+        there is one. precision: type of weights and matrix products, int8 of the products alone; None: int8 for a model
+        of fasttfm quantize, else fp32. workers: processes that each search batches of their own on a CPU; None: as many
+        as PyTorch computes with, when there is enough to do. banned, aligned: as of Translator. ensemble: other model
+        directories with the same tokenizers, whose probabilities are averaged with
         this one's. decoding: fields of DecodingConfig that differ from those in the model's config.yaml. Raises
         UserError naming what is missing, damaged or of another model.
         """
@@ -128,7 +129,11 @@ class Translator:
             saved = resolve_checkpoint(folder, checkpoint)
             check_vocabulary(saved, folder)
             load_weights(model, read_weights(saved), saved)
-            models.append(model.to(device=chosen, dtype=_DTYPES[precision]).eval())
+            precision_of_model = precision or ("int8" if is_quantized(saved) else "fp32")
+            if precision == "int8" and chosen.type != "cpu":
+                raise UserError(f"--precision int8 is for a CPU, the device is {chosen}: give bf16 or fp16")
+            model.int8_products = precision_of_model == "int8"
+            models.append(model.to(device=chosen, dtype=_DTYPES[precision_of_model]).eval())
         return cls(
             models[0] if len(models) == 1 else Ensemble(models),
             source_tokenizer,

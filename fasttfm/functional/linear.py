@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnF
 
-from fasttfm.functional.row_classes import Product, multiply, row_classes
+from fasttfm.functional.int8 import int8_product
+from fasttfm.functional.row_classes import CANDIDATES, Product, multiply, row_classes
 
 _LEAST = 1 << 15
 """Elements of the smallest weight that is laid out anew: below, the call costs more than it saves."""
@@ -38,21 +39,22 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def frozen_weights(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[None]:
+def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: bool = False) -> Iterator[None]:
     """Inside, on this thread, linear() keeps what it makes of the model's weights, which must not change meanwhile.
 
     It is found again the next time, unless weights have changed: replaced, written to as PyTorch counts it, or trained
     (fused optimizers are not counted, so a sample of every weight is looked at; writing a few elements through
     `parameter.data` goes unseen). Costs a second copy of the weights in memory, for as long as they stay. Only calls
     without gradients take part, and only on a CPU. batch_invariant: a row of linear(), and a sequence of attention with
-    key_lengths, has the same bits whatever is computed beside it.
+    key_lengths, has the same bits whatever is computed beside it. int8: linear() multiplies 8-bit integers, as
+    functional/int8.py says.
     """
-    before = getattr(_thread, "kept", None), getattr(_thread, "batch_invariant", False)
-    _thread.kept, _thread.batch_invariant = _kept_of(model), batch_invariant
+    before = getattr(_thread, "kept", None), getattr(_thread, "batch_invariant", False), getattr(_thread, "int8", False)
+    _thread.kept, _thread.batch_invariant, _thread.int8 = _kept_of(model), batch_invariant, int8
     try:
         yield
     finally:
-        _thread.kept, _thread.batch_invariant = before
+        _thread.kept, _thread.batch_invariant, _thread.int8 = before
 
 
 def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
@@ -103,8 +105,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     rows = x.reshape(-1, x.shape[-1])
     if rows.dtype != dtype:
         rows = rows.to(dtype)
-    kept = _kept_product(_thread.kept, weight, bias, dtype, relu)
-    if _thread.batch_invariant:
+    kept = _kept_product(_thread.kept, weight, bias, dtype, relu, _thread.int8)
+    if _thread.batch_invariant or kept.classes is not None:
         if kept.classes is None:
             outputs, inputs = weight.shape
             kept.classes = row_classes(kept.of_kind, outputs, inputs, dtype, (bias is None, relu, kept.packed))
@@ -126,17 +128,21 @@ class _Kept:
     of_kind: Callable[[Tensor, Tensor], Product]
     """The same kind of product with another weight and bias."""
     classes: tuple[int, ...] | None = None
-    """Row counts that agree, once somebody has asked."""
+    """Row counts that agree, once somebody has asked. All do in int8, and few are used."""
 
 
 def _kept_product(
-    kept: dict[tuple, _Kept], weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool
+    kept: dict[tuple, _Kept], weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool, int8: bool
 ) -> _Kept:
-    key = (weight.data_ptr(), weight.shape, dtype, relu)
+    key = (weight.data_ptr(), weight.shape, dtype, relu, int8)
     if key in kept:
         return kept[key]
     with _lock:
         if key in kept:  # another thread was quicker
+            return kept[key]
+        if int8:
+            product = int8_product(weight, bias, relu)
+            kept[key] = _Kept(weight, True, product, lambda weight, _: int8_product(weight, None, relu), CANDIDATES)
             return kept[key]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
         make = _packed_product if packed else _plain_product

@@ -241,3 +241,34 @@ def add_layer_norm(x, residual, weight, bias, eps, y, s):
         rstd = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
         for n in range(width):
             y[r, n] = _round(row[n] * rstd * _read(weight[n]) + _read(bias[n]), y[r, n])
+
+
+@njit(nogil=True, cache=True)
+def quantize_rows(x, quantized, scales):
+    rows, width = x.shape
+    row = np.empty(width, np.float32)
+    for r in range(rows):
+        largest = np.uint32(0)  # of the bits without sign, which rise with the number and are largest for NaN
+        for n in range(width):
+            row[n] = _read(x[r, n])
+            largest = max(largest, _bits(row[n]) & np.uint32(0x7FFFFFFF))
+        most = _from_bits(np.int32(largest))
+        inverse = np.float32(127.0) / most if largest else np.float32(0.0)
+        scales[r] = most / np.float32(127.0)
+        for n in range(width):
+            quantized[r, n] = np.int8(np.int32(np.rint(row[n] * inverse)))
+
+
+@njit(nogil=True, cache=True)
+def scale_rows(x, scales, bias, relu, y):
+    rows, width = x.shape
+    zero = np.float32(0.0)
+    for r in range(rows):
+        scale = scales[r]
+        if relu:
+            for n in range(width):
+                value = x[r, n] * scale + bias[n]
+                y[r, n] = _round(zero if value < zero else value, y[r, n])
+        else:
+            for n in range(width):
+                y[r, n] = _round(x[r, n] * scale + bias[n], y[r, n])

@@ -71,6 +71,20 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
     return y, s
 
 
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 (M, K) and scales (M,) float32 of x (M, K), as functional/int8.py says."""
+    quantized, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
+    _compiled().quantize_rows(_array(x), quantized.numpy(), scales.numpy())
+    return quantized, scales
+
+
+def scale_rows(x: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
+    """x * scales + bias, then max(0, .) with relu: x (M, N), scales (M,) and bias (N,) float32; (M, N) of dtype."""
+    y = x if dtype == torch.float32 else torch.empty(x.shape, dtype=dtype)
+    _compiled().scale_rows(_array(x), scales.numpy(), _array(bias), relu, _array(y))
+    return y
+
+
 def _array(x: Tensor) -> Any:
     view = _VIEWS[x.dtype]
     return x.detach().numpy() if view is None else x.detach().view(view).numpy()

@@ -42,6 +42,9 @@ class Transformer(nn.Module):
     the output's is then the target embedding's.
     """
 
+    int8_products = False
+    """Whether searches and scoring on a CPU multiply in 8-bit integers (functional/int8.py)."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fasttfm.checkpoints.checkpoint import MODEL_FILE, save_checkpoint
 from fasttfm.checkpoints.steps import step_folder
@@ -404,3 +405,54 @@ def test_an_ensemble_of_one_model_twice_is_that_model(translate, model_dir, tmp_
     told = failure(translate(model_dir, "--ensemble", other))
     assert "its spm.model is not that of" in told
     assert "does not exist" in failure(translate(model_dir, "--ensemble", tmp_path / "none"))
+
+
+def test_a_quantized_model_is_smaller_and_translates_as_the_model_does_in_int8(translate, model_dir, tmp_path):
+    out = tmp_path / "int8"
+    assert main(["quantize", str(model_dir), "--out", str(out)]) == 0
+    stored = step_folder(out, 1) / MODEL_FILE
+    assert stored.stat().st_size < 0.75 * (step_folder(model_dir, 1) / MODEL_FILE).stat().st_size
+    status, in_int8, errors = translate(model_dir, "--precision", "int8")
+    assert f"{out}: int8, " in in_int8
+    in_int8 = in_int8.partition("before)\n")[2]
+    assert (status, errors) == (0, [])
+    assert translate(out)[1] == in_int8
+    assert translate(out, "--precision", "int8", "--workers", 2)[1] == in_int8
+    assert translate(out, "--precision", "fp32")[0] == 0
+    scores = [
+        [float(line.rsplit("||| ", 1)[1]) for line in translate(model_dir, "--nbest", 2, *words)[1].splitlines()]
+        for words in ((), ("--precision", "int8"))
+    ]
+    assert scores[0] != scores[1]
+    assert scores[0] == pytest.approx(scores[1], rel=0.02)
+
+
+def test_quantizing_replaces_nothing(model_dir, tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").touch()
+    for words, message in (
+        ([model_dir, "--out", tmp_path / "full"], "is there already: give --out a new or empty directory"),
+        ([tmp_path, "--out", tmp_path / "x"], "is not a model directory"),
+        ([model_dir, "--out", tmp_path / "x", "--checkpoint", "9"], "checkpoint '9' was not found"),
+    ):
+        assert main(["quantize", *map(str, words)]) == 2
+        told = capsys.readouterr().err
+        assert message in told
+        assert told.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_damaged_quantized_model_is_one_line(translate, model_dir, tmp_path):
+    out = tmp_path / "int8"
+    assert main(["quantize", str(model_dir), "--out", str(out)]) == 0
+    stored = step_folder(out, 1) / MODEL_FILE
+    whole = stored.read_bytes()
+    stored.write_bytes(whole[:-7])
+    assert "model.safetensors: is cut off" in failure(translate(out))
+    stored.write_bytes(whole[:-7] + b"\x55" * 7)
+    assert "its SHA-256 is not the one" in failure(translate(out))
+    weights = load_file(stored)
+    del weights[next(name for name in weights if name.endswith(".scale"))]
+    save_file(weights, tmp_path / "x.safetensors")
+    told = failure(translate(out, "--checkpoint", tmp_path / "x.safetensors"))
+    assert "is in int8 without a float32 scale" in told

@@ -24,6 +24,9 @@ def model_of(dtype: torch.dtype, *, d_model: int, heads: int, norm_first: bool) 
     with torch.no_grad():
         norm = model.decoder.norm if norm_first else model.decoder.layers[-1].norm3
         norm.weight.normal_(std=4.0)
+    if dtype == torch.int8:
+        model.int8_products = True
+        return model
     return model.to(dtype)
 
 
@@ -38,7 +41,7 @@ SIZES = {"a small model": (48, 3), "a wide model": (512, 8)}
 """Weights too small to be laid out for oneDNN, and so large that it splits their sums."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda each: str(each)[6:])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=lambda x: str(x)[6:])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_bits_are_the_same_in_every_batch_and_order(dtype, size, beam):
