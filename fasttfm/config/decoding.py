@@ -19,6 +19,10 @@ class DecodingConfig:
 
     beam: int = 4
     """Hypotheses kept for each sentence; 1 is greedy search, which takes the likeliest token at every step."""
+    diverse_beam_groups: int = 1
+    """Groups that the beam is divided into, each kept from the tokens that groups before it take; 1 is beam search."""
+    diverse_beam_strength: float = 0.5
+    """What a token loses for each group before that has taken it at the same step; 0 makes all groups alike."""
     length_penalty: Literal["gnmt", "power", "avg", "none"] = "gnmt"
     """Divides a log-probability: gnmt by ((5 + length) / 6)^alpha, power by length^alpha, avg by length, none by 1."""
     alpha: float = 0.6
@@ -61,14 +65,14 @@ class DecodingConfig:
     """Source tokens of a line that are translated; the rest is cut off and the line counted in a warning."""
 
     def __post_init__(self) -> None:
-        for name in ("beam", "nbest", "batch_tokens", "buffer_size", "max_source_length"):
+        for name in ("beam", "diverse_beam_groups", "nbest", "batch_tokens", "buffer_size", "max_source_length"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_len_b", "min_len", "sampling_topk", "no_repeat_ngram", "mbr_samples", "alignment_layer"):
             _at_least(name, getattr(self, name), 0)
         _at_least("sampling_seed", self.sampling_seed, 0, most=(1 << 63) - 1)
         if self.length_penalty not in ("gnmt", "power", "avg", "none"):
             raise ValueError(f"length_penalty {self.length_penalty!r} is unknown: choose gnmt, power, avg or none")
-        for name in ("alpha", "max_len_a", "coverage_penalty"):
+        for name in ("alpha", "max_len_a", "coverage_penalty", "diverse_beam_strength"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} {value!r} must be a finite number of at least 0")
@@ -80,6 +84,8 @@ class DecodingConfig:
             raise ValueError(f"sampling_topp {self.sampling_topp!r} must be greater than 0 and at most 1")
         if self.mbr_samples == 1 or 0 < self.mbr_samples < self.nbest:
             raise ValueError(f"mbr_samples {self.mbr_samples} must be 0, or at least 2 and at least nbest {self.nbest}")
+        if self.beam % self.diverse_beam_groups:
+            raise ValueError(f"beam {self.beam} must be a multiple of diverse_beam_groups {self.diverse_beam_groups}")
         if self.nbest > self.beam and not (self.sampling or self.mbr_samples):
             raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}: raise beam or lower nbest")
 

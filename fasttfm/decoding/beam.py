@@ -40,7 +40,7 @@ def beam_search(
     device, beam = source.device, config.beam
     memory = model.encode(source, source_lengths)
     cache = model.start_cache(memory, source_lengths, rows_per_sentence=1, max_length=max(limits) + 1)
-    finished = [_Finished(config.nbest) for _ in limits]
+    finished = [Finished(config.nbest) for _ in limits]
 
     # All of these hold the sentences still in the batch, b of them, with `rows` hypotheses each (1 at first, then K).
     sentences = list(range(len(limits)))
@@ -134,7 +134,7 @@ def _file(
     parents: Tensor,
     history: Tensor,
     sentences: list[int],
-    finished: list[_Finished],
+    finished: list[Finished],
 ) -> None:
     """Add the extensions marked in news (b, 2K) to their sentences' finished hypotheses; history (b * rows, step)."""
     place, _ = news.nonzero(as_tuple=True)
@@ -145,7 +145,7 @@ def _file(
         finished[sentences[row]].add(Hypothesis(output, score, log_probability))
 
 
-class _Finished:
+class Finished:
     """The best finished hypotheses of one sentence."""
 
     def __init__(self, size: int):

@@ -17,8 +17,10 @@ from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.attention import rescore_by_coverage
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference, padded
 from fasttfm.decoding.beam import beam_search
+from fasttfm.decoding.groups import Groups
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
+from fasttfm.decoding.steered import steered_search
 from fasttfm.decoding.stepwise import greedy_search, sample
 from fasttfm.decoding.workers import Workers, can_fork
 from fasttfm.errors import UserError
@@ -178,5 +180,7 @@ def _search(
         lengths = None
     if config.sampling:
         return sample(model, source, lengths, limits, constraints, config, numbers)
+    if config.diverse_beam_groups > 1:
+        return steered_search(model, source, lengths, limits, Groups(limits, constraints, config))
     search = greedy_search if config.beam == 1 else beam_search
     return search(model, source, lengths, limits, constraints, config)

@@ -56,11 +56,13 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha
         assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
-@pytest.mark.parametrize("length_penalty", ["gnmt", "power", "avg", "none"])
-def test_stopping_early_changes_nothing(length_penalty):
+@pytest.mark.parametrize(
+    ("length_penalty", "beam"), [("gnmt", 4), ("power", 4), ("avg", 4), ("none", 4), ("gnmt", 64), ("avg", 64)]
+)
+def test_stopping_early_changes_nothing(length_penalty, beam):
     """The same beam search by hand, which never stops before the longest output."""
     model = TableModel(vocab_size=12)
-    settings = config(length_penalty=length_penalty, nbest=3, max_len_b=8)
+    settings = config(length_penalty=length_penalty, beam=beam, nbest=3, max_len_b=8)
     found = search_ids(model, SOURCES, settings, max_tokens=40)
     for source, hypotheses in zip(SOURCES, found):
         assert [hypothesis.tokens for hypothesis in hypotheses] == beam_by_hand(model, source[0], 8, settings)

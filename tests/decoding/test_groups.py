@@ -1,0 +1,101 @@
+"""Diverse beam search against the same by hand, which never stops before the longest output."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fasttfm.decoding import DecodingConfig, search_ids
+
+from .table_model import EOS, TableModel, penalty
+
+SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 40)]
+
+
+def config(**changes) -> DecodingConfig:
+    return DecodingConfig(**{"beam": 6, "nbest": 1, "max_len_a": 0.0, "max_len_b": 6, **changes})
+
+
+def by_hand(model: TableModel, source: int, longest: int, settings: DecodingConfig) -> dict[tuple[int, ...], float]:
+    """Finished output -> score, of all groups."""
+    size = settings.beam // settings.diverse_beam_groups
+    live = [[(0.0, 0.0, ())] for _ in range(settings.diverse_beam_groups)]  # (ranked by, log-probability, output)
+    finished = [[] for _ in live]
+    for step in range(longest + 1):
+        taken = torch.zeros(model.vocab_size, dtype=torch.float64)
+        for group, hypotheses in enumerate(live):
+            candidates = []
+            for rank, total, target in hypotheses:
+                logits = torch.tensor(model.logits(source, target), dtype=torch.float64).log_softmax(0)
+                for token in range(EOS, model.vocab_size) if step < longest else [EOS]:
+                    gained = logits[token].item()
+                    lost = settings.diverse_beam_strength * taken[token].item()
+                    candidates.append((rank + gained - lost, total + gained, (*target, token)))
+            best = sorted(candidates, reverse=True)[: 2 * size]
+            finished[group] += [(total / penalty(step + 1, settings), out[:-1]) for _, total, out in best if out[-1] == EOS]
+            live[group] = [each for each in best if each[2][-1] != EOS][:size]
+            for _, _, output in live[group]:
+                taken[output[-1]] += 1
+    best = [pair for group in finished for pair in sorted(group, reverse=True)[:size]]
+    return {output: score for score, output in best}
+
+
+@pytest.mark.parametrize(("groups", "strength"), [(2, 0.5), (3, 2.0), (6, 0.3), (2, 0.0)])
+@pytest.mark.parametrize("length_penalty", ["gnmt", "none"])
+def test_the_groups_find_what_they_find_by_hand(groups, strength, length_penalty):
+    model = TableModel(vocab_size=14)
+    settings = config(
+        diverse_beam_groups=groups, diverse_beam_strength=strength, length_penalty=length_penalty, nbest=6
+    )
+    for source, found in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=60)):
+        expected = by_hand(model, source[0], 6, settings)
+        ranked = sorted(expected, key=lambda output: -expected[output])[:6]
+        assert [tuple(each.tokens) for each in found] == ranked
+        assert [each.score for each in found] == pytest.approx([expected[output] for output in ranked], abs=1e-5)
+        assert found[0].log_probability == pytest.approx(model.log_probability(source[0], ranked[0]), abs=1e-5)
+
+
+def test_one_group_is_beam_search_and_no_strength_makes_groups_alike():
+    model = TableModel(vocab_size=14)
+    plain = search_ids(model, SOURCES, config(beam=3))
+    assert search_ids(model, SOURCES, config(beam=3, diverse_beam_groups=1)) == plain
+    alike = search_ids(model, SOURCES, config(beam=6, diverse_beam_groups=2, diverse_beam_strength=0.0, nbest=3))
+    assert [found[0].tokens for found in alike] == [found[0].tokens for found in plain]
+
+
+def test_strength_makes_outputs_differ_more():
+    model = TableModel(vocab_size=14, spread=3.0)
+
+    def first_words(strength):
+        settings = config(diverse_beam_groups=6, diverse_beam_strength=strength, nbest=6, max_len_b=4)
+        return sum(len({tuple(each.tokens[:1]) for each in found}) for found in search_ids(model, SOURCES, settings))
+
+    assert first_words(5.0) > 1.5 * first_words(0.1)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_what_else_holds_of_searches_holds(groups):
+    """Batches, prefixes, lengths, banned sequences, a vocabulary smaller than the beam."""
+    model = TableModel(vocab_size=14)
+    settings = config(beam=8, diverse_beam_groups=groups, nbest=3, min_len=2, no_repeat_ngram=1)
+    prefixes = [[5, 6][: number % 3] for number in range(len(SOURCES))]
+    found = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=[[7], [8, 9]], max_tokens=10_000)
+    alone = [
+        search_ids(model, [source], settings, prefixes=[prefix], banned=[[7], [8, 9]])[0]
+        for source, prefix in zip(SOURCES, prefixes)
+    ]
+    assert found == alone
+    for hypotheses, prefix in zip(found, prefixes):
+        for tokens in (each.tokens for each in hypotheses):
+            assert tokens[: len(prefix)] == prefix
+            assert 2 <= len(tokens) <= 6
+            assert 7 not in tokens
+            assert (8, 9) not in zip(tokens, tokens[1:])
+            assert len({*tokens}) == len(tokens)
+    small = search_ids(TableModel(vocab_size=5), SOURCES, config(beam=8, diverse_beam_groups=groups, max_len_b=3))
+    assert all(small)
+
+
+def test_a_beam_that_cannot_be_divided_is_refused():
+    with pytest.raises(ValueError, match="beam 4 must be a multiple of diverse_beam_groups 3"):
+        DecodingConfig(beam=4, diverse_beam_groups=3)
