@@ -69,6 +69,13 @@ def add_parser(subparsers) -> None:
         "begin with the same tokens are banned too",
     )
     parser.add_argument(
+        "--terminology",
+        type=Path,
+        metavar="FILE",
+        help="terms, one a line: the source's, a tab, and its translations separated by tabs; where it occurs in a "
+        "line, one of them comes in the translation",
+    )
+    parser.add_argument(
         "--alignment",
         type=Path,
         metavar="FILE",
@@ -95,6 +102,7 @@ def run(args: argparse.Namespace) -> None:
         workers=args.workers,
         banned=[] if args.banned is None else list(read_lines(args.banned)),
         ensemble=args.ensemble,
+        terminology=args.terminology,
         aligned=None if args.alignment is None else WORDS,
         **settings,
     )

@@ -98,6 +98,11 @@ class Tokenizer:
         ids = [int(i) for i in ids]
         return _spans(self._processor, "DecodeIds", ids, self._processor.DecodeIds(ids))
 
+    def piece_id(self, piece: str) -> int | None:
+        """The id of a piece; None where the vocabulary has it not."""
+        number = self._processor.PieceToId(piece)
+        return None if number == UNK else number
+
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces themselves, for showing; a leading U+2581 marks the start of a word."""
         return [self._processor.IdToPiece(int(i)) for i in ids]

@@ -68,7 +68,14 @@ class Groups:
         return Live(best, tokens, parents, done)
 
     def _file(
-        self, group: int, sentences: list[int], best: Tensor, tokens: Tensor, parents: Tensor, history: Tensor, step: int
+        self,
+        group: int,
+        sentences: list[int],
+        best: Tensor,
+        tokens: Tensor,
+        parents: Tensor,
+        history: Tensor,
+        step: int,
     ) -> None:
         rows = len(history) // len(sentences)
         penalty = length_penalty(step + 1, self.config)

@@ -20,6 +20,8 @@ from fasttfm.decoding.beam import beam_search
 from fasttfm.decoding.groups import Groups
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
+from fasttfm.decoding.phrases import Phrases, Required
+from fasttfm.decoding.required import RequiredPhrases, longest_with_phrases
 from fasttfm.decoding.steered import steered_search
 from fasttfm.decoding.stepwise import greedy_search, sample
 from fasttfm.decoding.workers import Workers, can_fork
@@ -51,37 +53,52 @@ def search_ids(
     prefixes: Sequence[Sequence[int]] | None = None,
     numbers: Sequence[int] | None = None,
     banned: Sequence[Sequence[int]] = (),
+    required: Sequence[Sequence[Phrases]] | None = None,
+    continuations: frozenset[int] = frozenset(),
     workers: Workers | None = None,
 ) -> list[list[Hypothesis]]:
     """The config.nbest best hypotheses of each source (ids with end-of-sentence), in the order of the sources.
 
     prefixes: for each source, the ids its output must begin with (may be empty). numbers: for each source, what
     sampling takes its random numbers from besides the seed; its place in sources when None. banned: sequences of ids
-    that no output holds, unless a prefix forces them. workers: search_workers() of this model, which search batches at
-    once, each on a core of its own. Raises ValueError for a source without tokens or an empty banned sequence,
-    UserError for a model whose weights give no probabilities.
+    that no output holds, unless a prefix or a required phrase forces them. required: for each source, what its output
+    must hold, each a list of alternatives, which are sequences of ids; limits of length give way. continuations: ids
+    that go on a word, so that a required phrase before one does not count. workers: search_workers() of this model,
+    which search batches at once, each on a core of its own. Raises ValueError for a source without tokens, an empty
+    sequence, and required phrases without a beam search, UserError for a model whose weights give no probabilities.
     """
     for place, source in enumerate(sources):
         if not len(source):
             raise ValueError(f"source {place} has no tokens: it must at least hold end-of-sentence")
-    for what, given in (("prefixes", prefixes), ("numbers", numbers)):
+    for what, given in (("prefixes", prefixes), ("numbers", numbers), ("required", required)):
         if given is not None and len(given) != len(sources):
             raise ValueError(f"{len(given)} {what} for {len(sources)} sources: give one for each")
     if not all(banned):
         raise ValueError("a banned sequence has no tokens: give at least one")
+    if required is not None and any(required) and (config.sampling or config.diverse_beam_groups > 1):
+        raise ValueError("required phrases need a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
     wanted = config.nbest
     if config.coverage_penalty and not config.sampling:
         config = replace(config, nbest=config.beam)
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
     with inference(model) as device:
         count = 1 if workers is None else workers.count
-        batches = _batches([*map(len, sources)], max_tokens or config.batch_tokens, config, device, count)
+        lengths = [*map(len, sources)]
+        batches = [
+            [places[number] for number in batch]
+            for places in _with_and_without_phrases(len(sources), required)
+            for batch in _batches(
+                [lengths[place] for place in places], max_tokens or config.batch_tokens, config, device, count
+            )
+        ]
         calls = [
             (
                 [sources[place] for place in batch],
                 None if prefixes is None else [list(prefixes[place]) for place in batch],
                 batch if numbers is None else [numbers[place] for place in batch],
                 banned,
+                None if required is None or not required[batch[0]] else [required[place] for place in batch],
+                continuations,
                 config,
                 count,
             )
@@ -112,6 +129,13 @@ def _prepare(model: Transformer) -> None:
     """Makes, before workers part, what all searches keep: weights laid out for products, and how these sum."""
     with suppress(UserError):  # which the first search tells
         search_ids(model, [[EOS]], DecodingConfig(beam=2, max_len_a=0.0, max_len_b=1))
+
+
+def _with_and_without_phrases(count: int, required: Sequence[Sequence[Phrases]] | None) -> list[list[int]]:
+    """Places of sources that are searched alike: what nothing is required of takes the common search."""
+    if required is None:
+        return [list(range(count))]
+    return [[place for place in range(count) if bool(required[place]) == any_phrase] for any_phrase in (False, True)]
 
 
 def _batches(
@@ -148,12 +172,14 @@ def _search_batch(
     prefixes: list[list[int]] | None,
     numbers: Sequence[int],
     banned: Sequence[Sequence[int]],
+    required: list[Sequence[Phrases]] | None,
+    continuations: frozenset[int],
     config: DecodingConfig,
     workers: int,
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each source of one batch; workers: how many such batches are searched at once."""
     with inference(model, batch_invariant=config.batch_invariant) as device:
-        return _search(model, sources, prefixes, numbers, banned, config, device, workers)
+        return _search(model, sources, prefixes, numbers, banned, required, continuations, config, device, workers)
 
 
 def _search(
@@ -162,6 +188,8 @@ def _search(
     prefixes: list[list[int]] | None,
     numbers: Sequence[int],
     banned: Sequence[Sequence[int]],
+    required: list[Sequence[Phrases]] | None,
+    continuations: frozenset[int],
     config: DecodingConfig,
     device: torch.device,
     workers: int,
@@ -169,6 +197,10 @@ def _search(
     limits = [config.longest_output(len(source) - 1) for source in sources]
     if prefixes is not None:
         limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
+    phrases = None if required is None else [Required(each, continuations) for each in required]
+    if phrases is not None:
+        begun = prefixes or [[] for _ in sources]
+        limits = [longest_with_phrases(*each) for each in zip(limits, begun, phrases)]
     element_bytes = next(model.parameters()).element_size()
     needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
     refuse_more_than_available(workers * needed, workers * len(sources), config, device)
@@ -178,6 +210,9 @@ def _search(
     lengths: Tensor | None = source_lengths
     if not config.batch_invariant and all(len(each) == source.shape[1] for each in sources):
         lengths = None
+    if phrases is not None:
+        steering = RequiredPhrases(phrases, prefixes, limits, constraints, config)
+        return steered_search(model, source, lengths, limits, steering)
     if config.sampling:
         return sample(model, source, lengths, limits, constraints, config, numbers)
     if config.diverse_beam_groups > 1:

@@ -18,6 +18,7 @@ from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import Values, build, gather
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
 from fasttfm.decoding.agreement import by_agreement
 from fasttfm.decoding.alignment import Links, word_links
@@ -25,6 +26,7 @@ from fasttfm.decoding.attention import cross_attention
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.scoring import score_ids
 from fasttfm.decoding.search import search_ids, search_workers
+from fasttfm.decoding.terminology import Terminology
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 
@@ -73,13 +75,15 @@ class Translator:
         least_work: float = 0,
         banned: Sequence[str] = (),
         aligned: re.Pattern[str] | None = None,
+        terminology: Terminology | None = None,
     ) -> None:
         """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
 
         workers: processes that each search batches of their own, on a CPU; close() ends them. least_work: source tokens
         times parameters times beam of the buffer that they are started for. banned: words or phrases that no
         translation holds as the tokenizer spells them, other words that begin with these tokens included. aligned: what
-        is a word in alignments, such as fasttfm.decoding.alignment.WORDS; None for no alignments.
+        is a word in alignments, such as fasttfm.decoding.alignment.WORDS; None for no alignments. terminology: terms of
+        the source that are translated as it says; UserError where the config asks for anything but a beam search.
         """
         self.model: Any = model
         self.source_tokenizer = source_tokenizer
@@ -88,6 +92,11 @@ class Translator:
         self.workers = search_workers(model, workers, least_work=least_work)
         self.banned = [ids for ids in map(target_tokenizer.encode, banned) if ids]
         self.aligned = aligned
+        self.terminology = terminology
+        if terminology is not None and (
+            self.config.sampling or self.config.mbr_samples or self.config.diverse_beam_groups > 1
+        ):
+            raise UserError("terminology needs a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
         self.cut_lines = 0
         self.first_cut_line: int | None = None
 
@@ -102,6 +111,7 @@ class Translator:
         banned: Sequence[str] = (),
         ensemble: Sequence[str | Path] = (),
         aligned: re.Pattern[str] | None = None,
+        terminology: str | Path | None = None,
         **decoding: Any,
     ) -> Translator:
         """The model that `fasttfm train` left in a directory.
@@ -110,9 +120,9 @@ class Translator:
         there is one. precision: type of weights and matrix products, int8 of the products alone; None: int8 for a model
         of fasttfm quantize, else fp32. workers: processes that each search batches of their own on a CPU; None: as many
         as PyTorch computes with, when there is enough to do. banned, aligned: as of Translator. ensemble: other model
-        directories with the same tokenizers, whose probabilities are averaged with
-        this one's. decoding: fields of DecodingConfig that differ from those in the model's config.yaml. Raises
-        UserError naming what is missing, damaged or of another model.
+        directories with the same tokenizers, whose probabilities are averaged with this one's. terminology: a file for
+        Terminology.from_lines. decoding: fields of DecodingConfig that differ from those in the model's config.yaml.
+        Raises UserError naming what is missing, damaged or of another model.
         """
         path, chosen = Path(path), pick_device(device)
         values = _values(path, decoding)
@@ -143,6 +153,9 @@ class Translator:
             least_work=0 if workers else _LEAST_WORK,
             banned=banned,
             aligned=aligned,
+            terminology=None
+            if terminology is None
+            else Terminology.from_lines(read_lines(Path(terminology)), terminology, target_tokenizer),
         )
 
     def __enter__(self) -> Translator:
@@ -178,6 +191,8 @@ class Translator:
             prefixes=None if prefixes is None else [self.target_tokenizer.encode(prefixes[row]) for row in sources],
             numbers=[first_line - 1 + row for row in sources],
             banned=self.banned,
+            required=None if self.terminology is None else [self.terminology.required(lines[row]) for row in sources],
+            continuations=frozenset() if self.terminology is None else self.terminology.continuations,
             workers=self.workers,
         )
         results = [[Translation("", 0.0, 0.0)] for _ in lines]

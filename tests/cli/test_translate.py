@@ -181,6 +181,32 @@ def test_alignments_have_a_line_for_every_output_line(translate, model_dir, tmp_
     assert "alignment_layer 3" in failure(translate(model_dir, "--alignment", file, "--alignment-layer", 3))
 
 
+def test_terms_are_translated_as_the_file_says(translate, model_dir, tmp_path):
+    file = tmp_path / "terms.tsv"
+    file.write_text("dog\tRüde\tHündin\n\ngreen  grass\tgrünes Gras\r\nboat\tBoot\n", encoding="utf-8")
+    text = "a dog\n\nthe Dog and the dog\nsteamboats\nthe green\tgrass\n"
+    status, out, errors = translate(model_dir, "--terminology", file, text=text)
+    assert (status, errors) == (0, [])
+    lines, free = out.split("\n"), translate(model_dir, text=text)[1].split("\n")
+    assert len(re.findall(r"\b(Rüde|Hündin)\b", lines[0])) == 1
+    assert len(re.findall(r"\b(Rüde|Hündin)\b", lines[2])) == 2
+    assert re.search(r"\bgrünes Gras\b", lines[4])
+    assert (lines[1], lines[3]) == (free[1], free[3]), "no term, no change"
+    for content, message in (
+        ("dog\n", "line 1: 'dog' has no translation"),
+        ("boat\tBoot\n\tHund\n", "line 2: the term is empty"),
+        ("dog\tHund\t\n", "line 1: a translation is empty"),
+        ("dog\tHund\nboat\t\u3000\n", "line 2: a translation is empty"),
+    ):
+        file.write_text(content, encoding="utf-8")
+        assert message in failure(translate(model_dir, "--terminology", file))
+    file.write_bytes(b"dog\tR\xfcde\n")
+    assert "line 1 is not valid UTF-8" in failure(translate(model_dir, "--terminology", file))
+    file.write_text("", encoding="utf-8")
+    assert translate(model_dir, "--terminology", file) == translate(model_dir)
+    assert "needs a beam search" in failure(translate(model_dir, "--terminology", file, "--sampling"))
+
+
 def test_banned_words_do_not_come(translate, model_dir, tmp_path):
     tokenizer = Translator.from_directory(model_dir, device="cpu").target_tokenizer
     free = translate(model_dir)[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -32,7 +34,9 @@ def by_hand(model: TableModel, source: int, longest: int, settings: DecodingConf
                     lost = settings.diverse_beam_strength * taken[token].item()
                     candidates.append((rank + gained - lost, total + gained, (*target, token)))
             best = sorted(candidates, reverse=True)[: 2 * size]
-            finished[group] += [(total / penalty(step + 1, settings), out[:-1]) for _, total, out in best if out[-1] == EOS]
+            finished[group] += [
+                (total / penalty(step + 1, settings), out[:-1]) for _, total, out in best if out[-1] == EOS
+            ]
             live[group] = [each for each in best if each[2][-1] != EOS][:size]
             for _, _, output in live[group]:
                 taken[output[-1]] += 1
@@ -90,7 +94,7 @@ def test_what_else_holds_of_searches_holds(groups):
             assert tokens[: len(prefix)] == prefix
             assert 2 <= len(tokens) <= 6
             assert 7 not in tokens
-            assert (8, 9) not in zip(tokens, tokens[1:])
+            assert (8, 9) not in itertools.pairwise(tokens)
             assert len({*tokens}) == len(tokens)
     small = search_ids(TableModel(vocab_size=5), SOURCES, config(beam=8, diverse_beam_groups=groups, max_len_b=3))
     assert all(small)

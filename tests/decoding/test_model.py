@@ -121,6 +121,19 @@ def test_scores_of_a_search_are_the_models_own(model):
     assert scores == pytest.approx([hypothesis.log_probability for _, hypothesis in pairs], abs=1e-4)
 
 
+@pytest.mark.parametrize("phrases", [True, False])
+def test_scores_of_steered_searches_are_the_models_own(model, phrases):
+    """Diverse beams and required phrases, over the same caches."""
+    batch = sources(12, seed=4500)
+    settings = DecodingConfig(beam=4, nbest=2, max_len_b=5, diverse_beam_groups=1 if phrases else 2)
+    required = [[[source[:2][:1] * 2], [[7], [8, 9]]] for source in batch] if phrases else None
+    found = search_ids(model, batch, settings, required=required)
+    assert found == search_ids(model, batch, settings, required=required, max_tokens=1), "whatever the batch"
+    pairs = [(source, hypothesis) for source, hypotheses in zip(batch, found) for hypothesis in hypotheses]
+    scores = score_ids(model, [source for source, _ in pairs], [hypothesis.tokens for _, hypothesis in pairs])
+    assert scores == pytest.approx([hypothesis.log_probability for _, hypothesis in pairs], abs=1e-4)
+
+
 def test_a_wider_beam_finds_no_worse_in_sum(trained_model):
     batch = sources(40, seed=5000)
     totals = [

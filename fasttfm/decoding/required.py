@@ -1,0 +1,151 @@
+"""Beam search for outputs that hold required phrases: grid beam search with the beam divided among how much is met.
+
+A beam ranked by probability alone would put off unlikely phrases until nothing else is allowed. So of the extensions
+the best one of all lives on, then the best of those that need 0 more tokens, the best of those that need 1, ..., then
+the second best of each, until the beam is full. A token that would leave too little length for the phrases is not
+allowed, and neither is end-of-sentence before all are there: every output that is found holds them.
+Source: Hokamp and Liu 2017; dynamic beam allocation, Post and Vilar 2018; its ranks within banks, Hu et al. 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.tokenizer import EOS
+from fasttfm.decoding.beam import Finished
+from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
+from fasttfm.decoding.largest import largest
+from fasttfm.decoding.phrases import Required, State
+from fasttfm.decoding.steered import Live
+
+
+@dataclass(frozen=True, slots=True)
+class _Extension:
+    score: float
+    token: int
+    row: int
+    state: State
+    needs: int
+
+
+class RequiredPhrases:
+    """Steers a search to outputs that meet the requirements of their sentences."""
+
+    def __init__(
+        self, required: list[Required], prefixes: list[list[int]] | None, limits: list[int], constraints: Constraints,
+        config: DecodingConfig,
+    ) -> None:  # fmt: skip
+        """limits: longest output of each sentence, at least longest_with_phrases()."""
+        self.required, self.limits, self.constraints, self.config = required, limits, constraints, config
+        self.forced = [0] * len(limits) if prefixes is None else [len(prefix) for prefix in prefixes]
+        self.finished = [Finished(config.nbest) for _ in limits]
+        self.states: list[list[State | None]] = [[each.start] for each in required]  # None: a row without hypothesis
+
+    def extend(
+        self, log_probabilities: Tensor, scores: Tensor, history: Tensor, sentences: list[int], step: int
+    ) -> Live:
+        """See Steering."""
+        rows = scores.shape[1]
+        self._allow(log_probabilities, history, sentences, step)
+        width = min(2 * self.config.beam, log_probabilities.shape[1])
+        values, ids = (part.view(len(sentences), rows, width).tolist() for part in largest(log_probabilities, width))
+        totals = scores.tolist()
+        found = []
+        done = []
+        for place, sentence in enumerate(sentences):
+            required = self.required[sentence]
+            extensions = []
+            for row, state in enumerate(self.states[sentence]):
+                if state is None:
+                    continue
+                gains = dict(zip(ids[place][row], values[place][row]))
+                for token in required.awaited(state):
+                    if token not in gains:
+                        gains[token] = log_probabilities[place * rows + row, token].item()
+                for token, gain in gains.items():
+                    if gain > -torch.inf and totals[place][row] > -torch.inf:
+                        new = state if token == EOS else required.after(state, token)
+                        total = totals[place][row] + gain
+                        extensions.append(_Extension(total, token, row, new, required.needs(new)))
+            extensions.sort(key=lambda each: -each.score)
+            self._file(extensions, history.view(len(sentences), rows, step)[place], sentence, step)
+            live = self._allocate([each for each in extensions if each.token != EOS])
+            self.states[sentence] = [each.state for each in live] + [None] * (self.config.beam - len(live))
+            best = max((each.score for each in live), default=-torch.inf)
+            bound = best / length_penalty(self.limits[sentence] + 1, self.config)
+            done.append(bound <= self.finished[sentence].worst)
+            found.append(live + [_NOTHING] * (self.config.beam - len(live)))
+        device = scores.device
+        return Live(
+            torch.tensor([[each.score for each in live] for live in found], device=device),
+            torch.tensor([[each.token for each in live] for live in found], device=device),
+            torch.tensor([[each.row for each in live] for live in found], device=device),
+            done,
+        )
+
+    def _allow(self, log_probabilities: Tensor, history: Tensor, sentences: list[int], step: int) -> None:
+        """Sets tokens to -inf that leave too little length for the phrases, whose tokens nothing else hinders."""
+        rows = len(history) // len(sentences)
+        awaited = {}
+        for place, sentence in enumerate(sentences):
+            if self.forced[sentence] <= step < self.limits[sentence]:
+                for row, state in enumerate(self.states[sentence]):
+                    if state is not None and (tokens := list(self.required[sentence].awaited(state))):
+                        number = place * rows + row
+                        awaited[number] = sentence, state, tokens, log_probabilities[number, tokens].clone()
+        self.constraints.apply(log_probabilities, history, sentences)
+        for place, sentence in enumerate(sentences):
+            for row, state in enumerate(self.states[sentence]):
+                if state is not None and self.required[sentence].needs(state):
+                    log_probabilities[place * rows + row, EOS] = -torch.inf
+        for number, (sentence, state, tokens, before) in awaited.items():
+            required, left = self.required[sentence], self.limits[sentence] - step - 1
+            values = log_probabilities[number]
+            kept = values[tokens].clone()
+            if required.needs(required.after_a_word(state)) > left:
+                end = values[EOS].clone()
+                values.fill_(-torch.inf)
+                values[EOS] = end
+            elif required.continuations and required.needs(required.after_a_continuation(state)) > left:
+                values[list(required.continuations)] = -torch.inf
+            now = required.needs(state)
+            for token, masked, own in zip(tokens, kept.tolist(), before.tolist()):
+                needs = required.needs(required.after(state, token))
+                values[token] = -torch.inf if needs > left else own if needs < now else masked
+
+    def _allocate(self, extensions: list[_Extension]) -> list[_Extension]:
+        """The extensions that live on, of some sorted by score."""
+        ranks: dict[int, int] = {}
+        order = []
+        for place, each in enumerate(extensions):
+            rank = ranks[each.needs] = ranks.get(each.needs, -1) + 1
+            order.append((place > 0, rank, each.needs, place))
+        chosen = sorted(place for *_, place in sorted(order)[: self.config.beam])
+        return [extensions[place] for place in chosen]
+
+    def _file(self, extensions: list[_Extension], history: Tensor, sentence: int, step: int) -> None:
+        """Those that end among the 2K best that need nothing more; history (rows, step)."""
+        penalty = length_penalty(step + 1, self.config)
+        finished = self.finished[sentence]
+        for each in [each for each in extensions if not each.needs][: 2 * self.config.beam]:
+            if each.token == EOS and each.score / penalty > finished.worst:
+                finished.add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
+
+    def best(self) -> list[list[Hypothesis]]:
+        """See Steering."""
+        return [finished.best_first() for finished in self.finished]
+
+
+_NOTHING = _Extension(float("-inf"), EOS, 0, frozenset(), 0)
+
+
+def longest_with_phrases(limit: int, prefix: list[int], required: Required) -> int:
+    """limit, or what a prefix and the phrases that it does not hold take where that is longer."""
+    state = required.start
+    for token in prefix:
+        state = required.after(state, token)
+    return max(limit, len(prefix) + required.needs(state))
