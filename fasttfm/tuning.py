@@ -157,23 +157,44 @@ _LENGTHS = (32, 128, 512, 2048)
 def _attention_work(
     heads: int, width: int, tensor: Callable[..., Tensor], device: torch.device
 ) -> Iterator[tuple[Any, ...]]:
-    """Name, options, query, key and value: padded, packed, masked, and a decoder's over a longer source."""
+    """Name, function, options and inputs: padded and masked, and a decoder's over a longer source."""
     for length in _LENGTHS:
         sequences = _TOKENS // length
         q, k, v = (tensor(sequences, heads, length, width) for _ in range(3))
         fewer = tensor(sequences, heads, max(1, length // 2), width)
         lengths = torch.arange(sequences, device=device) % length + 1
-        yield f"attention {length} full", {}, q, k, v
-        yield f"attention {length} causal", {"causal": True, "dropout_p": 0.1}, q, k, v
-        yield f"attention {length} lengths", {"key_lengths": lengths, "dropout_p": 0.1}, q, k, v
+        causal = {"causal": True, "dropout_p": 0.1}
+        yield f"attention {length} full", F.attention, {}, q, k, v
+        yield f"attention {length} causal", F.attention, causal, q, k, v
+        yield f"attention {length} lengths", F.attention, {"key_lengths": lengths, "dropout_p": 0.1}, q, k, v
         allowed = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
-        yield f"attention {length} masked", {"mask": allowed}, q, k, v
-        yield f"attention {length} masked dropout", {"mask": allowed, "dropout_p": 0.1}, q, k, v
-        yield f"attention {length} cross", {"dropout_p": 0.1}, fewer, k, v
-        starts = torch.arange(0, _TOKENS + 1, length, device=device)
-        packed = {"query_starts": starts, "key_starts": starts, "max_query": length, "max_key": length}
-        rows = [tensor(sequences * length, heads, width) for _ in range(3)]
-        yield f"attention {length} packed", packed | {"causal": True, "dropout_p": 0.1}, *rows
+        yield f"attention {length} masked", F.attention, {"mask": allowed}, q, k, v
+        yield f"attention {length} masked dropout", F.attention, {"mask": allowed, "dropout_p": 0.1}, q, k, v
+        yield f"attention {length} cross", F.attention, {"dropout_p": 0.1}, fewer, k, v
+        joint, pairs = (tensor(sequences, length, parts, heads, width) for parts in (3, 2))
+        queries = tensor(sequences, max(1, length // 2), heads, width)
+        yield f"attention {length} joint", F.joint_attention, causal, joint
+        yield f"attention {length} joint cross", F.joint_attention, {"dropout_p": 0.1}, pairs, queries
+
+
+def _packed_attention_work(
+    heads: int, width: int, tensor: Callable[..., Tensor], device: torch.device
+) -> Iterator[tuple[Any, ...]]:
+    """The same of sequences without padding, as `train --packed` has them."""
+    for length in _LENGTHS:
+        sequences, fewer = _TOKENS // length, max(1, length // 2)
+        keys = torch.arange(sequences + 1, device=device) * length
+        queries = torch.arange(sequences + 1, device=device) * fewer
+        equal = {"query_starts": keys, "key_starts": keys, "max_query": length, "max_key": length}
+        equal |= {"causal": True, "dropout_p": 0.1}
+        cross = {"query_starts": queries, "key_starts": keys, "max_query": fewer, "max_key": length, "dropout_p": 0.1}
+        q, k, v = (tensor(sequences * length, heads, width) for _ in range(3))
+        less = tensor(sequences * fewer, heads, width)
+        yield f"attention {length} packed", F.varlen_attention, equal, q, k, v
+        yield f"attention {length} packed cross", F.varlen_attention, cross, less, k, v
+        joint, pairs = (tensor(sequences * length, parts, heads, width) for parts in (3, 2))
+        yield f"attention {length} packed joint", F.joint_varlen_attention, {"query": None, **equal}, joint
+        yield f"attention {length} packed joint cross", F.joint_varlen_attention, cross, pairs, less
 
 
 def _layer_work(width: int, heads: int, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Work]]:
@@ -183,9 +204,9 @@ def _layer_work(width: int, heads: int, dtype: torch.dtype, device: torch.device
     def with_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Work:
         return lambda: torch.autograd.grad(function(*inputs).sum(), inputs)
 
-    for name, options, *inputs in _attention_work(heads, width // heads, tensor, device):
-        call = F.varlen_attention if "max_key" in options else F.attention
-        yield name, with_gradient(functools.partial(call, **options), *inputs)
+    for work in (_attention_work, _packed_attention_work):
+        for name, function, options, *inputs in work(heads, width // heads, tensor, device):
+            yield name, with_gradient(functools.partial(function, **options), *inputs)
     rows = [tensor(_TOKENS, width) for _ in range(2)]
     norm = [torch.ones(width, device=device, requires_grad=True) for _ in range(2)]
     yield "layer_norm", with_gradient(F.layer_norm, rows[0], *norm)

@@ -133,6 +133,7 @@ def test_the_work_of_a_model_runs_every_family(monkeypatch):
         names.append(name.split()[0])
         if names[-1] == "attention":
             kinds.add(" ".join(name.split()[2:]))
-    assert kinds == {"full", "causal", "lengths", "masked", "masked dropout", "cross", "packed"}
+    padded = {"full", "causal", "lengths", "masked", "masked dropout", "cross", "joint", "joint cross"}
+    assert kinds == padded | {"packed", "packed cross", "packed joint", "packed joint cross"}
     families = {"attention", "layer_norm", "residual_layer_norm", "feed_forward", "linear_cross_entropy", "embedding"}
     assert set(names) == families
