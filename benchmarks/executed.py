@@ -40,7 +40,7 @@ def execute(chip: str, workers: int, report: Path) -> None:
     """Runs a chip's cases, failing ones too. Raises CalledProcessError where pytest itself fails."""
     spread = str(workers) if workers > 1 else "0"  # 0: in this one process
     words = [sys.executable, "-m", "pytest", "-q", "-n", spread, "-p", "no:cacheprovider", f"--junitxml={report}"]
-    words += ["-m", "executed or not executed", "-k", expression(chip), str(TESTS)]
+    words += ["-o", "junit_family=xunit1", "-m", "executed or not executed", "-k", expression(chip), str(TESTS)]
     done = subprocess.run(
         words, cwd=machine.ROOT, env={**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}, check=False
     )

@@ -1,9 +1,9 @@
 """What a line of benchmarks/results says: its schema, how a file of them is written, read and checked.
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
-(end_to_end, operator_overhead, launch_overhead, launch_counts, executed, workers, int8_products, preparing, the
-examples) keep their fields and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema,
-for others to read:
+(end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
+preparing, the examples) keep their fields and have schemas of their own; kind(record) tells them apart. The schemas are
+JSON Schema, for other tools to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -193,6 +193,24 @@ EXECUTED = _object(
 Of mutations of a subject's PTX: noticed or missed; equivalent, which provably change nothing that is stored; unreached,
 which make no difference to any thread with these inputs."""
 
+COMPILE_MATRIX = _object(
+    {
+        "benchmark": {"const": "compile_matrix"},
+        "command": _TEXT,
+        "date": _MACHINE_FIELDS["time"],
+        "commit": _MACHINE_FIELDS["commit"],
+        "triton": _TEXT,
+        "chips": {"type": "array", "items": _TEXT, "minItems": 1},
+        "cases": _AT_LEAST_ONE,
+        "compiled": _COUNT,
+        "broken": {
+            "type": "array",
+            "items": _object({"chip": _TEXT, "case": _TEXT, "dtype": _TEXT, "complaint": _TEXT}),
+        },
+    }
+)
+"""What a version of Triton compiles, written by `python -m fasttfm.kernels.proof.matrix --record FILE`."""
+
 EXAMPLE = _object(
     {"example": _TEXT, "seed": {"type": "integer"}, "updates": _COUNT, "errors": _OVERHEAD, **_MACHINE_FIELDS},
     more=True,
@@ -206,6 +224,7 @@ SCHEMAS = {
     "launch_overhead": LAUNCH_OVERHEAD,
     "launch_counts": LAUNCH_COUNTS,
     "executed": EXECUTED,
+    "compile_matrix": COMPILE_MATRIX,
     "workers": WORKERS,
     "int8_products": INT8_PRODUCTS,
     "preparing": PREPARING,

@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import pkgutil
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -244,6 +245,7 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
         "benchmark": "compile_matrix",
         "command": shlex.join(["python", "-m", "fasttfm.kernels.proof.matrix", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
         "triton": metadata.version("triton"),
         "chips": list(dict.fromkeys(task.chip for task in cases)),
         "cases": len(cases),
@@ -253,6 +255,18 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(record) + "\n")
+
+
+def _commit() -> str | None:
+    """Of the checkout; None where this is installed without one."""
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measure import records
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import matrix as compile_matrix
@@ -175,6 +176,33 @@ def test_budgets_survive_being_written_and_read(tmp_path):
 def test_the_page_shows_what_is_recorded():
     """Drift: the table of docs/compile-matrix.md is written by --update-budgets, not by hand."""
     assert compile_report.table_of() == compile_matrix.recorded_table()
+
+
+def test_a_run_of_one_kernel_leaves_a_record_that_follows_its_schema(tmp_path):
+    file = tmp_path / "new" / "compile-matrix.jsonl"
+    words = ["--chips", "sm_60,sm_80", "--kernels", "residual_add", "--heaviest", "--workers", "1"]
+    assert compile_matrix.main([*words, "--record", str(file)]) == 0
+    (record,) = records.read(file)
+    assert (record["triton"], record["chips"]) == (metadata.version("triton"), ["sm_60", "sm_80"])
+    assert record["cases"] == record["compiled"] > 0
+    assert record["broken"] == []
+
+
+def test_a_record_names_what_breaks_a_rule(tmp_path):
+    file = tmp_path / "compile-matrix.jsonl"
+    product = next(task for task, case in ALL.items() if case.matrix_product and task.chip == "sm_80")
+    other = next(task for task, case in ALL.items() if not case.matrix_product and task.chip == "sm_90")
+    cases = {task: ALL[task] for task in (product, other)}
+    spilling = dataclasses.replace(LIGHT, spill=8)
+    failed = compile_matrix.Outcome(None, "ptxas: no")
+    for _ in range(2):
+        compile_matrix.write_record(file, cases, {product: compile_matrix.Outcome(spilling), other: failed})
+    first, record = records.read(file)
+    assert first["broken"] == record["broken"]
+    assert (record["cases"], record["compiled"]) == (2, 1)
+    complaints = {(line["chip"], line["case"]): line["complaint"] for line in record["broken"]}
+    assert "spills 8 bytes" in complaints["sm_80", ALL[product].name]
+    assert complaints["sm_90", ALL[other].name] == "does not compile: ptxas: no"
 
 
 def test_a_table_replaces_the_one_before(tmp_path):
