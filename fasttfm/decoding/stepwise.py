@@ -57,7 +57,7 @@ def sample(
 
     def draw(log_probabilities: Tensor, step: int, sentences: list[int]) -> Tensor:
         u = torch.from_numpy(uniform[sentences, step].reshape(-1).astype(np.float32)).to(log_probabilities.device)
-        return _draw(log_probabilities, u, config)
+        return draw_tokens(log_probabilities, u, config)
 
     return _walk(model, source, source_lengths, limits, constraints, config, rows=config.nbest, choose=draw)
 
@@ -107,7 +107,7 @@ def _walk(model, source, source_lengths, limits, constraints, config, *, rows, c
     return outputs
 
 
-def _draw(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
+def draw_tokens(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
     """One token for each row of log_probabilities (N, V): where the cumulative distribution passes uniform (N,).
 
     Tokens stand in falling order of probability, so top-k and top-p (Holtzman et al. 2020) keep a beginning of the row.

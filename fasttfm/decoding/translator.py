@@ -26,6 +26,7 @@ from fasttfm.decoding.attention import cross_attention
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.scoring import score_ids
 from fasttfm.decoding.search import search_ids, search_workers
+from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
@@ -238,6 +239,21 @@ class Translator:
             beginnings = [prefix for _, prefix in buffer] if begun else None
             yield from self.translate_nbest([line for line, _ in buffer], beginnings, first_line)
             first_line += len(buffer)
+
+    def stream(self, line: str, prefix: str = "", *, number: int = 1) -> Iterator[str]:
+        """The translation of one line as it is written, in pieces of text that together are what translate() gives.
+
+        Greedy search (beam 1) or sampling (nbest 1); ValueError for a config that keeps several hypotheses and for
+        terminology. number: of the line in the input, which sampling goes by.
+        """
+        if self.terminology is not None:
+            raise ValueError("a translation with terminology cannot be streamed: its search keeps several hypotheses")
+        begun = self.target_tokenizer.encode(prefix)
+        sources = self._encode([line], number)
+        ids = stream_ids(
+            self.model, sources.get(0, [EOS]), self.config, prefix=begun, number=number - 1, banned=self.banned
+        )
+        return stream_text(ids if sources else (), self.target_tokenizer)
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """The natural logarithm of the probability of each target, end-of-sentence included, given its source."""

@@ -1,0 +1,92 @@
+"""What is streamed is what is translated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fasttfm.decoding import DecodingConfig
+from fasttfm.decoding.streaming import stream_ids, stream_text
+from fasttfm.decoding.terminology import Terminology
+from fasttfm.decoding.translator import Translator
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer, TransformerConfig
+
+from .table_model import EOS, TableModel
+
+LINES = ["a dog runs", "", "two men sit in a small boat", " \t", "zwei Männer", "the green grass"]
+
+
+@pytest.fixture(params=[{}, {"sampling": True}, {"no_repeat_ngram": 2, "max_len_b": 3}], ids=str)
+def single(translator, request) -> Translator:
+    translator.config = replace(translator.config, **{"beam": 1, "max_len_b": 12, **request.param})
+    return translator
+
+
+def test_pieces_together_are_the_translation(single):
+    prefixes = ["", "", "zwei", "", "Männer", ""]
+    for prefix in (None, prefixes):
+        expected = single.translate(LINES, prefix)
+        found = [
+            list(single.stream(line, "" if prefix is None else prefix[place], number=place + 1))
+            for place, line in enumerate(LINES)
+        ]
+        assert ["".join(pieces) for pieces in found] == expected
+        assert all(pieces.count("") == 0 for pieces in found)
+        assert max(map(len, found)) > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_transformer_streams_what_it_translates_and_no_mode_stays(tokenizer, dtype):
+    torch.manual_seed(1)
+    size = {"d_model": 32, "heads": 4, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 2}
+    model = Transformer(TransformerConfig(vocab_size=len(tokenizer), **size)).to(dtype).train()
+    for settings in ({"beam": 1}, {"sampling": True, "sampling_topk": 20}):
+        translator = Translator(model, tokenizer, tokenizer)
+        translator.config = replace(translator.config, max_len_b=8, **settings)
+        expected = translator.translate(LINES)
+        for place, line in enumerate(LINES):
+            pieces = []
+            for piece in translator.stream(line, number=place + 1):
+                assert model.training
+                assert torch.is_grad_enabled()
+                assert not torch.is_inference_mode_enabled()
+                pieces.append(piece)
+            assert "".join(pieces) == expected[place]
+
+
+def test_the_first_token_comes_before_the_second_is_computed():
+    model = TableModel(vocab_size=12, end=-30.0)
+    config = DecodingConfig(beam=1, max_len_a=0.0, max_len_b=5)
+    stream = stream_ids(model, [5, EOS], config)
+    next(stream)
+    assert len(model.rows_computed) == 1
+    assert len(list(stream)) == 4
+
+
+def test_a_character_of_several_bytes_comes_whole(tokenizer):
+    whole = list(stream_text(tokenizer.encode("a 日本 👩\u200d👧 \u2028b"), tokenizer))
+    assert "".join(whole) == "a 日本 👩\u200d👧  b"
+    assert len(whole) > 6
+    assert not any("\ufffd" in piece for piece in whole)
+    assert "".join(stream_text(tokenizer.encode("b\ufffd c\ufffd"), tokenizer)) == "b\ufffd c\ufffd"
+    broken = tokenizer.encode("日")[:-1]
+    assert "".join(stream_text(broken, tokenizer)) == tokenizer.decode(broken)
+
+
+def test_what_cannot_be_streamed_is_refused(translator, tokenizer):
+    with pytest.raises(ValueError, match="only one hypothesis can be streamed"):
+        translator.stream("a dog")
+    translator.config = replace(translator.config, beam=1)
+    terms = Terminology([("dog", ["Hund"])], tokenizer)
+    with pytest.raises(ValueError, match="with terminology cannot be streamed"):
+        Translator(translator.model, tokenizer, tokenizer, translator.config, terminology=terms).stream("a dog")
+
+    class Diverged(TableModel):
+        def logits(self, source, target):
+            return [float("nan")] * self.vocab_size
+
+    with pytest.raises(UserError, match="training diverged"):
+        list(Translator(Diverged(len(tokenizer)), tokenizer, tokenizer, translator.config).stream("a dog"))
