@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fasttfm.decoding.pipeline import pipeline
     from fasttfm.functional import backend
     from fasttfm.interop import replace_modules, restore_modules
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "backend", "replace_modules", "restore_modules"]
+__all__ = ["__version__", "backend", "pipeline", "replace_modules", "restore_modules"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from fasttfm.functional import backend
 
         return backend
+    if name == "pipeline":
+        from fasttfm.decoding.pipeline import pipeline
+
+        return pipeline
     if name in ("replace_modules", "restore_modules"):
         from fasttfm import interop
 

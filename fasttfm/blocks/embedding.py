@@ -26,10 +26,14 @@ class Sinusoids(nn.Module):
         variant: str = "paper",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        first: int = 0,
     ) -> None:
+        """first: the position that the table's first row is of."""
         super().__init__()
         self.variant = variant
-        table = positional_encoding(length, width, variant)
+        self.first = first
+        table = positional_encoding(length, width, variant, first=first)
         self.register_buffer("table", table.to(device, dtype or torch.get_default_dtype()), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -42,7 +46,7 @@ class Sinusoids(nn.Module):
 
     def _fill(self, length: int, device: torch.device) -> None:
         with torch.device("cpu"):
-            table = positional_encoding(length, self.table.shape[1], self.variant)
+            table = positional_encoding(length, self.table.shape[1], self.variant, first=self.first)
         self.table = table.to(device, self.table.dtype)
 
     def rows(self, length: int, device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ import re
 import stat
 from pathlib import Path
 
-from fasttfm.checkpoints.checkpoint import STATE_FILE, is_resumable, read_meta, read_weights
+from fasttfm.checkpoints.checkpoint import MODEL_FILE, STATE_FILE, is_resumable, read_meta, read_weights
 from fasttfm.checkpoints.ownership import delete
 from fasttfm.errors import UserError
 from fasttfm.files import entries, refuse_dangling_link, unreadable
@@ -64,7 +64,8 @@ def consecutive_steps(model_dir: str | Path) -> list[int]:
 def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
     """The directory (or .safetensors file) that `last`, `best`, `average`, a step number or a path means.
 
-    `best` falls back to `last` when the run never validated. Raises UserError when there is none.
+    `best` falls back to `last` when the run never validated, and both mean model.safetensors in a directory of
+    Transformer.save_pretrained(). Raises UserError when there is none.
     """
     model_dir = Path(model_dir)
     folder = checkpoints_folder(model_dir)
@@ -74,6 +75,8 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
             raise UserError(f"{model_dir}: has no averaged checkpoint; make one with: fasttfm average {model_dir}")
         return folder / "average"
     if which in ("last", "best"):
+        if not steps and (model_dir / MODEL_FILE).is_file():
+            return model_dir / MODEL_FILE
         if not steps:
             raise UserError(f"{model_dir}: has no checkpoint; train a model into it first (fasttfm train --out)")
         last = step_folder(model_dir, steps[-1])

@@ -8,7 +8,9 @@ from pathlib import Path
 from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, read_meta
 from fasttfm.errors import UserError
 
-VOCABULARY_FILES = ("spm.model", "spm.src.model", "spm.tgt.model")
+_MODELS = ("spm", "spm.src", "spm.tgt")
+VOCABULARY_FILES = (*(f"{name}.model" for name in _MODELS), *(f"{name}.vocabulary.json" for name in _MODELS))
+"""Of a model directory, each where it has one."""
 
 
 def vocabulary_digest(model_dir: str | Path) -> str | None:

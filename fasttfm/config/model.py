@@ -29,7 +29,7 @@ class TransformerConfig:
     """False: LayerNorm(x + Sublayer(x)), the paper. True: x + Sublayer(LayerNorm(x)), tensor2tensor."""
     final_norm: bool = False
     """One more LayerNorm on the output of the encoder and of the decoder; belongs to norm_first."""
-    activation: Literal["relu", "gelu"] = "relu"
+    activation: Literal["relu", "gelu", "silu"] = "relu"
     """Between the two matrices of the feed-forward sub-layer."""
     dropout: float = 0.1
     """On every sub-layer's output before it is added to the residual (section 5.4)."""
@@ -43,10 +43,14 @@ class TransformerConfig:
     """Added to the variance; 1e-6 in tensor2tensor."""
     positional_encoding: Literal["paper", "tensor2tensor"] = "paper"
     """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines."""
+    first_position: int = 0
+    """Number of a sequence's first position; fairseq and M2M-100 count from 2."""
     init: Literal["xavier", "torch"] = "xavier"
     """xavier: Glorot uniform matrices, embeddings normal(0, d_model^-0.5). torch: what torch.nn's layers draw."""
     share_embeddings: Literal["all", "decoder", "none"] = "all"
     """all: one table for source, target and output (the paper). decoder: target and output share. none: three."""
+    output_bias: bool = False
+    """A bias on the logits, as Marian has."""
     max_length: int = 1024
     """Longest sequence the position table is made for at first; longer input extends it."""
     pad_id: int = 0
@@ -55,6 +59,8 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "heads", "d_ff", "encoder_layers", "decoder_layers", "max_length"):
             _positive(name, getattr(self, name))
+        if isinstance(self.first_position, bool) or self.first_position < 0:
+            raise ValueError(f"first_position {self.first_position!r} must be a whole number of at least 0")
         if self.d_model % self.heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of heads {self.heads}")
         if self.d_model % 2:
@@ -66,7 +72,7 @@ class TransformerConfig:
         if not 0 < self.layer_norm_eps < math.inf:
             raise ValueError(f"layer_norm_eps {self.layer_norm_eps} must be a finite number greater than 0")
         for name, allowed in (
-            ("activation", ("relu", "gelu")),
+            ("activation", ("relu", "gelu", "silu")),
             ("positional_encoding", ("paper", "tensor2tensor")),
             ("init", ("xavier", "torch")),
             ("share_embeddings", ("all", "decoder", "none")),

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -40,49 +42,111 @@ _HIDE = str.maketrans({"\u2581": "\U0010fb81"})
 _SHOW = str.maketrans({"\U0010fb81": "\u2581"})
 
 
-class Tokenizer:
-    """A trained SentencePiece model. Ids: pad 0, unk 1, bos 2, eos 3; encode never adds bos or eos itself."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """The pieces of a model that was not trained here, whose numbers are not those of its SentencePiece model."""
 
-    def __init__(self, model: bytes):
+    pieces: list[str]
+    """By id; the first four are padding, the unknown piece, the start and the end of a sentence."""
+    prefix: list[str]
+    """What every line begins with, such as the code of a language; a search is made to begin with it, text is not."""
+    codes: bool = False
+    """Whether a line may begin with a code such as >>deu<<, which is one piece (OPUS-MT)."""
+
+    def __post_init__(self) -> None:
+        for each in (self.pieces, self.prefix):
+            if not (isinstance(each, list) and all(isinstance(piece, str) for piece in each)):
+                raise ValueError("pieces and prefix must be lists of text")
+        if len(self.pieces) <= EOS:
+            raise ValueError(f"{len(self.pieces)} pieces are too few: four are special")
+        if unknown := sorted(set(self.prefix) - set(self.pieces)):
+            raise ValueError(f"its prefix {unknown[0]} is not among its pieces")
+
+
+_CODE = re.compile(r">>[^<]*<<")
+
+
+class Tokenizer:
+    """A trained SentencePiece model. Ids: pad 0, unk 1, bos 2, eos 3; encode never adds bos or eos itself.
+
+    With a vocabulary the SentencePiece model cuts text into pieces, and the vocabulary numbers them.
+    """
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary | None = None):
         """model: the bytes of a SentencePiece model. Raises ValueError when they are not one or its ids differ."""
         self.model = model
+        self.vocabulary = vocabulary
+        self.prefix: list[int] = []
+        """The ids that every line begins with."""
         self._processor = spm.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
             ids = tuple(getattr(self._processor, name)() for name in ("pad_id", "unk_id", "bos_id", "eos_id"))
         except RuntimeError as error:
             raise ValueError(f"not a SentencePiece model ({error})") from None
-        if ids != (PAD, UNK, BOS, EOS):
+        if vocabulary is not None:
+            self._ids = {piece: number for number, piece in reversed(list(enumerate(vocabulary.pieces)))}
+            self.prefix = [self._ids[piece] for piece in vocabulary.prefix]
+        elif ids != (PAD, UNK, BOS, EOS):
             raise ValueError(f"pad, unk, bos and eos have the ids {ids}, but {(PAD, UNK, BOS, EOS)} are needed")
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """Raises UserError when the file is missing or is no usable model."""
+        """Raises UserError when the file is missing or is no usable model, or its vocabulary is damaged."""
         try:
-            return cls(Path(path).read_bytes())
+            model = Path(path).read_bytes()
+            beside = vocabulary_file(path)
+            if not beside.exists():
+                return cls(model)
         except FileNotFoundError:
             raise UserError(f"{path}: no such SentencePiece model") from None
         except ValueError as error:
             raise UserError(f"{path}: {error}: prepare the data again, or copy the file anew") from None
+        try:
+            vocabulary = Vocabulary(**json.loads(beside.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{beside}: is damaged ({error}): import the model again") from None
+        try:
+            return cls(model, vocabulary)
+        except ValueError as error:
+            raise UserError(f"{path}: {error}: import the model again") from None
 
     def save(self, path: Path | str) -> None:
+        """Write the model, and its vocabulary beside it where it has one."""
         Path(path).write_bytes(self.model)
+        if self.vocabulary is not None:
+            vocabulary_file(path).write_text(json.dumps(asdict(self.vocabulary)) + "\n", encoding="utf-8")
 
     def __len__(self) -> int:
         """Number of pieces, the four special ones included."""
-        return self._processor.GetPieceSize()
+        return self._processor.GetPieceSize() if self.vocabulary is None else len(self.vocabulary.pieces)
 
     def encode(self, text: str) -> list[int]:
         """The ids of one line."""
+        if self.vocabulary is not None:
+            return [self._ids.get(piece, UNK) for piece in self._cut(text)]
         return self._processor.EncodeAsIds(text.translate(_HIDE))
+
+    def _cut(self, text: str) -> list[str]:
+        """The pieces of a line, its code of a language one of them."""
+        code = _CODE.match(text) if self.vocabulary is not None and self.vocabulary.codes else None
+        pieces = self._processor.EncodeAsPieces(text[code.end() :] if code else text)
+        return [code[0], *pieces] if code else pieces
 
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """The ids of every line, in order; the result does not depend on threads."""
+        if self.vocabulary is not None:
+            return [self.encode(line) for line in lines]
         hidden = [line.translate(_HIDE) if "\u2581" in line else line for line in lines]
         return self._processor.Encode(hidden, out_type=int, num_threads=threads) if lines else []
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids as one line: special ids vanish, and a generated line break becomes a space."""
+        if self.vocabulary is not None:
+            silent = {PAD, UNK, BOS, EOS, *self.prefix}
+            pieces = self.pieces([i for i in ids if int(i) not in silent])
+            text = self._processor.DecodePieces(pieces).replace("\u2581", " ").strip()
+            return text.replace("\r", " ").replace("\n", " ")
         text = self._processor.DecodeIds([int(i) for i in ids])
         return text.replace("\r", " ").replace("\n", " ").translate(_SHOW)
 
@@ -105,6 +169,8 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces themselves, for showing; a leading U+2581 marks the start of a word."""
+        if self.vocabulary is not None:
+            return [self.vocabulary.pieces[int(i)] for i in ids]
         return [self._processor.IdToPiece(int(i)) for i in ids]
 
 
@@ -118,6 +184,11 @@ def _spans(
     hidden = given if isinstance(given, str) else text
     ends = list(itertools.accumulate(len(character.encode()) for character in hidden))
     return [(bisect_right(ends, piece.begin), bisect_right(ends, piece.end)) for piece in pieces]
+
+
+def vocabulary_file(model: Path | str) -> Path:
+    """Where the vocabulary of a SentencePiece model lies: spm.model's in spm.vocabulary.json."""
+    return Path(model).with_suffix(".vocabulary.json")
 
 
 def load_tokenizers(folder: Path, joint: bool | None = None) -> tuple[Tokenizer, Tokenizer]:

@@ -14,9 +14,9 @@ import torch
 
 from fasttfm.checkpoints.checkpoint import is_quantized, read_weights
 from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
 from fasttfm.checkpoints.weights import load_weights
-from fasttfm.config import Values, build, gather
+from fasttfm.config import Values, build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
@@ -30,6 +30,7 @@ from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
+from fasttfm.models.pretrained import read_values
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 _DTYPES = {"fp32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -189,7 +190,7 @@ class Translator:
             self.model,
             list(sources.values()),
             replace(self.config, sampling=True, nbest=samples) if samples else self.config,
-            prefixes=None if prefixes is None else [self.target_tokenizer.encode(prefixes[row]) for row in sources],
+            prefixes=self._beginnings(prefixes, sources),
             numbers=[first_line - 1 + row for row in sources],
             banned=self.banned,
             required=None if self.terminology is None else [self.terminology.required(lines[row]) for row in sources],
@@ -259,17 +260,24 @@ class Translator:
         """The natural logarithm of the probability of each target, end-of-sentence included, given its source."""
         return score_ids(
             self.model,
-            [[*self.source_tokenizer.encode(source), EOS] for source in sources],
-            [self.target_tokenizer.encode(target) for target in targets],
+            [[*self.source_tokenizer.prefix, *self.source_tokenizer.encode(source), EOS] for source in sources],
+            [[*self.target_tokenizer.prefix, *self.target_tokenizer.encode(target)] for target in targets],
             max_tokens=self.config.batch_tokens,
         )
+
+    def _beginnings(self, prefixes: Sequence[str] | None, rows: Iterable[int]) -> list[list[int]] | None:
+        """What the search of each of these lines must begin with: the tokenizer's prefix, and the caller's."""
+        forced = self.target_tokenizer.prefix
+        if prefixes is None:
+            return [forced for _ in rows] if forced else None
+        return [[*forced, *self.target_tokenizer.encode(prefixes[row])] for row in rows]
 
     def _encode(self, lines: Sequence[str], first_line: int) -> dict[int, list[int]]:
         """Ids with end-of-sentence of the lines that have any text, by their place in lines."""
         longest = self.config.max_source_length
         sources = {}
         for row, line in enumerate(lines):
-            ids = self.source_tokenizer.encode(line) if line.strip() else []
+            ids = [*self.source_tokenizer.prefix, *self.source_tokenizer.encode(line)] if line.strip() else []
             if len(ids) > longest:
                 self.cut_lines += 1
                 self.first_cut_line = self.first_cut_line or first_line + row
@@ -322,15 +330,12 @@ def _buffers(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple
 
 def _values(path: Path, overrides: dict[str, Any]) -> Values:
     """What config.yaml of a model directory says; UserError where there is none."""
-    if not (path / "config.yaml").is_file():
-        what = "has no config.yaml" if path.is_dir() else "is not a directory" if path.exists() else "does not exist"
-        raise UserError(f"{path}: {what}: give the model directory that fasttfm train --out made")
-    return gather(files=[path / "config.yaml"], overrides=overrides)
+    return read_values(path, overrides)
 
 
 def _check_same_tokenizers(path: Path, other: Path) -> None:
     """UserError where two model directories have not the same tokenizers, byte for byte."""
-    for name in ("spm.model", "spm.src.model", "spm.tgt.model"):
+    for name in VOCABULARY_FILES:
         ours, theirs = (folder / name for folder in (path, other))
         if ours.exists() != theirs.exists() or (ours.exists() and ours.read_bytes() != theirs.read_bytes()):
             raise UserError(f"{other}: its {name} is not that of {path}: an ensemble needs models of one tokenizer")

@@ -53,7 +53,7 @@ class _Layer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm_first = config.norm_first
-        self.activation = nn.functional.relu if config.activation == "relu" else nn.functional.gelu
+        self.activation = getattr(nn.functional, config.activation)
         self.dropout_p = config.dropout
         self.attention_dropout_p = config.attention_dropout
         self.relu_dropout_p = config.relu_dropout
@@ -61,7 +61,7 @@ class _Layer(nn.Module):
         self.linear2 = nn.Linear(config.d_ff, config.d_model)
 
     def feed_forward(self, y: Tensor, dropout: Dropout, stream: Residual) -> Output:
-        """max(0, y W1 + b1) W2 + b2, or with GELU in the place of max, to be joined to the stream."""
+        """max(0, y W1 + b1) W2 + b2, or with GELU or SiLU in the place of max, to be joined to the stream."""
         leave_bias = not stream.ends_bare
         return feed_forward(y, self.linear1, self.activation, dropout, self.linear2, leave_bias=leave_bias)
 

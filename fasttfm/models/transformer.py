@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +18,12 @@ from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Rows, Work, merged
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.step_cache import StepCache
+from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.step_passes import takes
 from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
+from fasttfm.models.pretrained import read_pretrained, write_pretrained
 from fasttfm.presets import preset_section
 
 _SOURCE_SITE, _TARGET_SITE = 0, 1  # of the embeddings' dropouts, before those of the layers
@@ -59,8 +62,10 @@ class Transformer(nn.Module):
         self.encoder = Stack(encoder_layers, self._final_norm(), first_site=SITES_PER_LAYER)
         decoder_layers = [DecoderLayer(config) for _ in range(config.decoder_layers)]
         self.decoder = Stack(decoder_layers, self._final_norm(), first_site=self.encoder.sites)
-        self.output = nn.Linear(width, config.vocab_size, bias=False)
-        self.positions = Sinusoids(config.max_length, width, config.positional_encoding, dtype=torch.float32)
+        self.output = nn.Linear(width, config.vocab_size, bias=config.output_bias)
+        self.positions = Sinusoids(
+            config.max_length, width, config.positional_encoding, dtype=torch.float32, first=config.first_position
+        )
         _share_tables(self)
         self.register_load_state_dict_post_hook(_share_tables)
         self.reset_parameters()
@@ -72,6 +77,28 @@ class Transformer(nn.Module):
         Raises UserError for an unknown preset, ValueError for a wrong value, TypeError for an unknown field.
         """
         return cls(TransformerConfig(**{**preset_section(name, "model"), "vocab_size": vocab_size, **changes}))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, checkpoint: str = "best") -> Transformer:
+        """The model of a directory that save_pretrained(), `fasttfm import` or `fasttfm train` made, in float32.
+
+        checkpoint: of a directory of `fasttfm train`: best, last, average, an update's number, or a path. Raises
+        UserError naming what is missing, damaged or of another model.
+        """
+        config, weights, saved = read_pretrained(Path(folder), checkpoint)
+        model = cls(config)
+        load_weights(model, weights, saved)
+        return model.eval()
+
+    def save_pretrained(self, folder: str | Path, model_dir: str | Path | None = None) -> None:
+        """Write config.json, model.safetensors and a model card to a directory: what from_pretrained() reads.
+
+        model_dir: the directory of `fasttfm train` or from_pretrained() that the tokenizer's files, the way of decoding
+        and the training's records are copied from; without it the directory has no tokenizer and translates no text.
+        Raises UserError for a directory that holds other files, and where nothing can be written.
+        """
+        source = None if model_dir is None else Path(model_dir)
+        write_pretrained(Path(folder), self.config, model_weights(self), model_dir=source)
 
     def _final_norm(self) -> nn.LayerNorm | None:
         return nn.LayerNorm(self.config.d_model, self.config.layer_norm_eps) if self.config.final_norm else None
@@ -92,7 +119,8 @@ class Transformer(nn.Module):
                     nn.init.xavier_uniform_(part)
                 nn.init.zeros_(module.in_proj_bias)
             elif module is self.output and self.config.share_embeddings != "none":
-                continue  # its table was drawn as the target embedding
+                if module.bias is not None:  # its table was drawn as the target embedding
+                    nn.init.zeros_(module.bias)
             elif isinstance(module, nn.LayerNorm | nn.Embedding | nn.Linear):
                 module.reset_parameters()
                 if xavier and isinstance(module, nn.Linear) and module is not self.output:
@@ -101,6 +129,8 @@ class Transformer(nn.Module):
         if xavier:
             for module in (self.source_embedding, self.target_embedding, self.output):  # a shared table is drawn again
                 nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
+            if self.output.bias is not None:
+                nn.init.zeros_(self.output.bias)
         for embedding in (self.source_embedding, self.target_embedding):
             embedding.weight[self.config.pad_id] = 0.0
 

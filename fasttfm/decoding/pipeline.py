@@ -1,0 +1,45 @@
+"""What Hugging Face's translation pipeline was, before transformers 5 dropped it: text in, dictionaries out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fasttfm.decoding.translator import Translator
+from fasttfm.errors import UserError
+
+TASKS = ("translation", "text2text-generation")
+
+
+class TranslationPipeline:
+    """Called with a text or a list of texts, gives {"translation_text": ...} for each."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.translator = translator
+
+    def __call__(self, texts: str | Sequence[str]) -> list[Any]:
+        """A list with a dictionary for each text; where config.nbest is more than 1, with a list of nbest of them.
+
+        A text with line breaks is translated as one line. Raises TypeError for what is neither a text nor a list of
+        texts.
+        """
+        lines = [texts] if isinstance(texts, str) else list(texts)
+        for place, line in enumerate(lines):
+            if not isinstance(line, str):
+                raise TypeError(f"text {place} is of type {type(line).__name__}: give a text or a list of texts")
+        found = self.translator.translate_nbest([" ".join(line.splitlines()) for line in lines])
+        results = [[{"translation_text": each.text} for each in best] for best in found]
+        return results if self.translator.config.nbest > 1 else [best[0] for best in results]
+
+
+def pipeline(task: str, model: str | Path, *, device: str | None = None, **options: Any) -> TranslationPipeline:
+    """The pipeline of a model directory.
+
+    task: translation, also as translation_en_to_de. model: what `fasttfm train`, `fasttfm import` or save_pretrained()
+    made. options: those of Translator.from_directory, fields of DecodingConfig among them. Raises UserError for an
+    unknown task and for a directory that is no model.
+    """
+    if task not in TASKS and not task.startswith("translation_"):
+        raise UserError(f"task {task!r} is unknown: fasttfm has {' and '.join(TASKS)}")
+    return TranslationPipeline(Translator.from_directory(model, device=device, **options))

@@ -1,0 +1,226 @@
+"""A model as a directory that is given away, in the layout that Hugging Face's hub expects.
+
+    DIR/config.json           the model's configuration, and how it decodes
+        model.safetensors     weights, under the names of Transformer.state_dict()
+        spm.model             (or spm.src.model and spm.tgt.model; a *.vocabulary.json beside an imported one)
+        README.md             model card: what the model is, and what its training recorded
+
+A directory that `fasttfm train` made is read as well, of its best checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.torch import save
+from torch import Tensor
+
+from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights
+from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE
+from fasttfm.checkpoints.steps import resolve_checkpoint
+from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
+from fasttfm.config import Values, build, convert, field_types, gather
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.model import TransformerConfig
+from fasttfm.data.tokenizer import BOS, EOS
+from fasttfm.errors import UserError
+from fasttfm.files import unreadable, write_file
+from fasttfm.folders import replacing
+
+PRETRAINED_FILE = "config.json"
+MODEL_TYPE = "fasttfm"
+_SHOWN_VALIDATIONS = 5
+
+
+def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Values:
+    """What a model directory, or one of save_pretrained(), says of its model; UserError where there is none.
+
+    overrides: fields that are to have another value.
+    """
+    if (folder / CONFIG_FILE).is_file():
+        return gather(files=[folder / CONFIG_FILE], overrides=overrides)
+    path = folder / PRETRAINED_FILE
+    if not path.is_file():
+        what = (
+            "has no config.yaml" if folder.is_dir() else "is not a directory" if folder.exists() else "does not exist"
+        )
+        raise UserError(f"{folder}: {what}: give the model directory that fasttfm train --out made")
+    given = _read_json(path)
+    if given.get("model_type") != MODEL_TYPE:
+        raise UserError(
+            f"{path}: is of a model of type {given.get('model_type')!r}: fasttfm import makes a model directory of one"
+        )
+    decoding = given.get("decoding", {})
+    if "vocab_size" not in given or not isinstance(decoding, dict):
+        raise UserError(f"{path}: is cut off or was changed: it has no vocab_size or a wrong decoding; copy it anew")
+    values = Values()
+    for section, cls, fields in (("model", TransformerConfig, given), ("decoding", DecodingConfig, decoding)):
+        for name, kind in field_types(cls).items():
+            if name in fields:
+                values[section][name] = convert(fields[name], kind, f"{path}, {name}")
+    changed = gather(overrides=overrides)
+    for section in values:
+        values[section].update(changed[section])
+    values.places.update(changed.places)
+    return values
+
+
+def read_pretrained(folder: Path, checkpoint: str = "best") -> tuple[TransformerConfig, dict[str, Tensor], Path]:
+    """Configuration and weights of a model directory or of one of save_pretrained(), and the file they come from.
+
+    checkpoint: as of `fasttfm translate`. Raises UserError naming what is missing, damaged or of another model.
+    """
+    values = read_values(folder)
+    if "vocab_size" not in values["model"]:
+        raise UserError(f"{folder}: its configuration is cut off: it has no vocab_size; copy it back")
+    config = build(values).model
+    saved = resolve_checkpoint(folder, checkpoint)
+    check_vocabulary(saved, folder)
+    return config, read_weights(saved), saved
+
+
+def write_pretrained(
+    folder: Path,
+    config: TransformerConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    model_dir: Path | None = None,
+    decoding: DecodingConfig | None = None,
+) -> None:
+    """Write a directory as above, all of it or nothing.
+
+    model_dir: a directory that tokenizer, way of decoding and records are taken from. decoding: given, it counts. Raises
+    UserError for a directory that holds other files, and where nothing can be written.
+    """
+    if decoding is None:
+        decoding = build(read_values(model_dir)).decoding if model_dir is not None else DecodingConfig()
+    try:
+        with replacing(folder, "writes a model") as replacement:
+            described = json.dumps(describe(config, decoding), indent=2) + "\n"
+            write_file(replacement.path / PRETRAINED_FILE, described.encode())
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+            write_file(replacement.path / MODEL_FILE, save(tensors, {"format": "pt"}))
+            if model_dir is not None:
+                copy_tokenizers(model_dir, replacement.path)
+            write_file(replacement.path / "README.md", model_card(config, model_dir).encode())
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written: {error.strerror or error}; make room or give another directory"
+        ) from error
+
+
+def describe(config: TransformerConfig, decoding: DecodingConfig) -> dict[str, Any]:
+    """config.json: the fields of a model with what Hugging Face asks of every configuration, and how it decodes."""
+    standard = DecodingConfig()
+    return {
+        "model_type": MODEL_TYPE,
+        "architectures": ["FasttfmForSeq2SeqLM"],
+        "is_encoder_decoder": True,
+        **dataclasses.asdict(config),
+        "tie_word_embeddings": config.share_embeddings != "none",
+        "pad_token_id": config.pad_id,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": BOS,
+        "decoding": {
+            name: value
+            for name, value in dataclasses.asdict(decoding).items()
+            if value != getattr(standard, name) or name in ("beam", "length_penalty", "alpha")
+        },
+    }
+
+
+def copy_tokenizers(model_dir: Path, folder: Path) -> None:
+    """Copy the tokenizer's files of a model directory."""
+    for name in VOCABULARY_FILES:
+        source = model_dir / name
+        if source.exists():
+            try:
+                content = source.read_bytes()
+            except OSError as error:
+                raise unreadable(source, error) from error
+            write_file(folder / name, content)
+
+
+def model_card(config: TransformerConfig, model_dir: Path | None = None) -> str:
+    """README.md of a model: what it is, how it is used, and what the records of its training say, where there are."""
+    order = "pre-norm" if config.norm_first else "post-norm"
+    lines = [
+        "---",
+        "library_name: fasttfm",
+        "pipeline_tag: translation",
+        "tags: [translation, transformer, fasttfm]",
+        "---",
+        "",
+        "# Translation model",
+        "",
+        f"An encoder-decoder Transformer (Vaswani et al. 2017), {order}: {config.encoder_layers} encoder and "
+        f"{config.decoder_layers} decoder layers of width {config.d_model} with {config.heads} heads and {config.d_ff} "
+        f"hidden units, {config.vocab_size:,} target tokens, embeddings shared: {config.share_embeddings}.",
+        "",
+        "```python",
+        "import fasttfm",
+        "",
+        'translate = fasttfm.pipeline("translation", "DIRECTORY")',
+        'translate("A sentence.")[0]["translation_text"]',
+        "```",
+        "",
+    ]
+    records = [] if model_dir is None else [*_data_lines(model_dir), *_record_lines(model_dir)]
+    if records:
+        lines += ["## Training", "", *records, ""]
+    return "\n".join(lines)
+
+
+def _data_lines(model_dir: Path) -> list[str]:
+    try:
+        data = yaml.safe_load((model_dir / DATA_FILE).read_bytes())
+    except (OSError, yaml.YAMLError):
+        return []
+    sizes = data.get("train") if isinstance(data, dict) else None
+    if not isinstance(sizes, dict) or not all(isinstance(size, int) for size in sizes.values()):
+        return []
+    return [f"- {key.replace('_', ' ')} of the training data: {size:,}" for key, size in sizes.items() if size]
+
+
+def _record_lines(model_dir: Path) -> list[str]:
+    """The last validations of train.log.jsonl as a table."""
+    try:
+        lines = (model_dir / "train.log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.get("kind") in ("valid", "average"):
+            records.append(record)
+    if not records:
+        return []
+    table = ["", "| update | validation loss | perplexity | BLEU |", "|---|---|---|---|"]
+    for record in records[-_SHOWN_VALIDATIONS:]:
+        loss, nll, bleu = (record.get(name) for name in ("loss", "nll", "bleu"))
+        perplexity = math.exp(min(nll, 700)) if isinstance(nll, int | float) else None
+        numbers = (f"{value:.2f}" if isinstance(value, int | float) else "-" for value in (loss, perplexity, bleu))
+        table.append(f"| {record.get('step')} | {' | '.join(numbers)} |")
+    return [*table, "", "Validation BLEU is that of sacreBLEU while training; see train.log.jsonl."]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise UserError(f"{path}: is cut off or no JSON ({error}): copy it anew") from None
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: is no JSON object: copy it anew")
+    return given

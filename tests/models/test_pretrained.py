@@ -1,0 +1,110 @@
+"""A model as a directory that is given away: what is written is what is read, and what is wrong is told in a line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from model_dirs import LINES, write_model_dir
+
+import fasttfm
+from fasttfm.decoding import Translator
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer, TransformerConfig
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    path = write_model_dir(tmp_path_factory.mktemp("trained") / "model")
+    record = {"kind": "valid", "step": 1, "loss": 2.0, "nll": 1.0, "bleu": 31.25}
+    (path / "train.log.jsonl").write_text(json.dumps(record) + "\n{cut")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pretrained(model_dir):
+    path = model_dir.parent / "pretrained"
+    Transformer.from_pretrained(model_dir).save_pretrained(path, model_dir)
+    return path
+
+
+def test_the_weights_come_back_bit_for_bit(model_dir, pretrained):
+    ours, back = Transformer.from_pretrained(model_dir), Transformer.from_pretrained(pretrained)
+    assert back.config == ours.config
+    for name, weight in ours.state_dict().items():
+        assert torch.equal(back.state_dict()[name], weight), name
+
+
+def test_it_translates_as_the_model_directory_does_and_by_its_settings(model_dir, pretrained):
+    ours, theirs = (Translator.from_directory(path) for path in (model_dir, pretrained))
+    assert theirs.config == ours.config
+    assert theirs.translate(LINES) == ours.translate(LINES)
+    assert len(set(ours.translate(LINES))) > 2
+    assert Translator.from_directory(pretrained, beam=2).config.beam == 2
+
+
+def test_the_card_shows_the_records_of_the_training(pretrained):
+    assert "| 1 | 2.00 | 2.72 | 31.25 |" in (pretrained / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_written_directory_can_be_written_again(model_dir, pretrained):
+    Transformer.from_pretrained(pretrained).save_pretrained(pretrained, model_dir)
+    assert fasttfm.pipeline("translation", pretrained)(LINES[0])
+
+
+def test_every_choice_of_a_model_survives(tmp_path):
+    config = TransformerConfig(
+        vocab_size=20, source_vocab_size=30, d_model=8, heads=2, d_ff=8, encoder_layers=1, decoder_layers=1,
+        activation="silu", norm_first=True, final_norm=True, share_embeddings="none", output_bias=True,
+        positional_encoding="tensor2tensor", first_position=2,
+    )  # fmt: skip
+    model = Transformer(config).eval()
+    model.output.bias.data.normal_()
+    model.save_pretrained(tmp_path / "model")
+    source, target = torch.randint(1, 20, (2, 5)), torch.randint(1, 20, (2, 4))
+    assert torch.equal(Transformer.from_pretrained(tmp_path / "model")(source, target), model(source, target))
+
+
+def test_positions_are_counted_from_the_first():
+    sizes = {"vocab_size": 20, "d_model": 8, "heads": 2, "d_ff": 8, "encoder_layers": 1, "decoder_layers": 1}
+    plain, later = (Transformer(TransformerConfig(**sizes, first_position=first)) for first in (0, 2))
+    assert torch.equal(later.positions.table[:10], plain.positions.table[2:12])
+
+
+def test_the_pipeline_answers_as_hugging_faces_did(pretrained):
+    pipeline = fasttfm.pipeline("translation", pretrained)
+    (one,) = pipeline(LINES[0])
+    many = pipeline(LINES)
+    assert one.keys() == {"translation_text"}
+    assert many[0] == one
+    assert [each["translation_text"] for each in many] == Translator.from_directory(pretrained).translate(LINES)
+    several = fasttfm.pipeline("translation_en_to_de", pretrained, nbest=2)(LINES)
+    assert [len(each) for each in several] == [2] * len(LINES)
+    assert pipeline([]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "{", "is cut off or no JSON"),
+        ("config.json", '{"model_type": "bert"}', "fasttfm import"),
+        ("config.json", '{"model_type": "fasttfm"}', "no vocab_size"),
+        ("config.json", '{"model_type": "fasttfm", "vocab_size": 340, "heads": "x"}', "heads"),
+        ("model.safetensors", "x" * 100, "is cut off"),
+        ("spm.model", "x" * 100, "not a SentencePiece model"),
+    ],
+)
+def test_what_is_damaged_is_told_in_a_line(tmp_path, pretrained, name, content, words):
+    for file in pretrained.iterdir():
+        if file.is_file() and file.name != "sha256sums":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=words) as raised:
+        Translator.from_directory(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_task_that_is_unknown_is_refused(pretrained):
+    with pytest.raises(UserError, match="summarization"):
+        fasttfm.pipeline("summarization", pretrained)
