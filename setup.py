@@ -43,6 +43,8 @@ setup(
     ],
     extras_require={
         "cpu": ["numba>=0.60"],  # searches on a CPU are faster with it
+        "ctranslate2": ["ctranslate2>=4.5"],  # export to it; import needs nothing
+        "hf": ["transformers>=5.0"],  # import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
         "dev": [
             "numba>=0.60",
             "pytest>=8.0",

@@ -1,7 +1,8 @@
-"""Small model directories with random weights, made in a second, whose outputs differ from line to line."""
+"""Small model directories trained for a second on a few sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from fasttfm.checkpoints.checkpoint import save_checkpoint
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.config import resolve
-from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
-from fasttfm.models import Transformer
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer, train_tokenizer
+from fasttfm.decoding import Translator
+from fasttfm.models import Transformer, TransformerConfig
 
 TEXT = [
     "a dog runs over the green grass",
@@ -21,9 +23,51 @@ TEXT = [
     "ein Hund läuft über die grüne Wiese",
     "zwei Männer sitzen in einem kleinen Boot",
 ]
-LINES = ["a dog", "two men sit in a boat", "the green grass", "small", "eine grüne Wiese — über!", "a boat runs"]
-SIZE = {"d_model": 32, "heads": 2, "d_ff": 64, "encoder_layers": 2, "decoder_layers": 2, "max_length": 128}
-DECODING = {"beam": 4, "max_len_a": 0.0, "max_len_b": 12, "length_penalty": "power", "alpha": 0.0, "min_len": 1}
+PAIRS = {
+    "a dog": "ein Hund",
+    "two men sit in a boat": "zwei Männer sitzen in einem Boot",
+    "the green grass": "die grüne Wiese",
+    "a small boat": "einem kleinen Boot",
+    "a dog runs": "ein Hund läuft",
+    "two dogs": "Hund Hund Männer über die Wiese",
+}
+LINES = [*PAIRS, "a small dog sits", "men run over a boat", "green", "eine grüne Wiese — über!"]
+UPDATES = 100
+SIZE = {
+    "d_model": 32,
+    "heads": 2,
+    "d_ff": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "max_length": 128,
+    "dropout": 0.1,
+}
+LONGEST = 40
+DECODING = {
+    "beam": 4,
+    "max_len_a": 0.0,
+    "max_len_b": LONGEST,
+    "length_penalty": "power",
+    "alpha": 0.0,
+    "min_len": 1,
+    "dropout": 0.1,
+}
+
+
+def compare(model_dir: Path, texts: Sequence[str], beam: int) -> None:
+    """Other translations of LINES than ours must not be: of greedy search none, of beam search none of PAIRS.
+
+    Of other lines, which the model hardly knows, hypotheses are nearly as good as one another, and ours, which files
+    the ended ones among the 2K best and not among the K best, may find a better one; a worse one never.
+    """
+    translator = Translator.from_directory(model_dir, beam=beam, workers=1)
+    ours = translator.translate(LINES)
+    equal = len(LINES) if beam == 1 else len(PAIRS)
+    assert [text.strip() for text in texts[:equal]] == [text.strip() for text in ours[:equal]]
+    assert len(set(ours)) > 3
+    assert len(texts) == len(LINES)
+    theirs = translator.score(LINES, [text.strip() for text in texts])
+    assert all(a >= b - 1e-3 for a, b in zip(translator.score(LINES, [text.strip() for text in ours]), theirs))
 
 
 @cache
@@ -31,28 +75,40 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(TEXT, vocab_size=340)
 
 
-def write_model_dir(path: Path, **fields: Any) -> Path:
+def write_model_dir(path: Path, *, trained: bool = True, **fields: Any) -> Path:
     """A model directory as `fasttfm train` leaves it; fields of its configuration that are to differ."""
     path.mkdir(parents=True)
     tokenizer().save(path / "spm.model")
     config = resolve(overrides={**SIZE, **DECODING, **fields}, from_data={"vocab_size": len(tokenizer())})
     (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    torch.manual_seed(1)
-    model = Transformer(config.model)
-    sharpen(model)
+    model = _model(config.model, trained)
     save_checkpoint(step_folder(path, 1), model_weights(model), {"step": 1, "best_step": 1})
     return path
 
 
-@torch.no_grad()
-def sharpen(model: Transformer) -> None:
-    """Make outputs depend on the source, and end-of-sentence about as likely as it is in a trained model."""
-    for layer in model.decoder.layers:
-        layer.multihead_attn.out_proj.weight.mul_(4.0)
-    for name, weight in model.named_parameters():
-        if "bias" in name and name != "output.bias":
-            weight.normal_(std=0.1)
-    last = model.decoder.layers[-1].norm3 if model.decoder.norm is None else model.decoder.norm
-    last.weight.normal_(std=4.0)
-    last.bias.normal_()
-    model.output.weight[EOS] = 3.0 * last.bias / last.bias.square().sum()
+@cache
+def _model(config: TransformerConfig, trained: bool) -> Transformer:
+    torch.manual_seed(1)
+    model = Transformer(config)
+    if trained:
+        train(model)
+    return model
+
+
+def train(model: Transformer) -> None:
+    """Teach a model a few sentences, so that its outputs have words and end."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    sources = [torch.tensor([*tokenizer().encode(line), EOS]) for line in PAIRS]
+    targets = [torch.tensor([BOS, *tokenizer().encode(line), EOS]) for line in PAIRS.values()]
+    source, target = pad(sources, batch_first=True), pad(targets, batch_first=True)
+    lengths = torch.tensor([len(each) for each in sources])
+    adam = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(UPDATES):
+        loss, _, tokens = model.loss(source, target[:, :-1], target[:, 1:], lengths, label_smoothing=0.1)
+        (loss / tokens).backward()
+        adam.step()
+        adam.zero_grad()
+    with torch.no_grad():
+        for embedding in (model.source_embedding, model.target_embedding):
+            embedding.weight[PAD] = 0.0
+    model.eval()

@@ -17,6 +17,7 @@ from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.decoding.batches import padded
+from fasttfm.interop.marian import marian_weights
 from fasttfm.models import TransformerConfig
 
 
@@ -55,29 +56,9 @@ def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout:
         )
     )
     table = positions(config)
-    result = {
-        "model.shared.weight": weights["target_embedding.weight"],
-        "final_logits_bias": torch.zeros(1, config.vocab_size),
-    }
+    result = marian_weights(config, weights)
     for stack in ("encoder", "decoder"):
-        result[f"model.{stack}.embed_tokens.weight"] = weights["target_embedding.weight"]
         result[f"model.{stack}.embed_positions.weight"] = table
-        for layer in range(len(getattr(model.model, stack).layers)):
-            prefix, there = f"{stack}.layers.{layer}.", f"model.{stack}.layers.{layer}."
-            attentions = {"self_attn": "self_attn"} | ({"multihead_attn": "encoder_attn"} if stack == "decoder" else {})
-            for ours, theirs in attentions.items():
-                for kind in ("weight", "bias"):
-                    parts = weights[f"{prefix}{ours}.in_proj_{kind}"].chunk(3)
-                    for name, part in zip("qkv", parts):
-                        result[f"{there}{theirs}.{name}_proj.{kind}"] = part
-                    result[f"{there}{theirs}.out_proj.{kind}"] = weights[f"{prefix}{ours}.out_proj.{kind}"]
-            renamed = {"linear1": "fc1", "linear2": "fc2", "norm1": "self_attn_layer_norm"}
-            norms = {"norm2": "encoder_attn_layer_norm", "norm3": "final_layer_norm"}
-            renamed |= norms if stack == "decoder" else {"norm2": "final_layer_norm"}
-            for ours, theirs in renamed.items():
-                for kind in ("weight", "bias"):
-                    result[f"{there}{theirs}.{kind}"] = weights[f"{prefix}{ours}.{kind}"]
-    result["lm_head.weight"] = weights["target_embedding.weight"]
     model.load_state_dict(result)
     return model.eval()
 

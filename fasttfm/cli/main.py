@@ -36,6 +36,8 @@ COMMANDS = {
     "plot": ("plot", "draw the curves of several runs in one picture"),
     "quantize": ("quantize", "write a model directory with 8-bit matrices"),
     "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
+    "export": ("export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
+    "import": ("import_", "make a model directory of another tool's model"),
     "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
     "env": ("env", "versions, device, assembler and routes: what to send with a question"),
     "recipe": ("recipe", "from download to BLEU: the published set-ups by name"),

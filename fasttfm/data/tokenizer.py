@@ -16,7 +16,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -50,13 +50,15 @@ class Vocabulary:
     """By id; the first four are padding, the unknown piece, the start and the end of a sentence."""
     prefix: list[str]
     """What every line begins with, such as the code of a language; a search is made to begin with it, text is not."""
+    silent: list[str] = field(default_factory=list)
+    """Besides the first four, what is no text: such as the codes of languages."""
     codes: bool = False
     """Whether a line may begin with a code such as >>deu<<, which is one piece (OPUS-MT)."""
 
     def __post_init__(self) -> None:
-        for each in (self.pieces, self.prefix):
+        for each in (self.pieces, self.prefix, self.silent):
             if not (isinstance(each, list) and all(isinstance(piece, str) for piece in each)):
-                raise ValueError("pieces and prefix must be lists of text")
+                raise ValueError("pieces, prefix and silent must be lists of text")
         if len(self.pieces) <= EOS:
             raise ValueError(f"{len(self.pieces)} pieces are too few: four are special")
         if unknown := sorted(set(self.prefix) - set(self.pieces)):
@@ -87,6 +89,9 @@ class Tokenizer:
         if vocabulary is not None:
             self._ids = {piece: number for number, piece in reversed(list(enumerate(vocabulary.pieces)))}
             self.prefix = [self._ids[piece] for piece in vocabulary.prefix]
+            silent = {*vocabulary.prefix, *vocabulary.silent}
+            numbers = (number for number, piece in enumerate(vocabulary.pieces) if piece in silent)
+            self._silent = {PAD, UNK, BOS, EOS, *numbers}
         elif ids != (PAD, UNK, BOS, EOS):
             raise ValueError(f"pad, unk, bos and eos have the ids {ids}, but {(PAD, UNK, BOS, EOS)} are needed")
 
@@ -143,8 +148,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids as one line: special ids vanish, and a generated line break becomes a space."""
         if self.vocabulary is not None:
-            silent = {PAD, UNK, BOS, EOS, *self.prefix}
-            pieces = self.pieces([i for i in ids if int(i) not in silent])
+            pieces = self.pieces([i for i in ids if int(i) not in self._silent])
             text = self._processor.DecodePieces(pieces).replace("\u2581", " ").strip()
             return text.replace("\r", " ").replace("\n", " ")
         text = self._processor.DecodeIds([int(i) for i in ids])
@@ -203,6 +207,15 @@ def load_tokenizers(folder: Path, joint: bool | None = None) -> tuple[Tokenizer,
         tokenizer = Tokenizer.load(folder / "spm.model")
         return tokenizer, tokenizer
     return Tokenizer.load(sides[0]), Tokenizer.load(sides[1])
+
+
+def save_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
+    """Write both sides' tokenizer as load_tokenizers() reads them."""
+    if source is target:
+        source.save(folder / "spm.model")
+    else:
+        source.save(folder / "spm.src.model")
+        target.save(folder / "spm.tgt.model")
 
 
 def train_tokenizer(

@@ -28,7 +28,7 @@ from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
 from fasttfm.config import Values, build, convert, field_types, gather
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, EOS
+from fasttfm.data.tokenizer import BOS, EOS, Tokenizer, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.files import unreadable, write_file
 from fasttfm.folders import replacing
@@ -47,9 +47,8 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
         return gather(files=[folder / CONFIG_FILE], overrides=overrides)
     path = folder / PRETRAINED_FILE
     if not path.is_file():
-        what = (
-            "has no config.yaml" if folder.is_dir() else "is not a directory" if folder.exists() else "does not exist"
-        )
+        missing = "is not a directory" if folder.exists() else "does not exist"
+        what = "has no config.yaml" if folder.is_dir() else missing
         raise UserError(f"{folder}: {what}: give the model directory that fasttfm train --out made")
     given = _read_json(path)
     if given.get("model_type") != MODEL_TYPE:
@@ -92,27 +91,37 @@ def write_pretrained(
     *,
     model_dir: Path | None = None,
     decoding: DecodingConfig | None = None,
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
 ) -> None:
     """Write a directory as above, all of it or nothing.
 
-    model_dir: a directory that tokenizer, way of decoding and records are taken from. decoding: given, it counts. Raises
-    UserError for a directory that holds other files, and where nothing can be written.
+    model_dir: a directory that tokenizer, way of decoding and records are taken from. decoding, tokenizers (source's
+    and target's, one object for both where they are one): count where they are given. Raises UserError for a directory
+    that holds other files, and where nothing can be written.
     """
     if decoding is None:
         decoding = build(read_values(model_dir)).decoding if model_dir is not None else DecodingConfig()
     try:
         with replacing(folder, "writes a model") as replacement:
-            described = json.dumps(describe(config, decoding), indent=2) + "\n"
-            write_file(replacement.path / PRETRAINED_FILE, described.encode())
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-            write_file(replacement.path / MODEL_FILE, save(tensors, {"format": "pt"}))
-            if model_dir is not None:
+            write_model(replacement.path, config, weights, decoding)
+            if tokenizers is not None:
+                save_tokenizers(replacement.path, *tokenizers)
+            elif model_dir is not None:
                 copy_tokenizers(model_dir, replacement.path)
             write_file(replacement.path / "README.md", model_card(config, model_dir).encode())
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be written: {error.strerror or error}; make room or give another directory"
         ) from error
+
+
+def write_model(
+    folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], decoding: DecodingConfig
+) -> None:
+    """Write config.json and model.safetensors into a directory that is there."""
+    write_file(folder / PRETRAINED_FILE, (json.dumps(describe(config, decoding), indent=2) + "\n").encode())
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    write_file(folder / MODEL_FILE, save(tensors, {"format": "pt"}))
 
 
 def describe(config: TransformerConfig, decoding: DecodingConfig) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""`fasttfm export MODEL --format FORMAT --out DIR`: a model for another tool."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+FORMATS = {
+    "ctranslate2": ("fasttfm.interop.ctranslate2", "ctranslate2.Translator"),
+    "marian-hf": ("fasttfm.interop.marian", "transformers' MarianMTModel and MarianTokenizer"),
+    "pretrained": ("fasttfm.interop.exchange", "Transformer.from_pretrained(), pipeline() and Hugging Face's hub"),
+}
+"""Format -> (module with export(model, folder), what loads it)."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "export",
+        help="write a model for another tool",
+        description="Writes a model with its tokenizer's files as another tool loads them. "
+        + "; ".join(f"{name}: for {reader}" for name, (_, reader) in FORMATS.items())
+        + ".",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="who is to load it")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the directory and say what the other tool must be told."""
+    from fasttfm.folders import replacing
+    from fasttfm.interop.exchange import load
+
+    module = importlib.import_module(FORMATS[args.format][0])
+    model = load(args.model, args.checkpoint)
+    with replacing(args.out, "exports a model") as replacement:
+        told = module.export(model, replacement.path)
+    print(f"{args.out}: {args.format}, for {FORMATS[args.format][1]}")
+    for line in told:
+        print(f"note: {line}")

@@ -1,0 +1,44 @@
+"""`fasttfm import DIR --format FORMAT --out MODEL`: a model of another tool as a model directory."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+FORMATS = {
+    "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
+    "m2m100": ("fasttfm.interop.m2m100", "M2M100ForConditionalGeneration, such as M2M-100 and NLLB"),
+    "ctranslate2": ("fasttfm.interop.ctranslate2_read", "what CTranslate2's converters write"),
+}
+"""Format -> (module with read(folder, source_language=..., target_language=...) to a Model, what it is)."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "import",
+        help="make a model directory of another tool's model",
+        description="Makes a model directory, which translate, export and serve take, of a model as another tool saves "
+        "it; no code in its files is run. " + "; ".join(f"{name}: {what}" for name, (_, what) in FORMATS.items()) + ".",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what the other tool saved")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="which tool that was")
+    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model directory to write")
+    for side in ("source", "target"):
+        parser.add_argument(f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the model directory."""
+    from fasttfm.errors import UserError
+    from fasttfm.interop.exchange import store
+
+    module = importlib.import_module(FORMATS[args.format][0])
+    if not args.directory.is_dir():
+        raise UserError(f"{args.directory}: is no directory: give what the other tool saved")
+    languages = {"source_language": args.source_language, "target_language": args.target_language}
+    model = module.read(args.directory, **languages)
+    store(model, args.out)
+    size = sum(weight.numel() for weight in model.weights.values())
+    print(f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens")

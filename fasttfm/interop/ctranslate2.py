@@ -1,0 +1,141 @@
+"""CTranslate2's model format, written by its own specification and read without it.
+
+https://opennmt.net/CTranslate2/conversion.html                            specifications filled by hand
+https://github.com/OpenNMT/CTranslate2/blob/master/python/ctranslate2/specs/model_spec.py       the binary format
+https://github.com/OpenNMT/CTranslate2/blob/master/python/ctranslate2/specs/transformer_spec.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fasttfm.config.model import TransformerConfig
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from fasttfm.errors import UserError
+from fasttfm.interop.exchange import Model
+from fasttfm.reference import positional_encoding
+
+SPECIAL = {PAD: "<blank>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
+_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH"}
+_LONGEST = 1024
+
+
+def export(model: Model, folder: Path) -> list[str]:
+    """Write what ctranslate2.Translator() loads, and the SentencePiece models beside it; returns lines for the user.
+
+    It takes pieces, and adds the end of a sentence itself.
+    """
+    words = [_words(tokenizer) for tokenizer in (model.source_tokenizer, model.target_tokenizer)]
+    write(model.config, model.weights, folder, *words, add_source_eos=True)
+    for name, tokenizer in (("source.spm", model.source_tokenizer), ("target.spm", model.target_tokenizer)):
+        (folder / name).write_bytes(tokenizer.model)
+    told = ["padding, begin-of-sentence and the unknown token: give suppress_sequences and disable_unk to exclude them"]
+    if model.decoding.length_penalty == "gnmt" and model.decoding.alpha:
+        told.append(f"the length penalty gnmt {model.decoding.alpha} is not known there: its length_penalty is a power")
+    if model.source_tokenizer.prefix or model.target_tokenizer.prefix:
+        codes = [each.pieces(each.prefix) for each in (model.source_tokenizer, model.target_tokenizer)]
+        told.append(f"sources must begin with {codes[0]}, and target_prefix must be {codes[1]}")
+    return told
+
+
+def write(
+    config: TransformerConfig,
+    weights: Mapping[str, Tensor],
+    folder: Path,
+    source_words: Sequence[str],
+    target_words: Sequence[str],
+    *,
+    add_source_eos: bool = False,
+    alignment_layer: int = 0,
+) -> None:
+    """Write a model under models.Transformer's names to folder, in float32. UserError where ctranslate2 is missing.
+
+    alignment_layer: decoder layer, from 1, whose heads' mean it gives as attention; 0 is one head of the last one.
+    """
+    try:
+        from ctranslate2.specs import common_spec, transformer_spec
+    except ImportError:
+        raise UserError('the package ctranslate2 is needed: pip install "fasttfm[ctranslate2]"') from None
+
+    spec = transformer_spec.TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers),
+        config.heads,
+        pre_norm=config.norm_first,
+        no_final_norm=not config.final_norm,
+        activation=getattr(common_spec.Activation, _ACTIVATIONS[config.activation]),
+        alignment_layer=alignment_layer - 1,
+        alignment_heads=config.heads if alignment_layer else 1,
+    )
+    target = weights["target_embedding.weight"]
+    tables = {"encoder": weights.get("source_embedding.weight", target), "decoder": target}
+    positions = positional_encoding(
+        max(config.max_length, _LONGEST), config.d_model, config.positional_encoding, first=config.first_position
+    )
+    for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+        embeddings = stack.embeddings[0] if side == "encoder" else stack.embeddings
+        embeddings.weight = _array(tables[side])
+        stack.scale_embeddings = True
+        stack.position_encodings.encodings = _array(positions)
+        if config.final_norm:
+            _norm(stack.layer_norm, weights, f"{side}.norm")
+        for number, layer in enumerate(stack.layer):
+            prefix = f"{side}.layers.{number}."
+            _attention(layer.self_attention, weights, prefix + "self_attn", (3,))
+            _norm(layer.self_attention.layer_norm, weights, prefix + "norm1")
+            last = "norm2"
+            if side == "decoder":
+                _attention(layer.attention, weights, prefix + "multihead_attn", (1, 2))
+                _norm(layer.attention.layer_norm, weights, prefix + "norm2")
+                last = "norm3"
+            _linear(layer.ffn.linear_0, weights, prefix + "linear1")
+            _linear(layer.ffn.linear_1, weights, prefix + "linear2")
+            _norm(layer.ffn.layer_norm, weights, prefix + last)
+    spec.decoder.projection.weight = _array(weights.get("output.weight", target))
+    if "output.bias" in weights:
+        spec.decoder.projection.bias = _array(weights["output.bias"])
+    spec.register_source_vocabulary(list(source_words))
+    spec.register_target_vocabulary(list(target_words))
+    spec.config.add_source_eos = add_source_eos
+    spec.config.add_attribute("layer_norm_epsilon", config.layer_norm_eps)
+    spec.validate()
+    spec.optimize()
+    spec.save(str(folder))
+
+
+def _words(tokenizer: Tokenizer) -> list[str]:
+    """A tokenizer's pieces, no name twice."""
+    words = tokenizer.pieces(range(len(tokenizer)))
+    for place, name in SPECIAL.items():
+        words[place] = name
+    seen: set[str] = set()
+    for place, word in enumerate(words):
+        if word in seen:
+            words[place] = f"{word}#{place}"
+        seen.add(words[place])
+    return words
+
+
+def _array(x: Tensor) -> Any:
+    return x.detach().float().cpu().contiguous().numpy()
+
+
+def _linear(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:
+    spec.weight, spec.bias = _array(weights[name + ".weight"]), _array(weights[name + ".bias"])
+
+
+def _norm(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:
+    spec.gamma, spec.beta = _array(weights[name + ".weight"]), _array(weights[name + ".bias"])
+
+
+def _attention(spec: Any, weights: Mapping[str, Tensor], name: str, parts: tuple[int, ...]) -> None:
+    """parts: how many of the three projections each of the spec's matrices holds: all, or queries and the rest."""
+    width = weights[name + ".out_proj.weight"].shape[0]
+    sizes = [part * width for part in parts]
+    matrices, biases = (weights[f"{name}.in_proj_{kind}"].split(sizes) for kind in ("weight", "bias"))
+    for linear, matrix, bias in zip(spec.linear, matrices, biases):
+        linear.weight, linear.bias = _array(matrix), _array(bias)
+    _linear(spec.linear[-1], weights, name + ".out_proj")

@@ -1,0 +1,175 @@
+"""A model with its tokenizers between our directories and other systems' formats, and what these have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fasttfm.checkpoints.weights import refuse_what_is_no_number
+from fasttfm.config import build
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.model import TransformerConfig
+from fasttfm.data.tokenizer import BOS, PAD, Tokenizer, load_tokenizers, save_tokenizers
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.files import unreadable, write_file
+from fasttfm.models.pretrained import model_card, read_pretrained, read_values, write_model, write_pretrained
+
+NEVER = -1e4
+"""A logit's bias that makes its token impossible, and that float16 can hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """All that translating takes."""
+
+    config: TransformerConfig
+    weights: Mapping[str, Tensor]
+    """Under the names of models.Transformer, a shared table once."""
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    """The same object where the vocabulary is joint."""
+    decoding: DecodingConfig
+    folder: Path | None = None
+    """Where its training's records lie."""
+
+
+def load(model_dir: Path, checkpoint: str = "best") -> Model:
+    """The model of a directory of `fasttfm train`, `fasttfm import` or save_pretrained().
+
+    Raises UserError naming what is missing, damaged or of another model.
+    """
+    config, weights, _ = read_pretrained(model_dir, checkpoint)
+    source, target = load_tokenizers(model_dir)
+    for tokenizer, size in ((source, config.source_vocab_size or config.vocab_size), (target, config.vocab_size)):
+        if len(tokenizer) != size:
+            raise UserError(
+                f"{model_dir}: its SentencePiece model has {len(tokenizer):,} pieces but its configuration says "
+                f"{size:,}: copy both from the same training run"
+            )
+    decoding = build(read_values(model_dir)).decoding
+    return Model(
+        config=config,
+        weights=weights,
+        source_tokenizer=source,
+        target_tokenizer=target,
+        decoding=decoding,
+        folder=model_dir,
+    )
+
+
+def store(model: Model, folder: Path) -> None:
+    """Write a directory that `fasttfm translate` and the others take; UserError where nothing can be written."""
+    tokenizers = (model.source_tokenizer, model.target_tokenizer)
+    write_pretrained(folder, model.config, model.weights, decoding=model.decoding, tokenizers=tokenizers)
+
+
+def export(model: Model, folder: Path) -> list[str]:
+    """Write what Transformer.from_pretrained() loads into a new directory; returns no lines for the user."""
+    write_model(folder, model.config, model.weights, model.decoding)
+    save_tokenizers(folder, model.source_tokenizer, model.target_tokenizer)
+    write_file(folder / "README.md", model_card(model.config, model.folder).encode())
+    return []
+
+
+class Arrangement:
+    """The rows of another system's vocabulary in our order: padding, unknown, start, end, then the others in theirs."""
+
+    def __init__(self, size: int, *, pad: int | None, unk: int, start: int | None, eos: int) -> None:
+        """Numbers of their special tokens; None: it has none, or its embedding is zero, and a row of zeros is made."""
+        special = [pad, unk, start, eos]
+        others = [row for row in range(size) if row not in special]
+        self.rows: list[int | None] = [*special, *others]
+        self.impossible = [place for place, row in ((PAD, pad), (BOS, start)) if row is None]
+        """Our tokens that theirs has not, and that must not take any probability."""
+        if start is not None and start in (pad, unk, eos):
+            self.impossible.append(BOS)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def apply(self, table: Tensor) -> Tensor:
+        """The rows of a table (V, ...) in our order."""
+        extended = torch.cat([table, torch.zeros_like(table[:1])])
+        return extended[torch.tensor([len(table) if row is None else row for row in self.rows])]
+
+    def bias(self, bias: Tensor | None) -> Tensor | None:
+        """The logits' bias (V,) in our order; None where none is needed."""
+        if bias is None and not self.impossible:
+            return None
+        zeros = torch.zeros(max(row for row in self.rows if row is not None) + 1)
+        arranged = self.apply(zeros if bias is None else bias.float())
+        arranged[self.impossible] = NEVER
+        return arranged
+
+    def pieces(self, theirs: Sequence[str]) -> list[str]:
+        """Their pieces in our order."""
+        names = ["<pad>", "<unk>", "<s>", "</s>"]
+        return [
+            names[place] if row is None or place in self.impossible else theirs[row]
+            for place, row in enumerate(self.rows)
+        ]
+
+
+def number(pieces: Sequence[str], piece: str, path: Path) -> int:
+    """The number of a special token; UserError where there is none."""
+    try:
+        return list(pieces).index(piece)
+    except ValueError:
+        raise UserError(f"{path}: has no token {piece}: give the files of one model") from None
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """A file that holds an object (or a list); UserError where it is missing, cut off or another."""
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: is missing: give the directory as the other tool saved it") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise UserError(f"{path}: is cut off or no JSON ({error}): copy it anew") from None
+    if not isinstance(given, kind):
+        raise UserError(f"{path}: holds no {kind.__name__}: copy it anew")
+    return given
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Weights of model.safetensors, or of pytorch_model.bin without running any code in it, in float32.
+
+    Raises UserError where both are missing, and for a file that is cut off or holds something else than numbers.
+    """
+    path = next(
+        (folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).exists()), None
+    )
+    if path is None:
+        sharded = any(folder.glob("*.index.json"))
+        what = "its weights are in several files: save them as one" if sharded else "has no model.safetensors"
+        raise UserError(f"{folder}: {what} (or pytorch_model.bin)")
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise UserError(f"{path}: is cut off or not what its name says ({_first_line(error)}): copy it anew") from None
+    except Exception as error:  # unpickling raises of every kind
+        raise UserError(f"{path}: holds more than weights ({_first_line(error)}): it is not loaded") from None
+    if not (isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values())):
+        raise UserError(f"{path}: holds more than weights: it is not loaded")
+    floats = {name: each.float() for name, each in weights.items()}
+    refuse_what_is_no_number(floats, path)
+    return floats
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

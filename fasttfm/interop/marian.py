@@ -1,0 +1,295 @@
+"""Hugging Face's MarianMTModel and MarianTokenizer: what OPUS-MT models are saved as.
+
+https://huggingface.co/docs/transformers/model_doc/marian
+Post-norm, scaled embeddings, the paper's sinusoids with all sines before all cosines, no embedding of a first token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.model import TransformerConfig
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Vocabulary
+from fasttfm.errors import UserError
+from fasttfm.interop.bart_names import from_bart, to_bart
+from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
+from fasttfm.interop.exchange import Arrangement, Model, number, read_json, read_tensors
+
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "swish"}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
+"""Hugging Face's names of those that we have."""
+_EPSILON = 1e-5
+_LONGEST = 512
+
+
+def export(model: Model, folder: Path) -> list[str]:
+    """Write what MarianMTModel.from_pretrained() and MarianTokenizer.from_pretrained() load to a new directory.
+
+    Returns lines for the user. Raises UserError for a model that Marian cannot be.
+    """
+    from safetensors.torch import save_file
+
+    refuse_other_than_marian(model)
+    weights = halves_from_pairs(model.weights, model.config.d_model)
+    tensors = {
+        name: tensor.float().contiguous().clone() for name, tensor in marian_weights(model.config, weights).items()
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    penalty, told = _length_penalty(model.decoding)
+    _write_json(folder / "config.json", _marian_config(model.config))
+    _write_json(
+        folder / "generation_config.json",
+        {
+            **_special(),
+            "num_beams": model.decoding.beam,
+            "length_penalty": penalty,
+            "early_stopping": "never",
+            "max_length": _LONGEST,
+            "suppress_tokens": [PAD, BOS] if model.decoding.allow_unk else [PAD, UNK, BOS],
+        },
+    )
+    _write_tokenizer(model, folder)
+    return told
+
+
+def refuse_other_than_marian(model: Model) -> None:
+    """Raise UserError for what MarianMTModel has not."""
+    config = model.config
+    for wrong, what in (
+        (config.norm_first, "norm_first"),
+        (config.positional_encoding != "paper", f"positional_encoding {config.positional_encoding}"),
+        (config.first_position != 0, f"first_position {config.first_position}"),
+        (config.layer_norm_eps != _EPSILON, f"layer_norm_eps {config.layer_norm_eps}"),
+        (config.share_embeddings == "none", "share_embeddings none"),
+        (
+            config.share_embeddings == "all" and model.source_tokenizer is not model.target_tokenizer
+            and model.source_tokenizer.vocabulary is None, "two tokenizers for one table",
+        ),
+    ):  # fmt: skip
+        if wrong:
+            raise UserError(f"marian-hf has no {what}: export this model as ctranslate2, onnx or pretrained")
+
+
+def marian_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict of MarianMTModel without its positions; weights in its order of channels."""
+    target = weights["target_embedding.weight"]
+    source = weights.get("source_embedding.weight", target)
+    bias = weights.get("output.bias")
+    result = {
+        "final_logits_bias": torch.zeros(1, config.vocab_size) if bias is None else bias[None],
+        "model.encoder.embed_tokens.weight": source,
+        "model.decoder.embed_tokens.weight": target,
+        "lm_head.weight": target,
+        **to_bart(weights, config),
+    }
+    if config.share_embeddings == "all":
+        result["model.shared.weight"] = target
+    return result
+
+
+def _special() -> dict[str, int]:
+    return {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+
+
+def _marian_config(config: TransformerConfig) -> dict[str, Any]:
+    return {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "is_encoder_decoder": True,
+        "vocab_size": config.source_vocab_size or config.vocab_size,
+        "decoder_vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_attention_heads": config.heads,
+        "decoder_attention_heads": config.heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": _ACTIVATIONS[config.activation],
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.relu_dropout,
+        "max_position_embeddings": config.max_length,
+        "scale_embedding": True,
+        "static_position_embeddings": True,
+        "share_encoder_decoder_embeddings": config.share_embeddings == "all",
+        "tie_word_embeddings": True,
+        "forced_eos_token_id": None,
+        **_special(),
+    }
+
+
+def _length_penalty(decoding: DecodingConfig) -> tuple[float, list[str]]:
+    """Hugging Face divides by length^length_penalty."""
+    if decoding.length_penalty == "gnmt" and decoding.alpha:
+        return 1.0, [f"the length penalty gnmt {decoding.alpha} is not known there: length_penalty 1.0 was written"]
+    return {"power": decoding.alpha, "avg": 1.0}.get(decoding.length_penalty, 0.0), []
+
+
+def _write_tokenizer(model: Model, folder: Path) -> None:
+    source, target = model.source_tokenizer, model.target_tokenizer
+    for name, tokenizer in (("source.spm", source), ("target.spm", target)):
+        (folder / name).write_bytes(tokenizer.model)
+    separate = model.config.share_embeddings != "all"
+    _write_json(folder / "vocab.json", _numbers(source))
+    if separate:
+        _write_json(folder / "target_vocab.json", _numbers(target))
+    settings = {
+        "tokenizer_class": "MarianTokenizer",
+        "unk_token": "<unk>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "model_max_length": _LONGEST,
+        "separate_vocabs": separate,
+        "source_lang": "source",
+        "target_lang": "target",
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _numbers(tokenizer: Tokenizer) -> dict[str, int]:
+    names = tokenizer.pieces(range(len(tokenizer)))
+    names[:4] = ["<pad>", "<unk>", "<s>", "</s>"]
+    return {name: place for place, name in enumerate(names)}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# Import
+
+
+def read(folder: Path, **languages: Any) -> Model:
+    """The model of a directory as MarianMTModel and MarianTokenizer save it (OPUS-MT).
+
+    Raises UserError for a file that is missing, cut off or of another architecture.
+    """
+    path = folder / "config.json"
+    given = read_json(path)
+    if given.get("model_type") != "marian":
+        raise UserError(f"{path}: is of type {given.get('model_type')!r}, not marian: give the --format that fits")
+    for name, needed in (("normalize_before", False), ("normalize_embedding", False), ("scale_embedding", True)):
+        if given.get(name, needed) != needed:
+            raise UserError(f"{path}: {name} is {given[name]}, which is not supported: only {needed} is")
+    weights = read_tensors(folder)
+    joint = given.get("share_encoder_decoder_embeddings", True)
+    vocabulary = read_json(folder / "vocab.json")
+    target_vocabulary = vocabulary if joint else read_json(folder / "target_vocab.json")
+    sides = []
+    for words in (vocabulary, target_vocabulary):
+        pieces = ordered_pieces(words, folder / "vocab.json")
+        unk, eos = (number(pieces, piece, folder / "vocab.json") for piece in ("<unk>", "</s>"))
+        pad = pieces.index("<pad>") if "<pad>" in pieces else None
+        start = given.get("decoder_start_token_id", pad)
+        arrangement = Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
+        sides.append((arrangement, arrangement.pieces(pieces)))
+    config = bart_config(given, path, len(sides[1][0]), positional_encoding="paper")
+    if not joint:
+        config = dataclasses.replace(config, share_embeddings="decoder", source_vocab_size=len(sides[0][0]))
+    tables = _embeddings(weights, folder, joint)
+    for table, (arrangement, _) in zip(tables, sides):
+        if len(table) != max(row for row in arrangement.rows if row is not None) + 1:
+            raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
+    result = from_bart(weights, config, folder)
+    result["target_embedding.weight"] = sides[1][0].apply(tables[1])
+    if not joint:
+        result["source_embedding.weight"] = sides[0][0].apply(tables[0])
+    bias = sides[1][0].bias(weights["final_logits_bias"][0] if "final_logits_bias" in weights else None)
+    if bias is not None:
+        result["output.bias"] = bias
+        config = dataclasses.replace(config, output_bias=True)
+    tokenizers = [
+        tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
+        for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
+    ]
+    return Model(
+        config=config,
+        weights=pairs_from_halves(result, config.d_model),
+        source_tokenizer=tokenizers[0],
+        target_tokenizer=tokenizers[1],
+        decoding=decoding(folder, given),
+    )
+
+
+def bart_config(given: Mapping[str, Any], path: Path, vocab_size: int, **fields: Any) -> TransformerConfig:
+    """Our configuration for Hugging Face's config.json of Marian or M2M-100; UserError for what we have not."""
+    for name in ("attention_heads", "ffn_dim"):
+        if given.get(f"encoder_{name}") != given.get(f"decoder_{name}"):
+            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
+    activation = given.get("activation_function", "relu")
+    if activation not in ACTIVATIONS:
+        raise UserError(f"{path}: activation_function {activation} is not supported: {', '.join(ACTIVATIONS)} are")
+    try:
+        return TransformerConfig(
+            vocab_size=vocab_size,
+            d_model=given["d_model"],
+            heads=given["encoder_attention_heads"],
+            d_ff=given["encoder_ffn_dim"],
+            encoder_layers=given["encoder_layers"],
+            decoder_layers=given["decoder_layers"],
+            activation=ACTIVATIONS[activation],  # type: ignore[arg-type]
+            dropout=given.get("dropout", 0.1),
+            max_length=given.get("max_position_embeddings", 1024),
+            **fields,
+        )
+    except KeyError as error:
+        raise UserError(f"{path}: has no {error.args[0]}: it is cut off; copy it anew") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
+    """The pieces of a vocab.json by their numbers; UserError where a number is missing or twice there."""
+    if sorted(value for value in words.values() if isinstance(value, int)) != list(range(len(words))):
+        raise UserError(f"{path}: does not number its {len(words):,} pieces one after the other: copy it anew")
+    return sorted(words, key=lambda piece: words[piece])
+
+
+def tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
+    """A SentencePiece model whose pieces another file numbers; UserError where it is missing or damaged."""
+    try:
+        return Tokenizer(path.read_bytes(), vocabulary)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such SentencePiece model: give the directory as the other tool saved it") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: copy the file anew") from None
+
+
+def decoding(folder: Path, given: Mapping[str, Any]) -> DecodingConfig:
+    """How Hugging Face would search: generation_config.json, or what an older config.json says."""
+    path = folder / "generation_config.json"
+    settings = {**given, **(read_json(path) if path.exists() else {})}
+    beam, alpha = settings.get("num_beams") or 1, settings.get("length_penalty", 1.0)
+    suppressed = settings.get("suppress_tokens") or []
+    try:
+        return DecodingConfig(
+            beam=beam,
+            length_penalty="power",
+            alpha=1.0 if alpha is None else float(alpha),
+            allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _embeddings(weights: Mapping[str, Tensor], folder: Path, joint: bool) -> tuple[Tensor, Tensor]:
+    """Source's and target's table."""
+    tables = []
+    for side in ("encoder", "decoder"):
+        names = [f"model.{side}.embed_tokens.weight", *(["model.shared.weight"] if joint else [])]
+        table = next((weights[name] for name in names if name in weights), None)
+        if table is None and side == "decoder" and "lm_head.weight" in weights:
+            table = weights["lm_head.weight"]
+        if table is None:
+            raise UserError(f"{folder}: its weights have no {names[-1]}: they are cut off, or of another architecture")
+        tables.append(table)
+    return tables[0], tables[1]

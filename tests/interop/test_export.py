@@ -1,0 +1,108 @@
+"""What is written for another tool, loaded with that tool's own loaders, translates as it does here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_dirs import LINES, LONGEST, compare, write_model_dir
+
+from fasttfm.cli.main import main
+from fasttfm.decoding import Translator
+from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
+from fasttfm.interop.exchange import load
+
+ARCHITECTURES = {
+    "post-norm": {},
+    "pre-norm": {"norm_first": True, "final_norm": True, "positional_encoding": "tensor2tensor", "activation": "gelu"},
+    "without final norms": {"norm_first": True, "layer_norm_eps": 1e-6},
+    "three tables": {"share_embeddings": "none", "activation": "silu", "first_position": 2, "output_bias": True},
+}
+
+
+def export(model_dir, form: str):
+    out = model_dir.parent / form
+    assert main(["export", str(model_dir), "--format", form, "--out", str(out)]) == 0
+    return out
+
+
+def by_ctranslate2(folder, beam: int) -> list[str]:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    import sentencepiece
+
+    source, target = (
+        sentencepiece.SentencePieceProcessor(str(folder / f"{side}.spm")) for side in ("source", "target")
+    )
+    results = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1).translate_batch(
+        [source.encode(line, out_type=str) for line in LINES],
+        beam_size=beam,
+        max_decoding_length=LONGEST,
+        length_penalty=0.0,
+        disable_unk=True,
+        suppress_sequences=[["<blank>"], ["<s>"]],
+        **({"patience": 2} if beam > 1 else {}),
+    )
+    return [target.decode_pieces(each.hypotheses[0]).strip() for each in results]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_ctranslate2_translates_as_we_do(tmp_path, name):
+    model_dir = write_model_dir(tmp_path / "model", **ARCHITECTURES[name])
+    folder = export(model_dir, "ctranslate2")
+    for beam in (1, 4):
+        compare(model_dir, by_ctranslate2(folder, beam), beam)
+
+
+@pytest.mark.parametrize("fields", [{}, {"activation": "silu", "output_bias": True}, {"share_embeddings": "decoder"}])
+def test_hugging_face_translates_as_we_do(tmp_path, fields):
+    transformers = pytest.importorskip("transformers")
+    model_dir = write_model_dir(tmp_path / "model", **fields)
+    folder = export(model_dir, "marian-hf")
+    theirs = transformers.MarianMTModel.from_pretrained(folder)
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    for beam in (1, 4):
+        inputs = tokenizer(LINES, return_tensors="pt", padding=True)
+        with torch.inference_mode():
+            found = theirs.generate(
+                **inputs, num_beams=beam, max_new_tokens=LONGEST + 1, min_new_tokens=2, max_length=None
+            )
+        compare(model_dir, tokenizer.batch_decode(found, skip_special_tokens=True), beam)
+    assert theirs.generation_config.num_beams == 4
+    assert theirs.generation_config.length_penalty == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"norm_first": True}, "norm_first"),
+        ({"positional_encoding": "tensor2tensor"}, "positional_encoding"),
+        ({"layer_norm_eps": 1e-6}, "layer_norm_eps"),
+        ({"share_embeddings": "none"}, "share_embeddings"),
+    ],
+)
+def test_what_marian_cannot_be_is_refused_in_a_line(tmp_path, capsys, fields, word):
+    model_dir = write_model_dir(tmp_path / "model", trained=False, **fields)
+    assert main(["export", str(model_dir), "--format", "marian-hf", "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert word in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_order_of_channels_is_undone_by_its_inverse(tmp_path):
+    model = load(write_model_dir(tmp_path / "model", trained=False))
+    there = halves_from_pairs(model.weights, 32)
+    assert not torch.equal(there["encoder.layers.0.linear2.weight"], model.weights["encoder.layers.0.linear2.weight"])
+    back = pairs_from_halves(there, 32)
+    assert all(torch.equal(back[name], weight) for name, weight in model.weights.items())
+
+
+def test_a_pretrained_directory_translates_the_same(tmp_path):
+    model_dir = write_model_dir(tmp_path / "model")
+    compare(model_dir, Translator.from_directory(export(model_dir, "pretrained")).translate(LINES), 4)
+
+
+def test_a_folder_with_other_files_is_not_written_into(tmp_path, capsys):
+    model_dir = write_model_dir(tmp_path / "model", trained=False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    assert main(["export", str(model_dir), "--format", "pretrained", "--out", str(tmp_path / "out")]) == 2
+    assert "thesis.txt" in capsys.readouterr().err
