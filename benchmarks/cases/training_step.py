@@ -29,6 +29,7 @@ from fasttfm.kernels.proof.costs import Shape
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.presets import preset_section
 from fasttfm.training.optimization import Optimization
+from fasttfm.training.workers import Workers
 
 PADDING = (0.6, 0.2, 0.05, 0.0)
 PACKED = f"{OURS}, packed"
@@ -198,7 +199,7 @@ class OurStep:
     ) -> None:
         self.packed = packed
         self.model = model.train()
-        self.optimization = Optimization(model, training, device)
+        self.optimization = Optimization(model, training, device, Workers())
         self.device, self.autocast = device, autocast
         self.label_smoothing, self.lr = training.label_smoothing, training.lr
 

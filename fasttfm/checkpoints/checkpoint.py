@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fasttfm.checkpoints import quantized
+from fasttfm.checkpoints import quantized, shards
 from fasttfm.checkpoints.ownership import claimed, published, recover
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
@@ -117,6 +117,11 @@ def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[s
 
     Raises UserError when the file cannot be read, is not what was written, or holds NaN, infinity or complex numbers.
     """
+    if shards.is_sharded(checkpoint):
+        with _told(checkpoint / shards.SHARDS):
+            weights = {name: each.to(device) for name, each in shards.read_shards(checkpoint, shards.MODEL).items()}
+        refuse_what_is_no_number(weights, checkpoint)
+        return weights
     path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint
     with _opened(path, device) as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -128,12 +133,18 @@ def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[s
 
 def is_quantized(checkpoint: Path) -> bool:
     """Whether the matrices of a checkpoint directory or of a .safetensors file are stored in int8."""
+    if shards.is_sharded(checkpoint):
+        return False
     with _opened(checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint, "cpu") as file:
         return any(file.get_slice(name).get_dtype() == "I8" for name in file.keys())  # noqa: SIM118
 
 
 def read_state(checkpoint: Path) -> TrainingState:
     """Training state of a checkpoint directory, on the CPU; UserError when it is missing, cut off or damaged."""
+    if shards.is_sharded(checkpoint):
+        with _told(checkpoint / shards.SHARDS):
+            tensors = shards.read_shards(checkpoint, shards.STATE)
+            return TrainingState(tensors=tensors, values=shards.read_values(checkpoint))
     with _opened(checkpoint / STATE_FILE, "cpu") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         values = (file.metadata() or {}).get("values")
@@ -176,11 +187,18 @@ def _check_digest(path: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
-    try:
+    with _told(path):
         with path.open("rb"):
             pass  # the operating system's reason, which safetensors does not tell
         with safe_open(path, framework="pt", device=str(device)) as file:
             yield file
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What goes wrong while a file is read, as a UserError."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise _damaged(path, "is missing") from error
     except (OSError, SafetensorError, ValueError) as error:

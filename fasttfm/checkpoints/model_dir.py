@@ -40,6 +40,8 @@ _MAY_CHANGE = {
     "average_last",
     "log_interval",
     "skip_limit",
+    "shard",
+    "checkpoint_activations",
     "tensorboard",
     "threads",
 }

@@ -33,6 +33,7 @@ COMMANDS = {
     "score": ("score", "sacreBLEU and chrF of standard input against references"),
     "score-pairs": ("score_pairs", "the model's log-probability of given translations"),
     "average": ("average", "average the last checkpoints of a model"),
+    "consolidate": ("consolidate", "make a checkpoint in parts (train --shard) a whole one"),
     "plot": ("plot", "draw the curves of several runs in one picture"),
     "quantize": ("quantize", "write a model directory with 8-bit matrices"),
     "plot-attention": ("plot_attention", "draw the attention weights of one translation"),

@@ -44,6 +44,9 @@ class TrainingConfig:
     """Probability mass of the target spread over the vocabulary."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of the matrix products; weights and statistics stay fp32, fp16 scales the loss."""
+    shard: bool = False
+    """Each of several workers holds a part of the weights, gradients and moments (FSDP2): for models that do not fit.
+    Checkpoints are in parts, too."""
     checkpoint_activations: bool = False
     """Keep only what each layer begins with and compute the rest again in the backward pass: the same gradients with
     less memory, for a third more time."""
@@ -106,6 +109,7 @@ class TrainingConfig:
         schedules = ("noam", "inverse-sqrt", "cosine", "constant")
         _require(self, "schedule", self.schedule in schedules, f"must be one of {', '.join(schedules)}")
         _require(self, "precision", self.precision in ("fp32", "bf16", "fp16"), "must be fp32, bf16 or fp16")
+        _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")
         betas = len(self.adam_betas) == 2 and all(0 <= beta < 1 for beta in self.adam_betas)
         _require(self, "adam_betas", betas, "must be two numbers, each at least 0 and below 1")
         _require(

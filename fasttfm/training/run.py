@@ -14,7 +14,7 @@ from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, prepare_model_dir, refuse_strangers
 from fasttfm.checkpoints.steps import consecutive_steps, resolve_checkpoint, saved_steps
 from fasttfm.checkpoints.vocabulary import check_vocabulary
-from fasttfm.checkpoints.weights import load_weights
+from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import Config, Values, build
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
@@ -110,9 +110,15 @@ def _train(
     callbacks: Sequence[Callback],
 ) -> Outcome | None:
     torch.manual_seed(config.training.seed)
-    model = Transformer(config.model).to(device)
+    is_sharded = config.training.shard and workers.size > 1
+    model = Transformer(config.model)
+    if not is_sharded:  # a model that is divided need not fit
+        model.to(device)
     if workers.is_first and init_from is not None and not saved_steps(model_dir):
         _begin_with(model, init_from, model_dir)
+    if is_sharded and not saved_steps(model_dir):
+        given = workers.broadcast_tensors(model_weights(model) if workers.is_first else None)
+        load_weights(model, given, model_dir)
     verification = data.verify() if workers.is_first else None
     trainer = _trainer(model, config, data, model_dir, device, verification, workers, callbacks)
     if workers.is_first:
@@ -121,7 +127,7 @@ def _train(
     outcome = None
     if verification is not None:
         verification.finish()
-        average = _average(model, config, trainer, model_dir)
+        average = _average(Transformer(config.model).to(device) if is_sharded else model, config, trainer, model_dir)
         outcome = Outcome(reason=reason, score=trainer.last_score, average=average)
     workers.wait()
     return outcome

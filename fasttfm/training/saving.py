@@ -12,10 +12,12 @@ from torch import Tensor
 from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
 from fasttfm.checkpoints.ownership import recover
+from fasttfm.checkpoints.shards import MODEL, STATE, check_shards, is_sharded, read_values, save_sharded
 from fasttfm.checkpoints.steps import checkpoints_folder, prune, saved_steps, step_folder, way_on
 from fasttfm.checkpoints.vocabulary import check_vocabulary, vocabulary_digest
 from fasttfm.checkpoints.weights import is_finite, load_weights, model_weights
 from fasttfm.errors import UserError
+from fasttfm.training.sharding import divided, load_parts, local, read_parts
 from fasttfm.training.updates import Updates
 
 if TYPE_CHECKING:
@@ -38,6 +40,32 @@ class Saving:
         position = self.updates.position
         return position.step > 0 and (position.step, position.validated) != self.saved
 
+    def save_parts(self, seconds: float) -> None:
+        """Save a checkpoint of a model that is divided among the ranks, all of which call this. It waits for the end.
+
+        Raises DivergedWeights on all ranks, and saves nothing, when a weight is not finite.
+        """
+        position, optimization, workers = self.updates.position, self.updates.optimization, self.updates.workers
+        sources = dict(zip(optimization.names, optimization.sources))
+        optimization.swap_average()
+        try:
+            tensors = {f"{MODEL}{name}": tensor.detach() for name, tensor in model_weights(self.model).items()}
+            tensors = {name: divided(local(tensor).clone(), tensor) for name, tensor in tensors.items()}
+        finally:
+            optimization.swap_average()
+        if workers.sum([float(not all(is_finite(local(tensor)) for tensor in tensors.values()))])[0]:
+            raise DivergedWeights
+        for name, tensor in self.updates.tensors().items():
+            like = next((source for key, source in sources.items() if name.endswith(f".{key}")), tensor)
+            tensors[f"{STATE}{name}"] = divided(tensor.detach(), like)
+        folder = step_folder(self.model_dir, position.step)
+        best = [step for _, step in position.best]
+        meta = self._meta(position.step, position.epoch, best) if workers.is_first else {}
+        save_sharded(folder, tensors, self.updates.values(seconds), meta, workers)
+        if workers.is_first:
+            prune(self.model_dir, self.updates.config.keep_interval_updates, set(best))
+        workers.wait()
+
     def save(self, seconds: float) -> None:
         """Begin to save a checkpoint, and then to delete those that are not kept. Training may go on meanwhile.
 
@@ -54,18 +82,25 @@ class Saving:
             raise DivergedWeights
         state = TrainingState(tensors=_copied(self.updates.tensors()), values=self.updates.values(seconds))
         step, best = position.step, [step for _, step in position.best]
-        meta: dict[str, Any] = {"step": step, "epoch": position.epoch + 1, "best_step": best[0] if best else None}
+        epoch = position.epoch
 
         def write() -> Path:
-            earlier = [each for each in saved_steps(self.model_dir) if each < step]
-            meta["previous_step"] = max(earlier, default=None)
-            meta["vocabulary"] = vocabulary_digest(self.model_dir)
             folder = step_folder(self.model_dir, step)
-            save_checkpoint(folder, weights, meta, state)
+            save_checkpoint(folder, weights, self._meta(step, epoch, best), state)
             prune(self.model_dir, self.updates.config.keep_interval_updates, set(best))
             return folder
 
         self.background.start(write)
+
+    def _meta(self, step: int, epoch: int, best: list[int]) -> dict[str, Any]:
+        earlier = [each for each in saved_steps(self.model_dir) if each < step]
+        return {
+            "step": step,
+            "epoch": epoch + 1,
+            "best_step": best[0] if best else None,
+            "previous_step": max(earlier, default=None),
+            "vocabulary": vocabulary_digest(self.model_dir),
+        }
 
     def mark(self) -> None:
         """The state as it is has been saved, by this rank or by rank 0."""
@@ -78,13 +113,19 @@ class Saving:
         taken up.
         """
         workers = self.updates.workers
-        weights, state, source = self._newest() if workers.is_first else (None, None, self.model_dir)
-        weights = workers.broadcast_tensors(weights)
-        values = workers.broadcast(None if state is None else state.values)
-        load_weights(self.model, weights, source)
-        if values is None:
-            return None
-        tensors = workers.broadcast_tensors(None if state is None else state.tensors)
+        if self.updates.is_sharded:
+            source = workers.broadcast(self._newest_checkpoint() if workers.is_first else None)
+            if source is None:
+                return None  # all ranks were given the weights before they were divided
+            values, tensors = self._parts(source)
+        else:
+            weights, state, source = self._newest() if workers.is_first else (None, None, self.model_dir)
+            weights = workers.broadcast_tensors(weights)
+            values = workers.broadcast(None if state is None else state.values)
+            load_weights(self.model, weights, source)
+            if values is None:
+                return None
+            tensors = workers.broadcast_tensors(None if state is None else state.tensors)
         try:
             self.updates.load(tensors, values)
             self.mark()
@@ -96,16 +137,44 @@ class Saving:
 
     def _newest(self) -> tuple[dict[str, Tensor], TrainingState | None, Path]:
         """Weights, state and place of the newest checkpoint; of a run that begins, the model's own weights."""
-        recover(checkpoints_folder(self.model_dir))
-        steps = saved_steps(self.model_dir)
-        if not steps:
+        checkpoint = self._newest_checkpoint()
+        if checkpoint is None:
             return model_weights(self.model), None, self.model_dir
-        checkpoint = step_folder(self.model_dir, steps[-1])
-        check_vocabulary(checkpoint, self.model_dir)
         try:
             return read_weights(checkpoint), read_state(checkpoint), checkpoint
         except DamagedCheckpoint as error:
             raise UserError(f"{error.problem}; {way_on(self.model_dir)}") from error
+
+    def _newest_checkpoint(self) -> Path | None:
+        recover(checkpoints_folder(self.model_dir))
+        steps = saved_steps(self.model_dir)
+        if not steps:
+            return None
+        checkpoint = step_folder(self.model_dir, steps[-1])
+        check_vocabulary(checkpoint, self.model_dir)
+        return checkpoint
+
+    def _parts(self, checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Put a checkpoint's weights into a divided model; the values and this rank's parts of the state.
+
+        Of a checkpoint in parts each rank reads its own; a whole one is read by rank 0.
+        """
+        workers, optimization = self.updates.workers, self.updates.optimization
+        try:
+            if is_sharded(checkpoint):
+                if workers.is_first:
+                    check_shards(checkpoint)
+                sources = dict(zip(optimization.names, optimization.sources))
+                tensors = read_parts(checkpoint, model_weights(self.model), sources)
+                return workers.broadcast(read_values(checkpoint) if workers.is_first else None), tensors
+            weights = workers.broadcast_tensors(read_weights(checkpoint) if workers.is_first else None)
+            load_parts(self.model, weights)
+            state = read_state(checkpoint) if workers.is_first else None
+        except (DamagedCheckpoint, ValueError, OSError) as error:
+            problem = getattr(error, "problem", f"{checkpoint}: {error}")
+            raise UserError(f"{problem}; {way_on(self.model_dir)}") from error
+        values = workers.broadcast(None if state is None else state.values)
+        return values, workers.broadcast_tensors(None if state is None else state.tensors)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,26 +7,26 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 
-from fasttfm.checkpoints.steps import saved_steps
+from fasttfm.checkpoints.steps import saved_steps, step_folder
+from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
 from fasttfm.errors import Stopped, UserError
 from fasttfm.folders import Verification
+from fasttfm.models import Transformer
 from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.recorder import Recorder
 from fasttfm.training.saving import DivergedWeights, Saving
+from fasttfm.training.sharding import whole_weights
 from fasttfm.training.updates import Updates
 from fasttfm.training.validate import Validation, Validator
 from fasttfm.training.workers import Workers
 from fasttfm.wording import counted
-
-if TYPE_CHECKING:
-    from fasttfm.models import Transformer
 
 _SETTLING = 16
 """Updates that fp16 may skip beyond the limit: its loss scale begins at 65,536 and is halved at each."""
@@ -198,9 +198,10 @@ class Trainer:
         """Rank 0 validates; whether the result is among the best that are kept. An interruption leaves it undone."""
         position = self.updates.position
         improved = False
+        model = self._whole_model()
         if self.workers.is_first:
             try:
-                improved = self._score(interruption)
+                improved = self._score(model, interruption)
             except KeyboardInterrupt:
                 interruption.requested = True
         improved, position.validated, position.worse, position.best = self.workers.broadcast(
@@ -208,17 +209,38 @@ class Trainer:
         )
         return improved
 
-    def _score(self, interruption: Interruption) -> bool:
+    def _whole_model(self) -> Transformer:
+        """The model as it is validated, with the average of its weights if there is one; for rank 0.
+
+        Of a divided model, a whole one on rank 0's device. All ranks must call it.
+        """
+        if not self.updates.is_sharded:
+            return self.model
+        self.updates.optimization.swap_average()
+        try:
+            weights = whole_weights(self.model, self.workers)
+        finally:
+            self.updates.optimization.swap_average()
+        if not self.workers.is_first:
+            return self.model
+        whole = Transformer(self.model.config)
+        load_weights(whole, weights, self.model_dir)
+        return whole.to(self.updates.device)
+
+    def _score(self, model: Transformer, interruption: Interruption) -> bool:
         """Validate, record it, and tell whether the result is among the best that are kept."""
         assert self.validator is not None
         assert self._recorder is not None
         position, optimization = self.updates.position, self.updates.optimization
-        optimization.swap_average()
+        is_own = model is self.model
+        if is_own:
+            optimization.swap_average()
         try:
             with interruption.at_once():
-                score = self.validator(self.model)
+                score = self.validator(model)
         finally:
-            optimization.swap_average()
+            if is_own:
+                optimization.swap_average()
         self.last_score = score
         position.validated = position.step
         if not math.isfinite(score.loss):
@@ -240,10 +262,15 @@ class Trainer:
             if self.verification is not None:
                 (self.verification.finish if is_last else self.verification.check)()
             self._recorder.log.flush()
-            try:
+        try:
+            if self.updates.is_sharded:
+                self.saving.save_parts(self._seconds())
+                if self._recorder is not None:
+                    self._recorder.saved(step_folder(self.model_dir, self.updates.position.step))
+            elif self.workers.is_first:
                 self.saving.save(self._seconds())
-            except DivergedWeights:
-                self._give_up(math.nan, "a weight")
+        except DivergedWeights:
+            self._give_up(math.nan, "a weight")
         self.saving.mark()
 
     def _look_at_saved(self, wait: bool = False) -> None:

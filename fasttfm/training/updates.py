@@ -22,6 +22,7 @@ from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch, TokenBatches
 from fasttfm.training.optimization import Optimization
 from fasttfm.training.schedule import learning_rate
+from fasttfm.training.sharding import shard
 from fasttfm.training.workers import Workers, share_of_rows
 
 if TYPE_CHECKING:
@@ -94,8 +95,11 @@ class Updates:
         self.config = config
         self.device = device
         self.autocast = AUTOCAST[config.precision]
+        self.is_sharded = config.shard and self.workers.size > 1
         model.checkpoint_activations(config.checkpoint_activations)
-        self.optimization = Optimization(model, config, device)
+        if self.is_sharded:
+            shard(model, device, self.workers.size)
+        self.optimization = Optimization(model, config, device, self.workers)
         self.position = Position()
         self.sums = Sums()
         # loss, nll, gradient norm and target tokens of the updates that were not skipped add up on the device and are
@@ -121,7 +125,9 @@ class Updates:
         self._losses.zero_()
         torch.manual_seed(_seed(config.seed, position.step, self.workers.rank))
         counts, divisor, is_given_up = np.zeros(3), 0, False
-        for index in range(config.update_freq):
+        if self.is_sharded:
+            counts, divisor = self._add_gradients_together()
+        for index in range(0 if self.is_sharded else config.update_freq):
             is_given_up = index > 0 and is_stopping()
             if is_given_up:
                 break
@@ -131,13 +137,13 @@ class Updates:
             # of the right size for fp16, and exact for a single batch
             divisor = divisor or batch.target_tokens * config.update_freq
             self._add_gradient(batch, divisor)
-            counts += batch.target_tokens, batch.source_tokens + batch.target_tokens, batch.cells
+            counts += _counts(batch)
         *totals, given_up = self.workers.sum([*counts, is_given_up])
         if given_up:
             self._restore(before)
             return False
         target_tokens, real_cells, cells = map(int, totals)
-        self.optimization.add_up_gradients(self.workers, divisor / target_tokens)
+        self.optimization.add_up_gradients(divisor / target_tokens)
         position.step += 1
         norm = self.optimization.step(learning_rate(config, self.model.config.d_model, position.step))
         added = torch.stack([*self._losses, norm.double(), torch.full_like(norm, target_tokens, dtype=torch.float64)])
@@ -151,6 +157,23 @@ class Updates:
         self.sums.cells += cells
         self.sums.seconds += time.perf_counter() - started
         return True
+
+    def _add_gradients_together(self) -> tuple[np.ndarray, int]:
+        """The gradients of an update where the ranks exchange weights while they compute; their counts and divisor.
+
+        All ranks therefore call the model equally often, if need be for nothing; and none stops before the end.
+        """
+        given = (self.next_batch(index) for index in range(self.config.update_freq))
+        batches = [batch for batch in given if batch is not None]
+        calls = int(self.workers.maximum([len(batches)])[0])
+        counts, divisor = np.zeros(3), self.batches.max_tokens * self.config.update_freq
+        for batch in batches:
+            self._add_gradient(batch, divisor)
+            counts += _counts(batch)
+        for _ in range(calls - len(batches)):
+            loss, _ = self.loss(self.batches.batch(self.batches.largest()[:1]).to(self.device))
+            self.optimization.backward(loss * 0)
+        return counts, divisor
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Label-smoothed and plain loss of a batch, summed over its target tokens, 0-d each."""
@@ -285,6 +308,11 @@ class Updates:
             self._order = self.batches.epoch(position.epoch)
         self.position.epoch, self.position.batch = position.epoch, position.batch
         self.optimization.forget()
+
+
+def _counts(batch: Batch) -> np.ndarray:
+    """Target tokens, tokens and cells of a batch."""
+    return np.array([batch.target_tokens, batch.source_tokens + batch.target_tokens, batch.cells], float)
 
 
 def _seed(seed: int, step: int, rank: int) -> int:

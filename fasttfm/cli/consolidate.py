@@ -1,0 +1,31 @@
+"""`fasttfm consolidate MODEL --out WHOLE`: one file of weights from a checkpoint that several ranks wrote in parts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "consolidate",
+        help="make a checkpoint in parts (train --shard) a whole one",
+        description="Writes a model directory with one checkpoint in one piece: to be given away, or to train on "
+        "without --shard. Every command reads checkpoints in parts as they are.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory made by fasttfm train --shard")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help="best, last, or the number of an update (default: %(default)s)",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="WHOLE", help="model directory to create")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Read all parts, write them in one piece, and say where."""
+    from fasttfm.checkpoints.consolidate import consolidate
+
+    print(consolidate(args.model, args.checkpoint, args.out))

@@ -1,0 +1,109 @@
+"""A model that is divided among the ranks: FSDP2, for what does not fit into one.
+
+Every rank holds a part of each weight, of its gradient and of Adam's moments, cut along the first dimension. A layer's
+weights are gathered when it computes, forward and backward, and its gradients are summed into the parts while the
+backward pass goes on with the layer before. The optimizer sees the parts as plain tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.checkpoints.shards import MODEL, SHARDS, STATE
+from fasttfm.checkpoints.weights import model_weights
+
+if TYPE_CHECKING:
+    from fasttfm.models import Transformer
+    from fasttfm.training.workers import Workers
+
+
+def shard(model: Transformer, device: torch.device, ranks: int) -> None:
+    """Divide a model, whose weights are the same on all ranks and may be on the CPU, among the ranks' devices."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    mesh = init_device_mesh(device.type, (ranks,))
+    for layer in [*model.encoder.layers, *model.decoder.layers]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # the trainer divides by tokens, and gloo has no mean
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, in the same memory; all of one that is not divided."""
+    return tensor.to_local().detach() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def part_of(whole: Tensor, like: Any) -> Tensor:
+    """This rank's part of a whole tensor, divided as `like` is."""
+    if not _is_divided(like):
+        return whole
+    mesh = like.device_mesh
+    parts = whole.chunk(mesh.size(), 0)
+    rank = mesh.get_local_rank()
+    return parts[rank] if rank < len(parts) else whole[:0]
+
+
+def divided(part: Tensor, like: Any) -> Tensor:
+    """The DTensor that a rank's part, of the shape of its part of `like`, belongs to."""
+    if not _is_divided(like) or part.shape != local(like).shape:
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def whole_weights(model: nn.Module, workers: Workers) -> dict[str, Tensor]:
+    """The weights of a divided model, whole and on the CPU, for rank 0; the others get nothing. All must call it."""
+    found = {}
+    for name, tensor in model_weights(model).items():
+        full = tensor.full_tensor().detach() if _is_divided(tensor) else tensor.detach()  # type: ignore[attr-defined]
+        if workers.is_first:
+            found[name] = full.to("cpu", copy=True)
+    return found
+
+
+def load_parts(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Put whole weights into a divided model."""
+    with torch.no_grad():
+        for name, tensor in model_weights(model).items():
+            local(tensor).copy_(part_of(weights[name], tensor))
+
+
+def read_parts(checkpoint: Path, weights: dict[str, Tensor], sources: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Read this rank's parts of a checkpoint in parts, whatever number of ranks wrote it.
+
+    weights: of the divided model, filled in place. Returns the training state, divided as the parameters (`sources`, by
+    name) that it is named after. All ranks must call it.
+    """
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    reader = FileSystemReader(checkpoint / SHARDS)
+    entries: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+    tensors: dict[str, Any] = {f"{MODEL}{name}": tensor.detach() for name, tensor in weights.items()}
+    for name, entry in entries.items():
+        if not name.startswith(STATE):
+            continue
+        like = next((source for key, source in sources.items() if name.endswith(f".{key}")), None)
+        if like is not None and like.shape == entry.size:
+            tensors[name] = divided(torch.empty_like(local(like), dtype=entry.properties.dtype), like)
+        else:
+            tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    load(tensors, storage_reader=reader)
+    return {name.removeprefix(STATE): local(tensor) for name, tensor in tensors.items() if name.startswith(STATE)}
+
+
+def _is_divided(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; what makes some is imported then."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)

@@ -1,0 +1,81 @@
+"""A model divided among ranks (FSDP2): the weights of undivided ones, and checkpoints in parts that anything reads."""
+
+import os
+
+import pytest
+import torch
+
+from fasttfm.checkpoints.checkpoint import read_state, read_weights
+from fasttfm.checkpoints.shards import is_sharded
+from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
+from fasttfm.cli.main import main
+from fasttfm.decoding import Translator
+from fasttfm.errors import UserError
+from fasttfm.training.log import read_log
+
+from .ranks import run_ranks
+from .test_workers import assert_close, assert_same_bits, words
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+RECIPE = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "adam_eps": 1e-4,
+    "clip_norm": 1.0,
+    "update_freq": 3,
+    "max_update": 6,
+}
+RECIPE |= {"save_interval_updates": 3, "valid_interval_updates": 3, "d_ff": 63}  # 63: parts of different sizes
+
+
+def test_divided_and_whole_models_end_in_the_same_weights(tiny_data, tmp_path):
+    """Dropout on: its masks are a rank's own, and the ranks' rows are the same either way. EMA, clipping and batches
+    that not every rank has a part of."""
+    changes = {**RECIPE, "ema_decay": 0.9, "average_last": 2}
+    whole, parts, again, fewer, other = (tmp_path / name for name in ("whole", "parts", "again", "fewer", "other"))
+    statuses, stderr = run_ranks(
+        {"size": 2, "words": words(tiny_data, whole, **changes)},
+        {"size": 2, "words": words(tiny_data, parts, shard=True, checkpoint_activations=True, **changes)},
+        {"size": 2, "words": words(tiny_data, again, shard=True, **{**changes, "max_update": 3})},
+        {"size": 2, "words": words(tiny_data, again, shard=True, **changes)},
+        {"size": 2, "words": words(tiny_data, other, **{**changes, "max_update": 3})},
+        {"size": 2, "words": words(tiny_data, other, shard=True, **changes)},
+        {"size": 2, "words": words(tiny_data, fewer, shard=True, **{**changes, "max_update": 3})},
+        {"size": 1, "words": words(tiny_data, fewer, **changes)},
+    )
+    assert statuses == [[0, 0]] * 7 + [[0]], stderr
+    assert is_sharded(resolve_checkpoint(parts, "last"))
+    assert not is_sharded(resolve_checkpoint(parts, "average"))
+    assert_close(whole, parts)
+    assert_close(whole, other)
+    assert_same_bits(parts, again)
+    assert saved_steps(fewer) == [3, 6]
+    ours, theirs = (read_state(resolve_checkpoint(model, "last")) for model in (whole, parts))
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for name, tensor in ours.tensors.items():
+        torch.testing.assert_close(theirs.tensors[name], tensor, rtol=1e-3, atol=2e-5, msg=name)
+    for one, two in zip(read_log(whole), read_log(parts), strict=True):
+        assert one["nll"] == pytest.approx(two["nll"], rel=1e-4)
+
+
+def test_a_checkpoint_in_parts_is_consolidated(tiny_data, tmp_path, capsys):
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    (statuses,), stderr = run_ranks({"size": 2, "words": words(tiny_data, parts, shard=True, **RECIPE)})
+    assert statuses == [0, 0], stderr
+    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 0
+    assert not is_sharded(step_folder(whole, 6))
+    assert_same_bits(parts, whole)
+    one, other = (Translator.from_directory(model, "last").translate(["one two three"]) for model in (parts, whole))
+    assert one == other
+    states = [read_state(step_folder(model, 6)) for model in (parts, whole)]
+    assert states[0].values == states[1].values
+    assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
+    assert main(["consolidate", str(parts), "--out", str(whole)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    for damaged in (step_folder(parts, 6) / "shards").glob("*.distcp"):
+        content = bytearray(damaged.read_bytes())
+        content[-1] ^= 1
+        damaged.write_bytes(content)
+        with pytest.raises(UserError, match="SHA-256"):
+            read_weights(step_folder(parts, 6))
