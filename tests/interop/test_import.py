@@ -1,0 +1,255 @@
+"""Models that other tools saved, imported: they translate as those tools do, and wrong files are told in a line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from model_dirs import LINES, compare, tokenizer, write_model_dir
+
+from fasttfm.cli.main import main
+from fasttfm.decoding import Translator
+from fasttfm.decoding.translator import one_line
+from fasttfm.interop import ctranslate2_read
+
+LONGEST = 20
+
+
+def import_(folder, form: str, out, *options: str):
+    assert main(["import", str(folder), "--format", form, "--out", str(out), *options]) == 0
+    return out
+
+
+def exported(tmp_path, form: str, **fields):
+    model_dir = write_model_dir(tmp_path / "model", **fields)
+    folder = tmp_path / form
+    assert main(["export", str(model_dir), "--format", form, "--out", str(folder)]) == 0
+    return model_dir, folder
+
+
+def assert_equal(texts: list[str], theirs: list[str], beam: int) -> None:
+    """Equal; of a beam all but the last token, for here a hypothesis that is ended at the limit pays for its end."""
+    shown = -3 if beam > 1 else None
+    assert [text[:shown] for text in texts] == [text[:shown] for text in theirs]
+    assert len(set(texts)) > 3
+
+
+# Hugging Face's Marian
+
+
+@pytest.fixture(scope="module")
+def opus(tmp_path_factory):
+    """A model with random weights as OPUS-MT's are saved: end first, padding last, which also starts a translation."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("opus")
+    pieces = tokenizer().pieces(range(4, len(tokenizer())))
+    words = ["</s>", "<unk>", ">>deu<<", *pieces[::-1], "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(tokenizer().model)
+    settings = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    torch.manual_seed(3)
+    config = transformers.MarianConfig(
+        vocab_size=len(words), d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, activation_function="swish",
+        max_position_embeddings=64, scale_embedding=True, pad_token_id=len(words) - 1, eos_token_id=0, bos_token_id=0,
+        decoder_start_token_id=len(words) - 1, forced_eos_token_id=None, num_beams=4, init_std=0.3,
+    )  # fmt: skip
+    model = transformers.MarianMTModel(config).eval()
+    with torch.no_grad():
+        model.final_logits_bias.normal_()
+        model.model.shared.weight[-1] = 0.0
+    model.save_pretrained(folder)
+    return folder
+
+
+def by_marian(folder, lines, beam: int) -> list[str]:
+    import transformers
+
+    model = transformers.MarianMTModel.from_pretrained(folder)
+    pieces = transformers.MarianTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        found = model.generate(
+            **pieces(lines, return_tensors="pt", padding=True),
+            num_beams=beam,
+            max_new_tokens=LONGEST,
+            min_new_tokens=LONGEST,  # so that both searches end where the other does
+            bad_words_ids=[[model.config.pad_token_id]],
+            length_penalty=0.0,
+        )
+    return [one_line(text).strip() for text in pieces.batch_decode(found, skip_special_tokens=True)]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_an_opus_model_translates_as_it_does_in_hugging_face(tmp_path, opus, beam):
+    out = import_(opus, "marian-hf", tmp_path / "model")
+    ours = Translator.from_directory(
+        out, beam=beam, alpha=0.0, max_len_a=0.0, max_len_b=LONGEST, min_len=LONGEST, allow_unk=True
+    )
+    lines = [*LINES, ">>deu<< a dog"]
+    texts = [text.strip() for text in ours.translate(lines)]
+    assert_equal(texts, by_marian(opus, lines, beam), beam)
+    assert texts[-1] != texts[0]
+
+
+def test_pickled_weights_are_read_without_running_code(tmp_path, opus, capsys):
+    for file in opus.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    from safetensors.torch import load_file
+
+    torch.save(load_file(opus / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    first = import_(opus, "marian-hf", tmp_path / "a")
+    second = import_(tmp_path, "marian-hf", tmp_path / "b")
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    torch.save({"x": Harmful()}, tmp_path / "pytorch_model.bin")
+    assert main(["import", str(tmp_path), "--format", "marian-hf", "--out", str(tmp_path / "c")]) == 2
+    assert "it is not loaded" in capsys.readouterr().err
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+def test_what_was_exported_comes_back(tmp_path):
+    model_dir, folder = exported(tmp_path, "marian-hf", activation="silu", output_bias=True)
+    back = Translator.from_directory(import_(folder, "marian-hf", tmp_path / "back"), alpha=0.0, max_len_b=40)
+    compare(model_dir, back.translate(LINES), 4)
+    assert back.config.beam == 4
+
+
+# M2M-100
+
+
+@pytest.fixture(scope="module")
+def m2m(tmp_path_factory):
+    """A model with random weights as M2M-100's are saved."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("m2m")
+    words = ["<s>", "<pad>", "</s>", "<unk>", *tokenizer().pieces(range(4, len(tokenizer())))]
+    (folder / "v.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "s.model").write_bytes(tokenizer().model)
+    pieces = transformers.M2M100Tokenizer(str(folder / "v.json"), str(folder / "s.model"), src_lang="en", tgt_lang="de")
+    pieces.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = transformers.M2M100Config(
+        vocab_size=len(words) + 108, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, init_std=0.3,
+    )  # fmt: skip
+    model = transformers.M2M100ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        model.model.shared.weight[len(words) :] *= 0.1  # else the codes of a hundred languages are all that it says
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_m2m100_translates_as_it_does_in_hugging_face(tmp_path, m2m, beam):
+    import transformers
+
+    languages = ("--source-language", "en", "--target-language", "de")
+    out = import_(m2m, "m2m100", tmp_path / "model", *languages)
+    ours = Translator.from_directory(
+        out, beam=beam, alpha=0.0, max_len_a=0.0, max_len_b=LONGEST, min_len=LONGEST, allow_unk=True
+    )
+    model = transformers.M2M100ForConditionalGeneration.from_pretrained(m2m)
+    pieces = transformers.M2M100Tokenizer.from_pretrained(m2m, src_lang="en", tgt_lang="de")
+    with torch.inference_mode():
+        found = model.generate(
+            **pieces(LINES, return_tensors="pt", padding=True),
+            num_beams=beam,
+            max_new_tokens=LONGEST,
+            min_new_tokens=LONGEST,
+            forced_bos_token_id=pieces.get_lang_id("de"),
+            bad_words_ids=[[1]],
+            length_penalty=0.0,
+        )
+    theirs = [one_line(text.removeprefix("__de__")).strip() for text in pieces.batch_decode(found, True)]
+    texts = [text.strip() for text in ours.translate(LINES)]
+    assert_equal(texts, theirs, beam)
+
+
+def test_a_language_must_be_one_of_the_models(tmp_path, m2m, capsys):
+    for languages in ((), ("--source-language", "en", "--target-language", "tlh")):
+        assert main(["import", str(m2m), "--format", "m2m100", "--out", str(tmp_path / "x"), *languages]) == 2
+        (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("fasttfm")]
+        assert "give one of af" in line
+
+
+# CTranslate2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"norm_first": True, "final_norm": True, "activation": "gelu", "positional_encoding": "tensor2tensor"},
+        {"share_embeddings": "none", "output_bias": True, "first_position": 2},
+    ],
+)
+def test_a_model_of_ctranslate2_comes_back(tmp_path, fields):
+    pytest.importorskip("ctranslate2")
+    model_dir, folder = exported(tmp_path, "ctranslate2", **fields)
+    back = import_(folder, "ctranslate2", tmp_path / "back")
+    compare(model_dir, Translator.from_directory(back, beam=4, alpha=0.0, allow_unk=False).translate(LINES), 4)
+
+
+def test_an_opus_model_comes_by_way_of_ctranslate2(tmp_path, opus):
+    converters = pytest.importorskip("ctranslate2.converters")
+    converter = converters.TransformersConverter(str(opus), copy_files=["source.spm", "target.spm"])
+    converter.convert(str(tmp_path / "ct2"))
+    search = {"beam": 1, "max_len_a": 0.0, "max_len_b": LONGEST, "min_len": LONGEST}
+    texts = [
+        Translator.from_directory(import_(folder, form, tmp_path / form), **search).translate(LINES)
+        for folder, form in ((opus, "marian-hf"), (tmp_path / "ct2", "ctranslate2"))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_eight_bits_are_scaled_back():
+    weight = np.array([[0.5, -1.0], [0.25, 0.125]], dtype=np.float32)
+    scale = np.float32(127) / np.abs(weight).max(axis=1)
+    stored = {"x/weight": np.rint(weight * scale[:, None]).astype(np.int8), "x/weight_scale": scale}
+    np.testing.assert_allclose(ctranslate2_read._table(stored, "x"), weight, atol=0.004)
+
+
+# Wrong files
+
+
+FILES = {
+    "marian-hf": ("config.json", "model.safetensors", "vocab.json", "source.spm", "target.spm"),
+    "ctranslate2": ("model.bin", "shared_vocabulary.json", "source.spm", "target.spm"),
+}
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_what_is_missing_cut_off_or_wrong_is_told_in_a_line(tmp_path, form, capsys):
+    if form == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    model_dir = write_model_dir(tmp_path / "model", trained=False)
+    folder, out = tmp_path / form, tmp_path / "out"
+    assert main(["export", str(model_dir), "--format", form, "--out", str(folder)]) == 0
+    capsys.readouterr()
+    for name in FILES[form]:
+        whole = (folder / name).read_bytes()
+        for content in (None, b"", whole[: len(whole) // 2], b"\0" * 100, b"[]", b"{}"):
+            (folder / name).unlink()
+            if content is not None:
+                (folder / name).write_bytes(content)
+            status = main(["import", str(folder), "--format", form, "--out", str(out)])
+            lines = capsys.readouterr().err.splitlines()
+            assert (status, len(lines)) == (2, 1), (name, content)
+            assert lines[0].startswith("fasttfm import: ")
+            assert not out.exists()
+            (folder / name).write_bytes(whole)
+
+
+def test_another_architecture_is_named(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    for form in ("marian-hf", "m2m100"):
+        assert main(["import", str(tmp_path), "--format", form, "--out", str(tmp_path / "out")]) == 2
+        assert "bert" in capsys.readouterr().err
