@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.convert import WHOLE_NUMBER
+from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
     from fasttfm.decoding.translator import Translation
@@ -82,15 +84,26 @@ def add_parser(subparsers) -> None:
         help="write the word alignment of every output line to a file, in Pharaoh format: `0-0 1-2` links source words "
         "with words of the translation, counted from 0 between spaces",
     )
+    parser.add_argument(
+        "--markup",
+        action="store_true",
+        help="lines hold XML-like tags, which come in the translation around the words that theirs are aligned with; & "
+        "and < of text are &amp; and &lt;, on both sides",
+    )
     add_flags(parser, ["decoding"])
 
 
 def run(args: argparse.Namespace) -> None:
     """Translate standard input, buffer by buffer."""
     from fasttfm.data.corpus import decode_lines, read_lines
-    from fasttfm.decoding.alignment import WORDS, pharaoh
+    from fasttfm.decoding.alignment import PARTS, WORDS, pharaoh
+    from fasttfm.decoding.markup import translate_marked
     from fasttfm.decoding.translator import Translator
 
+    if args.markup and args.alignment is not None:
+        raise UserError(
+            "--markup and --alignment were both given: a translation with tags is not aligned, leave out one"
+        )
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
         settings["buffer_size"] = 1  # somebody is typing and waits for each line
@@ -103,14 +116,15 @@ def run(args: argparse.Namespace) -> None:
         banned=[] if args.banned is None else list(read_lines(args.banned)),
         ensemble=args.ensemble,
         terminology=args.terminology,
-        aligned=None if args.alignment is None else WORDS,
+        aligned=PARTS if args.markup else None if args.alignment is None else WORDS,
         **settings,
     )
     with contextlib.ExitStack() as stack:
         alignment = None if args.alignment is None else stack.enter_context(args.alignment.open("w", encoding="utf-8"))
         prefixes = None if args.prefix is None else read_lines(args.prefix)
         lines = decode_lines(sys.stdin.buffer, "standard input")
-        for number, translations in enumerate(translator.translate_stream(lines, prefixes)):
+        translate = functools.partial(translate_marked, translator) if args.markup else translator.translate_stream
+        for number, translations in enumerate(translate(lines, prefixes)):
             _write(number, translations, numbered=translator.config.nbest > 1)
             if alignment is not None:
                 alignment.writelines(f"{pharaoh(each.alignment)}\n" for each in translations)

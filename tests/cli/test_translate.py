@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import os
 import re
@@ -205,6 +206,22 @@ def test_terms_are_translated_as_the_file_says(translate, model_dir, tmp_path):
     file.write_text("", encoding="utf-8")
     assert translate(model_dir, "--terminology", file) == translate(model_dir)
     assert "needs a beam search" in failure(translate(model_dir, "--terminology", file, "--sampling"))
+
+
+def test_markup_is_carried_over(translate, model_dir):
+    text = "a <b>dog</b> &amp; <i>two men</i>\n\n<br/>\na <x id='1'/>boat\n"
+    status, out, errors = translate(model_dir, "--markup", text=text)
+    assert (status, errors) == (0, [])
+    plain = translate(model_dir, text="a dog & two men\n\n\na boat\n")[1]
+    tags = r"<[a-z/][^<>]*>"
+    assert html.unescape(re.sub(tags, "", out)) == plain
+    assert [sorted(re.findall(tags, line)) for line in out.split("\n")] == [
+        sorted(re.findall(tags, line)) for line in text.split("\n")
+    ]
+    status, out, errors = translate(model_dir, "--markup", text="a <b>dog</b>\n\ntwo <b>men\na boat\n")
+    assert (status, out.count("\n"), len(errors)) == (2, 2, 1)
+    assert "line 3: <b> is not closed" in errors[0]
+    assert "both given" in failure(translate(model_dir, "--markup", "--alignment", "x"))
 
 
 def test_banned_words_do_not_come(translate, model_dir, tmp_path):

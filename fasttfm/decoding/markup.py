@@ -1,0 +1,208 @@
+"""Inline tags of the source: taken out before a line is translated, put into the translation by its alignment.
+
+Every tag of the source comes once, inside the elements that it was in. An element encloses the run of the translation
+that holds most words linked to its own and fewest linked to others; one that has no words stands where its neighbours
+went. What is between tags is text: entities such as &lt; are read, and &, < and > of the translation are written so.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from fasttfm.decoding.alignment import PARTS, Links
+from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.errors import UserError
+
+_TAG = re.compile(
+    r"""<!--.*?--> | <\?.*?\?> | <(?P<close>/?)(?P<name>[A-Za-z_][\w:.-]*)(?:[^<>"']|"[^"]*"|'[^']*')*>""",
+    re.VERBOSE | re.DOTALL,
+)
+_VOID = {"area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+"""HTML elements that are never closed."""
+
+
+@dataclass(slots=True)
+class Element:
+    """A tag with what it encloses."""
+
+    opening: str
+    begin: int
+    """Where it begins in the text without tags."""
+    end: int = 0
+    closing: str = ""
+    """Empty for <br/> and comments, which enclose nothing."""
+    children: list[Element] = field(default_factory=list)
+    leans_left: bool = False
+    """Whether it follows a word without a space between, and a space or nothing follows it."""
+
+
+@dataclass(slots=True)
+class Marked:
+    """A line of the source in two: its text and its elements."""
+
+    text: str
+    elements: list[Element]
+
+    @classmethod
+    def parse(cls, line: str) -> Marked:
+        """UserError for tags that are not balanced."""
+        root = Element("", 0)
+        open_elements = [root]
+        text, last = "", 0
+        separate = False  # an empty element stands between two letters: they belong to two words
+        for match in [*_TAG.finditer(line), None]:
+            between = html.unescape(line[last : match.start() if match else len(line)])
+            between = " ".join(between.splitlines()) if "\n" in between or "\r" in between else between
+            if separate and text[-1:].isalnum() and between[:1].isalnum():
+                text += " "
+            text += between
+            separate = separate and not between
+            if match is None:
+                break
+            last = match.end()
+            name, tag = match["name"], match[0]
+            if match["close"]:
+                element = open_elements.pop()
+                if not open_elements or _name(element.opening) != name:
+                    raise UserError(_unbalanced(f"{tag} closes nothing that is open"))
+                element.end, element.closing = len(text), tag
+                continue
+            follows = line[last : last + 1]
+            leans = bool(text) and not text[-1].isspace() and (not follows or follows.isspace())
+            element = Element(tag, len(text), len(text), leans_left=leans)
+            open_elements[-1].children.append(element)
+            if name is None or tag.endswith("/>") or name.lower() in _VOID:
+                separate = True
+            else:
+                open_elements.append(element)
+        if len(open_elements) > 1:
+            raise UserError(_unbalanced(f"{open_elements[-1].opening} is not closed"))
+        return cls(text, root.children)
+
+    def insert(self, translation: str, links: Links) -> str:
+        """The translation with the elements in it; links between the PARTS of text and of translation."""
+        return _Insertion(self.text, translation, links).render(self.elements, 0, None)
+
+
+def translate_marked(
+    translator: Translator, lines: Iterable[str], prefixes: Iterable[str] | None = None
+) -> Iterator[list[Translation]]:
+    """As Translator.translate_stream, of lines with tags; the translator must align PARTS. UserError names a line whose
+    tags are not balanced, after the translations of those before it."""
+    read: deque[Marked] = deque()
+
+    def plain() -> Iterator[str]:
+        for number, line in enumerate(lines, start=1):
+            try:
+                read.append(Marked.parse(line))
+            except UserError as error:
+                raise UserError(f"standard input, line {number:,}: {error}") from None
+            yield read[-1].text
+
+    for translations in translator.translate_stream(plain(), prefixes):
+        marked = read.popleft()
+        yield [replace(each, text=marked.insert(each.text, each.alignment)) for each in translations]
+
+
+def _name(tag: str) -> str:
+    match = _TAG.match(tag)
+    return match["name"] if match else ""
+
+
+def _unbalanced(what: str) -> str:
+    return f"{what}: with --markup tags must be balanced, and < in text is written &lt;"
+
+
+class _Insertion:
+    """Places for elements in one translation, counted in its parts."""
+
+    def __init__(self, source: str, target: str, links: Links) -> None:
+        self.source = [match.span() for match in PARTS.finditer(source)]
+        self.target = [match.span() for match in PARTS.finditer(target)]
+        self.text = target
+        self.sources_of: list[set[int]] = [set() for _ in self.target]
+        self.targets_of: list[set[int]] = [set() for _ in self.source]
+        for one, other in links:
+            self.sources_of[other].add(one)
+            self.targets_of[one].add(other)
+
+    def render(self, elements: Sequence[Element], low: int, high: int | None, begin: int = 0, end: int | None = None,
+               around: Element | None = None) -> str:  # fmt: skip
+        """text[begin:end], the parts low to high, with the elements in it that stand in the one around."""
+        high, end = len(self.target) if high is None else high, len(self.text) if end is None else end
+        written, cursor = "", begin
+        for element, first, last in self._without_overlap(elements, low, high, around):
+            start = self._character(element, first, last, low)
+            start = min(max(start, cursor), end)
+            stop = min(max(self.target[last - 1][1], start), end) if last > first else start
+            inside = self.render(element.children, first, last, start, stop, element)
+            written += html.escape(self.text[cursor:start], quote=False) + element.opening + inside + element.closing
+            cursor = stop
+        return written + html.escape(self.text[cursor:end], quote=False)
+
+    def _character(self, element: Element, first: int, last: int, low: int) -> int:
+        """Where the tag of an element that takes parts first to last begins."""
+        after_part = first > low and last == first and (element.leans_left or first == len(self.target))
+        if after_part:
+            return self.target[first - 1][1]
+        return self.target[first][0] if first < len(self.target) else len(self.text)
+
+    def _without_overlap(
+        self, elements: Sequence[Element], low: int, high: int, around: Element | None
+    ) -> list[tuple[Element, int, int]]:
+        """Elements with the parts that they take, in the order of the translation."""
+        wanted = sorted(
+            ((*self._wanted(element, low, high, around), place) for place, element in enumerate(elements)),
+            key=lambda each: (each[0], each[2]),
+        )
+        found = []
+        for first, last, place in wanted:
+            first = max(first, low)
+            low = max(last, first)
+            found.append((elements[place], first, low))
+        return found
+
+    def _wanted(self, element: Element, low: int, high: int, around: Element | None) -> tuple[int, int]:
+        """The parts of the translation between low and high that an element would enclose."""
+        enclosed = self._parts(element.begin, element.end)
+        outer = self._parts(around.begin, around.end) if around else set(range(len(self.source)))
+        if enclosed and enclosed == outer:
+            return low, high
+        run = self._best_run(enclosed, low, high) if enclosed else None
+        if run is not None:
+            return run
+        before = [part for part in outer if self.source[part][1] <= element.begin]
+        after = [part for part in outer if self.source[part][0] >= element.begin]
+        if not before or not after:
+            return (high, high) if before else (low, low)
+        previous = [part for part in self.targets_of[max(before)] if low <= part < high]
+        following = [part for part in self.targets_of[min(after)] if low <= part < high]
+        if previous or following:
+            point = max(previous) + 1 if previous else min(following)
+        else:
+            point = low + round((high - low) * len(before) / len(outer))
+        return point, point
+
+    def _parts(self, begin: int, end: int) -> set[int]:
+        return {part for part, (first, last) in enumerate(self.source) if first < end and last > begin}
+
+    def _best_run(self, enclosed: set[int], low: int, high: int) -> tuple[int, int] | None:
+        """The run with the most parts that are linked to enclosed ones, less those that are linked to others alone."""
+        best, run = 0, None
+        total, first = 0, low
+        for part in range(low, high):
+            linked = self.sources_of[part]
+            gain = 1 if linked & enclosed else -1 if linked else 0
+            if total <= 0:
+                total, first = 0, part
+            total += gain
+            if gain > 0 and total > best:
+                best, run = total, (first, part + 1)
+        if run is None:
+            return None
+        first = next(part for part in range(*run) if self.sources_of[part] & enclosed)
+        return first, run[1]
