@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,12 @@ def add_parser(subparsers) -> None:
         help="lines hold XML-like tags, which come in the translation around the words that theirs are aligned with; & "
         "and < of text are &amp; and &lt;, on both sides",
     )
+    parser.add_argument(
+        "--split-sentences",
+        metavar="LANGUAGE",
+        help="lines hold several sentences of this language (en, de, ...), which are translated one by one and written "
+        "as one line again; needs sentencex",
+    )
     add_flags(parser, ["decoding"])
 
 
@@ -98,12 +104,10 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.decoding.alignment import PARTS, WORDS, pharaoh
     from fasttfm.decoding.markup import translate_marked
+    from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
     from fasttfm.decoding.translator import Translator
 
-    if args.markup and args.alignment is not None:
-        raise UserError(
-            "--markup and --alignment were both given: a translation with tags is not aligned, leave out one"
-        )
+    _refuse_together(args)
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
         settings["buffer_size"] = 1  # somebody is typing and waits for each line
@@ -123,8 +127,14 @@ def run(args: argparse.Namespace) -> None:
         alignment = None if args.alignment is None else stack.enter_context(args.alignment.open("w", encoding="utf-8"))
         prefixes = None if args.prefix is None else read_lines(args.prefix)
         lines = decode_lines(sys.stdin.buffer, "standard input")
-        translate = functools.partial(translate_marked, translator) if args.markup else translator.translate_stream
-        for number, translations in enumerate(translate(lines, prefixes)):
+        if args.markup:
+            stream = translate_marked(translator, lines, prefixes)
+        elif args.split_sentences is not None:
+            _refuse_several(translator.config.nbest)
+            stream = translate_sentences(translator, lines, sentence_splitter(args.split_sentences))
+        else:
+            stream = translator.translate_stream(lines, prefixes)
+        for number, translations in enumerate(_shown(stream)):
             _write(number, translations, numbered=translator.config.nbest > 1)
             if alignment is not None:
                 alignment.writelines(f"{pharaoh(each.alignment)}\n" for each in translations)
@@ -136,6 +146,33 @@ def run(args: argparse.Namespace) -> None:
             f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
             file=sys.stderr,
         )
+
+
+def _refuse_together(args: argparse.Namespace) -> None:
+    """UserError for flags that mean nothing beside one another."""
+    given = {
+        "--markup": args.markup,
+        "--split-sentences": args.split_sentences is not None,
+        "--alignment": args.alignment is not None,
+        "--prefix": args.prefix is not None,
+    }
+    pairs = [("--markup", "--alignment"), ("--markup", "--split-sentences"), ("--split-sentences", "--prefix")]
+    for one, other in pairs:
+        if given[one] and given[other]:
+            raise UserError(f"{one} and {other} do not go together: leave out one of them")
+
+
+def _refuse_several(nbest: int) -> None:
+    if nbest > 1:
+        raise UserError(f"--split-sentences gives one translation a line, not {nbest}: leave out --nbest")
+
+
+def _shown(stream: Iterator[list[Translation]]) -> Iterator[list[Translation]]:
+    """The same, with the number of lines and their rate on standard error where somebody looks at that alone."""
+    from tqdm import tqdm
+
+    looks = sys.stderr.isatty() and not sys.stdout.isatty() and not sys.stdin.isatty()
+    return iter(tqdm(stream, unit=" lines", unit_scale=True, file=sys.stderr, disable=not looks))
 
 
 def _write(number: int, translations: list[Translation], numbered: bool) -> None:

@@ -221,7 +221,37 @@ def test_markup_is_carried_over(translate, model_dir):
     status, out, errors = translate(model_dir, "--markup", text="a <b>dog</b>\n\ntwo <b>men\na boat\n")
     assert (status, out.count("\n"), len(errors)) == (2, 2, 1)
     assert "line 3: <b> is not closed" in errors[0]
-    assert "both given" in failure(translate(model_dir, "--markup", "--alignment", "x"))
+
+
+def test_sentences_of_a_line_are_translated_one_by_one(translate, model_dir, tmp_path):
+    pytest.importorskip("sentencex")
+    text = "A dog runs. Two men sit!\n\nThe green grass\n"
+    status, out, errors = translate(model_dir, "--split-sentences", "en", "--alignment", tmp_path / "a", text=text)
+    assert (status, errors) == (0, [])
+    single = translate(model_dir, text="A dog runs.\nTwo men sit!\n\nThe green grass\n")[1].split("\n")
+    assert out.split("\n") == [f"{single[0]} {single[1]}", *single[2:]]
+    links = (tmp_path / "a").read_text().split("\n")
+    assert {int(link.split("-")[1]) for link in links[0].split()} == {*range(len(out.split("\n")[0].split()))}
+    assert "not 2: leave out --nbest" in failure(translate(model_dir, "--split-sentences", "en", "--nbest", 2))
+    assert "give the language" in failure(translate(model_dir, "--split-sentences", "?"))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--markup", "--alignment", "x"], ["--markup", "--split-sentences", "en"],
+     ["--split-sentences", "en", "--prefix", "x"]],
+)  # fmt: skip
+def test_flags_that_mean_nothing_together_are_refused(translate, model_dir, flags):
+    assert "do not go together: leave out one of them" in failure(translate(model_dir, *flags))
+
+
+def test_progress_is_shown_on_a_terminal_alone(translate, model_dir, monkeypatch):
+    expected = translate(model_dir)
+    assert expected[2] == []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    status, out, errors = translate(model_dir)
+    assert (status, out) == expected[:2]
+    assert "5.00 lines" in errors[-1]
 
 
 def test_banned_words_do_not_come(translate, model_dir, tmp_path):

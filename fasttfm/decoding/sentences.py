@@ -1,0 +1,86 @@
+"""Lines of several sentences: each sentence is translated by itself, and the line is put together again."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from fasttfm.decoding.alignment import WORDS
+from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.errors import UserError
+
+_NO_SPACE_AFTER = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]$")
+"""A line that ends in Chinese or Japanese signs goes on without a space."""
+
+
+def sentence_splitter(language: str) -> Callable[[str], list[str]]:
+    """What splits a line into its sentences, white space included, so that together they are the line.
+
+    By sentencex (MIT licence, of Wikimedia), which knows the abbreviations of some 240 languages; of others it takes a
+    relative or splits at full stops. language: a code such as en or de. UserError for one that is no code, and where
+    sentencex is not installed.
+    """
+    if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language, re.IGNORECASE):
+        raise UserError(f"--split-sentences {language!r}: give the language of the input, such as en or de")
+    try:
+        from sentencex import segment
+    except ImportError:
+        raise UserError('sentencex is not installed: pip install "fasttfm[sentences]"') from None
+    return lambda line: list(segment(language, line))
+
+
+def translate_sentences(
+    translator: Translator, lines: Iterable[str], split: Callable[[str], list[str]]
+) -> Iterator[list[Translation]]:
+    """As Translator.translate_stream, with one translation a line, of its sentences one after the other.
+
+    Log-probabilities are summed, scores averaged, alignments those of the line. The first line that was cut is counted
+    in lines.
+    """
+    waiting: deque[list[str]] = deque()  # the sentences of lines that are not translated yet
+    first_sentences: list[int] = []  # of each line, counted from 1
+    count = 0
+
+    def sentences() -> Iterator[str]:
+        nonlocal count
+        for line in lines:
+            parts = [part for part in split(line) if part.strip()] or [line]
+            waiting.append(parts)
+            first_sentences.append(count + 1)
+            count += len(parts)
+            yield from parts
+
+    translated: list[Translation] = []
+    for best, *_ in translator.translate_stream(sentences()):
+        translated.append(best)
+        if len(translated) == len(waiting[0]):
+            yield [_joined(waiting.popleft(), translated)]
+            translated = []
+    if translator.first_cut_line is not None:
+        translator.first_cut_line = bisect_right(first_sentences, translator.first_cut_line)
+
+
+def _joined(sentences: list[str], translations: list[Translation]) -> Translation:
+    whole, source = translations[0], sentences[0]
+    for sentence, each in zip(sentences[1:], translations[1:]):
+        text, links = _put_together(whole.text, each.text)
+        source_words = len(WORDS.findall(source)) - _same_word(source, sentence)
+        alignment = (*whole.alignment, *((one + source_words, other + links) for one, other in each.alignment))
+        probability = whole.log_probability + each.log_probability
+        whole = replace(whole, text=text, log_probability=probability, alignment=alignment)
+        source += sentence
+    return replace(whole, score=sum(each.score for each in translations) / len(translations))
+
+
+def _put_together(before: str, after: str) -> tuple[str, int]:
+    """The text of both, and the number of the word that the second begins with."""
+    space = " " if before and after and not _NO_SPACE_AFTER.search(before) else ""
+    return before + space + after, len(WORDS.findall(before)) - _same_word(before + space, after)
+
+
+def _same_word(before: str, after: str) -> bool:
+    """Whether the last word of the one goes on with the other."""
+    return bool(before and after) and not before[-1].isspace() and not after[0].isspace()
