@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from os.path import commonprefix
 
 import numpy as np
 import pytest
@@ -31,8 +32,9 @@ def exported(tmp_path, form: str, **fields):
 
 def assert_equal(texts: list[str], theirs: list[str], beam: int) -> None:
     """Equal; of a beam all but the last token, for here a hypothesis that is ended at the limit pays for its end."""
-    shown = -3 if beam > 1 else None
-    assert [text[:shown] for text in texts] == [text[:shown] for text in theirs]
+    longest_token = 4 if beam > 1 else 0
+    for text, other in zip(texts, theirs, strict=True):
+        assert len(commonprefix([text, other])) >= max(len(text), len(other)) - longest_token
     assert len(set(texts)) > 3
 
 
