@@ -4,6 +4,7 @@ The kernels keep a room of their own at the top of the repository; they are inst
 top-level module called `kernels` would collide with other distributions.
 """
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -13,12 +14,38 @@ from setuptools import find_packages, setup
 packages = {*find_packages(include=["fasttfm", "fasttfm.*"])}
 packages |= {"fasttfm.kernels", *(f"fasttfm.kernels.{name}" for name in find_packages("kernels"))}
 
+folder = Path(__file__).parent
+version = re.search(r'^__version__ = "(.+)"$', (folder / "fasttfm" / "__init__.py").read_text(), re.MULTILINE)
+
+extras = {
+    "cpu": ["numba>=0.60"],
+    "plots": ["matplotlib>=3.8"],
+    "tensorboard": ["tensorboard>=2.15"],
+    "hf": ["transformers>=5.0"],
+    "zstd": ["backports.zstd; python_version < '3.14'"],
+}
+tools = [
+    "pytest>=8.0",
+    "pytest-xdist>=3.5",
+    "pytest-benchmark>=4.0",
+    "hypothesis>=6.100",
+    "ruff>=0.8",
+    "mypy>=1.11",
+    "ctranslate2>=4.5",
+    "jsonschema>=4.18",
+    "types-PyYAML",
+    "types-requests",
+    "types-tqdm",
+]
+
 setup(
     name="fasttfm",
-    version="0.1.0",
+    version=version[1],
     description="The encoder-decoder Transformer on fused Triton kernels: drop-in modules, training, translation",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(folder / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="fasttfm developers",
+    keywords=["transformer", "triton", "attention", "machine translation", "cuda", "pytorch"],
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=sorted(packages),
@@ -38,9 +65,8 @@ setup(
         "pyyaml>=6.0",
         "requests>=2.31",
         "tqdm>=4.65",
-        "matplotlib>=3.8",
-        "tensorboard>=2.15",
     ],
+<<<<<<< HEAD
     extras_require={
         "cpu": ["numba>=0.60"],  # searches on a CPU are faster with it
         "ctranslate2": ["ctranslate2>=4.5"],  # export to it; import needs nothing
@@ -62,10 +88,19 @@ setup(
             "types-tqdm",
         ],
     },
+=======
+    extras_require={**extras, "dev": [*tools, *(name for names in extras.values() for name in names)]},
+>>>>>>> 3cf9f7b (Packaging: matplotlib and tensorboard are extras, one version, make dist tries the wheel elsewhere; citation, image, hooks and a workflow held against the rest by tests)
     entry_points={"console_scripts": ["fasttfm = fasttfm.__main__:command"]},
     classifiers=[
-        "Programming Language :: Python :: 3",
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 15)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+        "Typing :: Typed",
     ],
 )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttfm.memory import peak_memory
+from fasttfm.training import tensorboard
 from fasttfm.training.callback import Callback
 from fasttfm.training.log import RunLog
 from fasttfm.training.progress import Progress
 from fasttfm.training.schedule import learning_rate
-from fasttfm.training.tensorboard import TensorBoard
 from fasttfm.training.throughput import Throughput
 from fasttfm.wording import counted
 
@@ -32,9 +32,13 @@ class Recorder:
         self.model_dir = model_dir
         self.updates = updates
         self.log = RunLog(model_dir, position.step, position.validated)
-        self._tensorboard = TensorBoard(model_dir / "tensorboard", position.step) if config.tensorboard else None
-        self._callbacks = [*([self._tensorboard] if self._tensorboard else []), *callbacks]
         self.progress = Progress()
+        self._tensorboard = None
+        if config.tensorboard and not tensorboard.is_installed():
+            self.progress.say('tensorboard is not installed, and has no files: pip install "fasttfm[tensorboard]"')
+        elif config.tensorboard:
+            self._tensorboard = tensorboard.TensorBoard(model_dir / "tensorboard", position.step)
+        self._callbacks = [*([self._tensorboard] if self._tensorboard else []), *callbacks]
         self._throughput = Throughput()
         self._is_hopeless = False
         if self.log.previous is not None:

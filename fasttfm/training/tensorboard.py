@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import time
@@ -11,6 +12,11 @@ from typing import Any
 
 from fasttfm.errors import UserError
 from fasttfm.training.callback import Callback
+
+
+def is_installed() -> bool:
+    """Whether the package, of the extra `tensorboard`, can be looked for at all."""
+    return importlib.util.find_spec("tensorboard") is not None
 
 
 class TensorBoard(Callback):
@@ -26,7 +32,7 @@ class TensorBoard(Callback):
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
-            raise UserError(f"tensorboard cannot be used ({error}): install it, or give --no-tensorboard") from error
+            raise UserError(f"tensorboard cannot be used ({error}): give --no-tensorboard") from error
         self._event, self._summary = Event, Summary
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"

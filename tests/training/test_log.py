@@ -15,6 +15,8 @@ from fasttfm.training.plots import plot_curve
 from fasttfm.training.progress import Progress, duration
 from fasttfm.training.tensorboard import TensorBoard
 
+from .tiny import train_command
+
 TRAIN = {"kind": "train", "epoch": 1, "loss": 4.0, "nll": 3.5, "lr": 1e-3, "tokens_per_second": 9000.0, "padding": 0.04}
 VALID = {"kind": "valid", "epoch": 1, "loss": 4.0, "nll": 3.0, "bleu": 20.0}
 
@@ -183,3 +185,14 @@ def test_a_curve_on_a_full_disk_is_one_line(tmp_path):
     write(tmp_path, [1, 2])
     with pytest.raises(UserError, match=r"nowhere.curve\.png: cannot be written"):
         plot_curve(tmp_path, tmp_path / "nowhere" / "curve.png")
+
+
+def test_without_the_package_a_run_goes_on_and_says_so(tiny_data, tmp_path, monkeypatch, capsys):
+    from fasttfm.cli.main import main
+    from fasttfm.training import tensorboard
+
+    monkeypatch.setattr(tensorboard, "is_installed", lambda: False)
+    command = train_command(tiny_data, tmp_path / "M", max_update=2, tensorboard=True, valid_interval_updates=0)
+    assert main([*command[command.index("train") :], "--workers", "1"]) == 0
+    assert 'pip install "fasttfm[tensorboard]"' in capsys.readouterr().err
+    assert not (tmp_path / "M" / "tensorboard").exists()

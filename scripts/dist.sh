@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Builds dist/*.whl and dist/*.tar.gz, installs the wheel in a new environment in a folder elsewhere, and goes from text
+# to a translation there, and through the benchmarks' smoke form. Usage: scripts/dist.sh PYTHON
+set -euo pipefail
+python=$1
+root=$PWD
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+"$python" -m venv "$folder/build"
+"$folder/build/bin/pip" install --quiet --disable-pip-version-check build
+rm -rf dist
+"$folder/build/bin/python" -m build --outdir dist . > "$folder/build.log" || { cat "$folder/build.log"; exit 1; }
+
+"$python" -m venv "$folder/user"
+"$folder/user/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+cp -r benchmarks "$folder/benchmarks"
+cd "$folder"
+export PATH="$folder/user/bin:$PATH"
+fasttfm demo-data --out text
+fasttfm prepare --src text/train.en --tgt text/train.de --valid-src text/valid.en --valid-tgt text/valid.de \
+    --vocab-size 1000 --out data
+fasttfm train --preset demo --data data --out model --max-update 20 --warmup-updates 4 --workers 1
+head -n 3 text/test.en | fasttfm translate model
+fasttfm plot-attention model "a dog" 2> said.txt && { echo "plot-attention needs an extra that is not installed"; exit 1; }
+grep -F 'pip install "fasttfm[plots]"' said.txt
+python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
+python -m benchmarks --smoke --only "layer" --out results kernels > /dev/null
+ls -l "$root"/dist

@@ -1,0 +1,70 @@
+"""What surrounds the code agrees with it: versions, extras, continuous integration, images."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fasttfm
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="needs the checkout")
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory):
+    """What setup.py declares, without building anything."""
+    script = (
+        "import json, setuptools; keep = {}; setuptools.setup = keep.update; "
+        "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), {'__file__': 'setup.py', '__name__': 'setup'}); "
+        "print(json.dumps({key: keep[key] for key in ('version', 'install_requires', 'extras_require', 'packages')}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return yaml.safe_load(done.stdout)
+
+
+def pinned(package):
+    return re.search(rf"^{package}==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
+
+
+def test_there_is_one_version(metadata):
+    assert metadata["version"] == fasttfm.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == fasttfm.__version__
+    assert f"torch=={pinned('torch')}" in (ROOT / "Dockerfile").read_text()
+    hooks = {
+        Path(each["repo"]).name: each["rev"]
+        for each in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    }
+    assert hooks["ruff-pre-commit"] == "v" + pinned("ruff")
+
+
+def test_every_extra_that_an_error_names_exists(metadata):
+    named = {
+        extra
+        for path in (ROOT / "fasttfm").rglob("*.py")
+        for extra in re.findall(r"fasttfm\[(\w+)\]", path.read_text())
+    }
+    assert {"plots", "tensorboard"} <= named <= set(metadata["extras_require"])
+    assert {line for extra, lines in metadata["extras_require"].items() for line in lines} == set(
+        metadata["extras_require"]["dev"]
+    ), "make test needs them all"
+
+
+def test_everything_that_is_imported_is_packaged(metadata):
+    folders = {path.parent for path in (ROOT / "fasttfm").rglob("*.py") if "kernels" not in path.parts}
+    folders |= {ROOT / "fasttfm" / path.parent.relative_to(ROOT) for path in (ROOT / "kernels").rglob("*.py")}
+    assert {".".join(folder.relative_to(ROOT).parts) for folder in folders} == set(metadata["packages"])
+
+
+def test_continuous_integration_calls_targets_that_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    steps = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    called = {word for step in steps for word in re.findall(r"make ([a-z-]+)", step)}
+    assert {"test", "dist"} <= called <= targets
+    tests = [word for step in steps for word in step.split() if word.startswith("tests/")]
+    assert tests
+    assert all((ROOT / path).exists() for path in tests)
