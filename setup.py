@@ -18,10 +18,11 @@ folder = Path(__file__).parent
 version = re.search(r'^__version__ = "(.+)"$', (folder / "fasttfm" / "__init__.py").read_text(), re.MULTILINE)
 
 extras = {
-    "cpu": ["numba>=0.60"],
+    "cpu": ["numba>=0.60"],  # searches on a CPU are faster with it
+    "ctranslate2": ["ctranslate2>=4.5"],  # export to it; import needs nothing
     "plots": ["matplotlib>=3.8"],
     "tensorboard": ["tensorboard>=2.15"],
-    "hf": ["transformers>=5.0"],
+    "hf": ["transformers>=5.0"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
     "zstd": ["backports.zstd; python_version < '3.14'"],
 }
 tools = [
@@ -31,7 +32,6 @@ tools = [
     "hypothesis>=6.100",
     "ruff>=0.8",
     "mypy>=1.11",
-    "ctranslate2>=4.5",
     "jsonschema>=4.18",
     "types-PyYAML",
     "types-requests",
@@ -66,31 +66,7 @@ setup(
         "requests>=2.31",
         "tqdm>=4.65",
     ],
-<<<<<<< HEAD
-    extras_require={
-        "cpu": ["numba>=0.60"],  # searches on a CPU are faster with it
-        "ctranslate2": ["ctranslate2>=4.5"],  # export to it; import needs nothing
-        "hf": ["transformers>=5.0"],  # import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
-        "dev": [
-            "numba>=0.60",
-            "pytest>=8.0",
-            "pytest-xdist>=3.5",
-            "pytest-benchmark>=4.0",
-            "hypothesis>=6.100",
-            "ruff>=0.8",
-            "mypy>=1.11",
-            "transformers>=5.0",
-            "ctranslate2>=4.5",
-            "backports.zstd; python_version < '3.14'",
-            "jsonschema>=4.18",
-            "types-PyYAML",
-            "types-requests",
-            "types-tqdm",
-        ],
-    },
-=======
     extras_require={**extras, "dev": [*tools, *(name for names in extras.values() for name in names)]},
->>>>>>> 3cf9f7b (Packaging: matplotlib and tensorboard are extras, one version, make dist tries the wheel elsewhere; citation, image, hooks and a workflow held against the rest by tests)
     entry_points={"console_scripts": ["fasttfm = fasttfm.__main__:command"]},
     classifiers=[
         "Development Status :: 4 - Beta",

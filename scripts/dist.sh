@@ -20,7 +20,7 @@ export PATH="$folder/user/bin:$PATH"
 fasttfm demo-data --out text
 fasttfm prepare --src text/train.en --tgt text/train.de --valid-src text/valid.en --valid-tgt text/valid.de \
     --vocab-size 1000 --out data
-fasttfm train --preset demo --data data --out model --max-update 20 --warmup-updates 4 --workers 1
+fasttfm train --preset demo --data data --out model --max-update 20 --warmup-updates 4 --threads 1
 head -n 3 text/test.en | fasttfm translate model
 fasttfm plot-attention model "a dog" 2> said.txt && { echo "plot-attention needs an extra that is not installed"; exit 1; }
 grep -F 'pip install "fasttfm[plots]"' said.txt

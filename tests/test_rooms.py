@@ -15,7 +15,7 @@ LEVELS = (
     ("fasttfm.config", "fasttfm.folders", "fasttfm.functional"),
     ("fasttfm.blocks", "fasttfm.checkpoints", "fasttfm.data"),
     ("fasttfm.nn",),
-    ("fasttfm.models", "fasttfm.tuning"),
+    ("fasttfm.compat", "fasttfm.models", "fasttfm.tuning"),
     ("fasttfm.decoding", "fasttfm.drawing"),
     ("fasttfm.training", "fasttfm.interop", "fasttfm.serving"),
     ("fasttfm.cli",),

@@ -1,0 +1,55 @@
+"""What the signatures share: refusals, shared key heads, and the causal triangle in the lower right corner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def refuse(function: str, **given: tuple[Any, Any]) -> None:
+    """Raises ValueError for the first argument whose value is not the one that switches it off.
+
+    given: by the argument's name, its value and the value that switches it off.
+    """
+    for name, (value, off) in given.items():
+        if value is not off and (off is None or value != off):
+            shown = f" of {tuple(value.shape)}" if isinstance(value, Tensor) else f"={value!r}"
+            raise ValueError(f"{function}: {name}{shown} is not supported: leave it at {off!r}")
+
+
+def causal_of_window(function: str, window: tuple[int, int], causal: bool = False) -> bool:
+    """Whether (left, right) is the causal triangle, or asked for beside it; ValueError for a true window."""
+    left, right = window
+    if left >= 0 or right > 0:
+        raise ValueError(f"{function}: window_size={tuple(window)} is not supported: give (-1, -1) or, causal, (-1, 0)")
+    return causal or right == 0
+
+
+def share_heads(function: str, heads: int, x: Tensor) -> Tensor:
+    """x (..., Hk, D) with each head repeated for the query heads that share it: (..., heads, D)."""
+    if x.shape[-2] == heads:
+        return x
+    if not x.shape[-2] or heads % x.shape[-2]:
+        raise ValueError(
+            f"{function}: {heads} query heads need a divisor of them as key and value heads, not {x.shape[-2]}"
+        )
+    return x.repeat_interleave(heads // x.shape[-2], dim=-2)
+
+
+def corner_offset(function: str, query_starts: Tensor, key_starts: Tensor) -> int:
+    """How many keys more than queries each sequence has: the last query sees the last key.
+
+    Raises ValueError where that differs between sequences. It reads the lengths, for which a GPU is waited for, unless
+    both are one tensor.
+    """
+    if query_starts is key_starts:
+        return 0
+    surplus = torch.unique(key_starts.diff() - query_starts.diff()).tolist()
+    if len(surplus) > 1:
+        raise ValueError(
+            f"{function}: causal needs keys that outnumber the queries by one and the same number in every sequence "
+            f"(here by {surplus[0]} to {surplus[-1]}): call it once for each"
+        )
+    return surplus[0] if surplus else 0

@@ -1,0 +1,175 @@
+"""flash_attn's functions (version 2's signatures) on our operators, with dropout, on every device.
+
+    q (B, L, H, D), k and v (B, S, Hk, D), H a multiple of Hk; packed: (T, H, D) with starts (B + 1,)
+
+Where causal is given, the triangle lies in the lower right corner: the last query sees the last key, and a query that
+sees none gives zeros. Dropout applies whenever dropout_p is not 0, as there. Results and gradients are deterministic.
+return_attn_probs, which flash_attn keeps for its own tests, is refused, and so are windows, soft caps, ALiBi and paged
+keys. Source: Dao, "FlashAttention-2", 2023, and the package's interface.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fasttfm.compat.arguments import causal_of_window, corner_offset, refuse, share_heads
+from fasttfm.functional import attention, varlen_attention
+
+Window = tuple[int, int]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """softmax(Q K^T * softmax_scale) V: (B, L, H, D). Raises ValueError for what is not computed."""
+    name = "flash_attn_func"
+    causal = causal_of_window(name, window_size, causal)
+    refuse(
+        name, softcap=(softcap, 0.0), alibi_slopes=(alibi_slopes, None), return_attn_probs=(return_attn_probs, False)
+    )
+    output = attention(
+        q.transpose(1, 2),
+        share_heads(name, q.shape[-2], k).transpose(1, 2),
+        share_heads(name, q.shape[-2], v).transpose(1, 2),
+        causal=causal,
+        causal_offset=k.shape[1] - q.shape[1] if causal else 0,
+        dropout_p=dropout_p,
+        scale=softmax_scale,
+    )
+    return output.transpose(1, 2)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """The same for qkv (B, L, 3, H, D)."""
+    return flash_attn_func(
+        *qkv.unbind(2),
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs,
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """The same for kv (B, S, 2, Hk, D)."""
+    return flash_attn_func(
+        q,
+        *kv.unbind(2),
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs,
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    """The same over packed sequences: q (Tq, H, D), k and v (Tk, Hk, D), starts (B + 1,) int32; gives (Tq, H, D).
+
+    causal with two sets of starts needs one surplus of keys in all sequences, else ValueError.
+    """
+    name = "flash_attn_varlen_func"
+    causal = causal_of_window(name, window_size, causal)
+    refuse(
+        name,
+        softcap=(softcap, 0.0),
+        alibi_slopes=(alibi_slopes, None),
+        return_attn_probs=(return_attn_probs, False),
+        block_table=(block_table, None),
+    )
+    return varlen_attention(
+        q,
+        share_heads(name, q.shape[-2], k),
+        share_heads(name, q.shape[-2], v),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal=causal,
+        causal_offset=corner_offset(name, cu_seqlens_q, cu_seqlens_k) if causal else 0,
+        dropout_p=dropout_p,
+        scale=softmax_scale,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """The same for qkv (T, 3, H, D)."""
+    return flash_attn_varlen_func(
+        *qkv.unbind(1),
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs,
+    )

@@ -1,0 +1,130 @@
+"""Other packages' signatures: the numbers of a plain formula, refusals by name, and no drift from the originals."""
+
+import inspect
+
+import pytest
+import torch
+
+from fasttfm.compat import flash_attn, varlen
+from fasttfm.functional import attention
+
+B, H, D = 3, 4, 8
+NAMES = [name for name in vars(flash_attn) if name.startswith("flash_attn")]
+
+
+def plain(q, k, v, causal=False, scale=None):
+    """(L, H, D), (S, Hk, D): one sequence by the formula, the triangle in the lower right corner."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("lhd,shd->hls", q, k) * (D**-0.5 if scale is None else scale)
+    if causal:
+        seen = torch.ones(scores.shape[1:]).tril(k.shape[0] - q.shape[0]).bool()
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return torch.einsum("hls,shd->lhd", scores.softmax(-1).nan_to_num(0.0), v)
+
+
+def tensors(*shapes, requires_grad=True):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator).requires_grad_(requires_grad) for shape in shapes]
+
+
+def assert_same(output, expected, inputs):
+    torch.testing.assert_close(output, expected)
+    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
+    for ours, theirs in zip(torch.autograd.grad(output, inputs, grad), torch.autograd.grad(expected, inputs, grad)):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys", "key_heads"), [(5, 5, 4), (3, 7, 2), (7, 3, 1)])
+def test_flash_attn_func_is_the_formula(causal, queries, keys, key_heads):
+    q, k, v = tensors((B, queries, H, D), (B, keys, key_heads, D), (B, keys, key_heads, D))
+    output = flash_attn.flash_attn_func(q, k, v, causal=causal, softmax_scale=0.3)
+    assert_same(output, torch.stack([plain(*each, causal, 0.3) for each in zip(q, k, v)]), (q, k, v))
+    packed = flash_attn.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), 0.0, 0.3, causal)
+    assert torch.equal(packed, output)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("surplus", [0, 2])
+def test_packed_sequences_are_the_formula_one_by_one(causal, surplus):
+    lengths = torch.tensor([4, 1, 6])
+    starts, key_starts = (torch.cat((torch.zeros(1), n.cumsum(0))).int() for n in (lengths, lengths + surplus))
+    q, k, v = tensors((11, H, D), (11 + 3 * surplus, 2, D), (11 + 3 * surplus, 2, D))
+    expected = torch.cat(
+        [plain(q[a:b], k[c:d], v[c:d], causal) for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:])]
+    )
+    maxima = (6, 6 + surplus)
+    output = flash_attn.flash_attn_varlen_func(q, k, v, starts, key_starts, *maxima, causal=causal)
+    assert_same(output, expected, (q, k, v))
+    window = (-1, 0) if causal else (-1, -1)
+    assert torch.equal(
+        varlen.varlen_attn(q, k, v, starts, key_starts, *maxima, window_size=window, enable_gqa=True), output
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_tensor_of_queries_keys_and_values(causal):
+    (qkv,) = tensors((B, 5, 3, H, D))
+    output = flash_attn.flash_attn_qkvpacked_func(qkv, causal=causal)
+    assert torch.equal(output, flash_attn.flash_attn_func(*qkv.unbind(2), causal=causal))
+    starts = torch.arange(0, 5 * B + 1, 5, dtype=torch.int32)
+    packed = flash_attn.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), starts, 5, causal=causal)
+    torch.testing.assert_close(packed, output.flatten(0, 1))
+
+
+def test_dropout_is_that_of_attention_and_of_torchs_generator():
+    q, k, v = tensors((B, 33, H, D), (B, 33, H, D), (B, 33, H, D), requires_grad=False)
+    torch.manual_seed(5)
+    dropped = flash_attn.flash_attn_func(q, k, v, dropout_p=0.4)
+    torch.manual_seed(5)
+    expected = attention(*(x.transpose(1, 2) for x in (q, k, v)), dropout_p=0.4).transpose(1, 2)
+    assert torch.equal(dropped, expected)
+    assert not torch.equal(dropped, flash_attn.flash_attn_func(q, k, v, dropout_p=0.4))
+    starts = torch.arange(0, 33 * B + 1, 33, dtype=torch.int32)
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    torch.manual_seed(5)
+    torch.testing.assert_close(varlen.varlen_attn(*packed, starts, None, 33, 33, dropout_p=0.4), dropped.flatten(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"softcap": 30.0}, "flash_attn_func: softcap=30.0 is not supported: leave it at 0.0"),
+        ({"alibi_slopes": torch.ones(H)}, r"alibi_slopes of \(4,\) is not supported: leave it at None"),
+        ({"window_size": (128, 0)}, r"window_size=\(128, 0\) is not supported"),
+        ({"return_attn_probs": True}, "return_attn_probs=True is not supported"),
+    ],
+)
+def test_what_is_not_computed_is_refused(options, message):
+    q, k, v = tensors((B, 5, H, D), (B, 5, H, D), (B, 5, H, D))
+    with pytest.raises(ValueError, match=message):
+        flash_attn.flash_attn_func(q, k, v, **options)
+
+
+def test_heads_and_corners_that_do_not_fit_are_refused():
+    q, k, v = tensors((6, H, D), (8, 3, D), (8, 3, D))
+    starts, key_starts = torch.tensor([0, 3, 6]), torch.tensor([0, 3, 8])
+    with pytest.raises(ValueError, match="4 query heads need a divisor of them as key and value heads, not 3"):
+        varlen.varlen_attn(q, k, v, starts, key_starts, 3, 5, enable_gqa=True)
+    with pytest.raises(ValueError, match="give enable_gqa=True"):
+        varlen.varlen_attn(q, k, v, starts, key_starts, 3, 5)
+    k, v = k[:, :1], v[:, :1]
+    with pytest.raises(ValueError, match=r"the same number in every sequence \(here by 0 to 2\)"):
+        flash_attn.flash_attn_varlen_func(q, k, v, starts, key_starts, 3, 5, causal=True)
+
+
+def parameters(function):
+    return {name: (each.kind, each.default) for name, each in inspect.signature(function).parameters.items()}
+
+
+def test_varlen_attn_takes_what_torchs_takes():
+    original = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has no varlen_attn").varlen_attn
+    ours = parameters(varlen.varlen_attn)
+    assert ours.pop("dropout_p")
+    assert parameters(original).items() <= ours.items()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flash_attns_functions_take_what_the_originals_take(name):
+    original = pytest.importorskip("flash_attn", reason="needs the package flash_attn")
+    assert parameters(getattr(flash_attn, name)) == parameters(getattr(original, name))
