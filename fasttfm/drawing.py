@@ -60,7 +60,7 @@ def _matplotlib() -> Any:
 
         return matplotlib
     except ImportError:
-        raise UserError("matplotlib is not installed: pip install \"fasttfm[plots]\"") from None
+        raise UserError('matplotlib is not installed: pip install "fasttfm[plots]"') from None
     finally:
         os.environ.update(hidden)
         if folder is not None:

@@ -295,6 +295,7 @@ def test_a_preset_is_valid_and_sets_its_whole_model_and_recipe(name):
     resolve(name, from_data=SIZE)
     given = read_yaml(preset_path(name))
     unsaid = {"vocab_size", "source_vocab_size", "embedding_dropout", "max_length", "pad_id"}
+    unsaid |= {"output_bias", "first_position"}  # of models that other systems trained
     assert set(given["model"]) >= set(field_types(SECTIONS["model"])) - unsaid
     recipe = {"schedule", "warmup_updates", "adam_betas", "adam_eps", "label_smoothing", "precision", "clip_norm"}
     assert set(given["training"]) >= {*recipe, "max_update"}

@@ -88,7 +88,7 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
         from matplotlib.colors import Normalize
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("matplotlib is not installed: pip install \"fasttfm[plots]\"") from None
+        raise UserError('matplotlib is not installed: pip install "fasttfm[plots]"') from None
 
     chosen = list(range(1, attention.layers + 1)) if layers is None else list(layers)
     for layer in chosen:
