@@ -9,9 +9,11 @@ from pathlib import Path
 FORMATS = {
     "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
     "m2m100": ("fasttfm.interop.m2m100", "M2M100ForConditionalGeneration, such as M2M-100 and NLLB"),
+    "fairseq": ("fasttfm.interop.fairseq", "a checkpoint of fairseq-train, with --dict and --spm"),
     "ctranslate2": ("fasttfm.interop.ctranslate2_read", "what CTranslate2's converters write"),
 }
-"""Format -> (module with read(folder, source_language=..., target_language=...) to a Model, what it is)."""
+"""Format -> (module with read(folder, source_language=..., target_language=...) to a Model, what it is). That of
+fairseq takes a file, its dictionaries and its SentencePiece models."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -25,6 +27,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="what the other tool saved")
     parser.add_argument("--format", required=True, choices=FORMATS, help="which tool that was")
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model directory to write")
+    for name, what in (("dict", "dict.LANG.txt"), ("spm", "SentencePiece model")):
+        parser.add_argument(
+            f"--{name}",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="FILE",
+            help=f"{what} of a fairseq model: once for both sides, or the source's and then the target's",
+        )
     for side in ("source", "target"):
         parser.add_argument(f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages")
 
@@ -35,10 +46,15 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.interop.exchange import store
 
     module = importlib.import_module(FORMATS[args.format][0])
-    if not args.directory.is_dir():
-        raise UserError(f"{args.directory}: is no directory: give what the other tool saved")
-    languages = {"source_language": args.source_language, "target_language": args.target_language}
-    model = module.read(args.directory, **languages)
+    if args.format == "fairseq":
+        model = module.read(args.directory, args.dict, args.spm)
+    elif args.dict or args.spm:
+        raise UserError(f"--dict and --spm belong to --format fairseq, not to {args.format}: leave them out")
+    else:
+        if not args.directory.is_dir():
+            raise UserError(f"{args.directory}: is no directory: give what the other tool saved")
+        languages = {"source_language": args.source_language, "target_language": args.target_language}
+        model = module.read(args.directory, **languages)
     store(model, args.out)
     size = sum(weight.numel() for weight in model.weights.values())
     print(f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens")

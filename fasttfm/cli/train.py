@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from fasttfm.cli.environment import choose_settings
+from fasttfm.cli.fairseq_flags import add_fairseq_flags
 from fasttfm.cli.workers import launch, number_of_workers
 from fasttfm.config import Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.config.convert import WHOLE_NUMBER
@@ -51,6 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--dump-config", action="store_true", help="print the resolved configuration as YAML and stop")
     add_flags(parser)
+    add_fairseq_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:

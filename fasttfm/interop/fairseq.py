@@ -1,0 +1,206 @@
+"""fairseq's Transformer for translation, from a checkpoint of fairseq-train and the dictionaries of fairseq-preprocess.
+
+https://github.com/facebookresearch/fairseq
+Layers have BART's names. Sinusoids are tensor2tensor's and count from padding's number + 1, which is 2. A target input
+begins with the end of a sentence. Text must have been cut by SentencePiece: its model is given besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.checkpoints.weights import refuse_what_is_no_number
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.model import TransformerConfig
+from fasttfm.data.tokenizer import Vocabulary
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.files import unreadable
+from fasttfm.interop.bart_names import from_bart
+from fasttfm.interop.exchange import Arrangement, Model
+from fasttfm.interop.marian import tokenizer
+
+_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+_START, _PAD, _EOS, _UNK = range(4)
+_UNSUPPORTED = {
+    "encoder_learned_pos": "learned positions",
+    "decoder_learned_pos": "learned positions",
+    "no_token_positional_embeddings": "no positions",
+    "no_scale_embedding": "embeddings that are not scaled",
+    "layernorm_embedding": "a norm on the embeddings",
+    "adaptive_softmax_cutoff": "an adaptive softmax",
+    "cross_self_attention": "attention over both sides at once",
+    "no_cross_attention": "decoders without attention to the source",
+    "no_decoder_final_norm": "a decoder without its final norm",
+    "scale_fc": "norms inside of layers",
+    "scale_attn": "norms inside of layers",
+    "scale_heads": "scaled heads",
+    "scale_resids": "scaled residuals",
+}
+"""Settings of architectures that we have not, and what they mean."""
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu", "swish": "silu"}
+
+
+def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path]) -> Model:
+    """The model of a checkpoint, which is loaded without running any code in it.
+
+    dictionaries: dict.SRC.txt and dict.TGT.txt, or one for both; models: the SentencePiece models likewise. Raises
+    UserError for a file that is missing, cut off or of another architecture.
+    """
+    if not 1 <= len(dictionaries) <= 2 or not 1 <= len(models) <= 2:
+        raise UserError("--dict and --spm: give one file for both sides, or the source's and then the target's")
+    settings, weights = _load(checkpoint)
+    pieces = [_read_dictionary(path) for path in (dictionaries[0], dictionaries[-1])]
+    joint = pieces[0] == pieces[1] and len(models) == 1
+    arrangements = [Arrangement(len(each), pad=_PAD, unk=_UNK, start=_EOS, eos=_EOS) for each in pieces]
+    tables = {side: _get(weights, f"{side}.embed_tokens.weight", checkpoint) for side in ("encoder", "decoder")}
+    for table, each, path in zip(tables.values(), pieces, (dictionaries[0], dictionaries[-1])):
+        if len(table) != len(each):
+            raise UserError(f"{path}: has {len(each):,} pieces with the special ones, the weights {len(table):,}")
+    config = _config(settings, weights, checkpoint, list(map(len, arrangements)), joint, tables)
+    result = from_bart({f"model.{name}": tensor for name, tensor in weights.items()}, config, checkpoint)
+    result["target_embedding.weight"] = arrangements[1].apply(tables["decoder"])
+    if config.share_embeddings != "all":
+        result["source_embedding.weight"] = arrangements[0].apply(tables["encoder"])
+    if config.share_embeddings == "none":
+        result["output.weight"] = arrangements[1].apply(_output(weights, checkpoint))
+    bias = arrangements[1].bias(None)
+    assert bias is not None  # a first token that is the last one is never to be written
+    result["output.bias"] = bias
+    sides = [
+        tokenizer(path, Vocabulary(pieces=arrangement.pieces(each), prefix=[], silent=["<s>"]))
+        for path, arrangement, each in zip((models[0], models[-1]), arrangements, pieces)
+    ]
+    return Model(
+        config=config,
+        weights=result,
+        source_tokenizer=sides[0] if not joint else sides[1],
+        target_tokenizer=sides[1],
+        decoding=DecodingConfig(
+            beam=5, length_penalty="power", alpha=1.0, max_len_a=0.0, max_len_b=200, allow_unk=True
+        ),
+    )
+
+
+def _load(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    """Settings and float32 weights of a checkpoint."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: give a checkpoint of fairseq-train") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:  # unpickling raises of every kind
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: is cut off, or holds more than settings and weights ({reason})") from None
+    weights = loaded.get("model") if isinstance(loaded, dict) else None
+    configuration = loaded.get("cfg") if isinstance(loaded, dict) else None
+    settings = configuration.get("model") if isinstance(configuration, dict) else None
+    settings = settings or (loaded.get("args") if isinstance(loaded, dict) else None)
+    if isinstance(settings, argparse.Namespace):
+        settings = vars(settings)
+    if not isinstance(weights, dict) or not isinstance(settings, dict):
+        raise UserError(f"{path}: has no weights (model) or no settings (cfg, args): give one of fairseq-train")
+    floats = {name: each.float() for name, each in weights.items() if isinstance(each, Tensor)}
+    refuse_what_is_no_number({name: each for name, each in floats.items() if "_float_tensor" not in name}, path)
+    return settings, floats
+
+
+def _read_dictionary(path: Path) -> list[str]:
+    """The pieces of a dict.txt by their numbers, the special ones first."""
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such dictionary: fairseq-preprocess wrote it as dict.LANG.txt") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8, so it is no dictionary of fairseq-preprocess") from None
+    pieces = []
+    for number, line in enumerate(lines, start=1):
+        line = line.removesuffix(" #fairseq:overwrite")
+        piece, _, count = line.rpartition(" ")
+        if not piece or not count.isdecimal():
+            raise UserError(f"{path}: line {number:,} is no piece with its count: {line[:60]!r}")
+        pieces.append(piece)
+    return [*_SPECIAL, *pieces]
+
+
+def _config(
+    given: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    path: Path,
+    sizes: list[int],
+    joint: bool,
+    tables: Mapping[str, Tensor],
+) -> TransformerConfig:
+    for name, what in _UNSUPPORTED.items():
+        if given.get(name):
+            raise UserError(f"{path}: {name} is {given[name]}: {what} are not supported")
+    for name, default in (("embed_dim", 512), ("ffn_embed_dim", 2048), ("attention_heads", 8)):
+        if _setting(given, f"encoder_{name}", default) != _setting(given, f"decoder_{name}", default):
+            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
+    norm_first = bool(given.get("encoder_normalize_before"))
+    if norm_first != bool(given.get("decoder_normalize_before")):
+        raise UserError(f"{path}: encoder_normalize_before and decoder_normalize_before differ: not supported")
+    activation = given.get("activation_fn") or "relu"
+    if activation not in _ACTIVATIONS:
+        raise UserError(f"{path}: activation_fn {activation} is not supported: {', '.join(_ACTIVATIONS)} are")
+    shared = "none"
+    if torch.equal(tables["decoder"], _output(weights, path)):
+        shared = "all" if joint and torch.equal(tables["encoder"], tables["decoder"]) else "decoder"
+    try:
+        config = TransformerConfig(
+            vocab_size=sizes[1],
+            source_vocab_size=None if shared == "all" else sizes[0],
+            d_model=_setting(given, "encoder_embed_dim", 512),
+            heads=_setting(given, "encoder_attention_heads", 8),
+            d_ff=_setting(given, "encoder_ffn_embed_dim", 2048),
+            encoder_layers=_layers(weights, "encoder"),
+            decoder_layers=_layers(weights, "decoder"),
+            norm_first=norm_first,
+            final_norm=norm_first,
+            dropout=_setting(given, "dropout", 0.1),
+            attention_dropout=_setting(given, "attention_dropout", 0.0),
+            relu_dropout=_setting(given, "activation_dropout", 0.0),
+            positional_encoding="tensor2tensor",
+            first_position=_PAD + 1,
+            share_embeddings=shared,  # type: ignore[arg-type]
+            output_bias=True,
+        )
+        return dataclasses.replace(config, activation=_ACTIVATIONS[activation])  # type: ignore[arg-type]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _setting(given: Mapping[str, Any], name: str, default: Any) -> Any:
+    """What a checkpoint says, else fairseq's own default (base_architecture)."""
+    value = given.get(name)
+    return default if value is None else value
+
+
+def _layers(weights: Mapping[str, Tensor], side: str) -> int:
+    return len({name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")})
+
+
+def _output(weights: Mapping[str, Tensor], path: Path) -> Tensor:
+    """The output's table: of its own, or that of the target embedding."""
+    for name in ("decoder.output_projection.weight", "decoder.embed_out"):
+        if name in weights:
+            return weights[name]
+    return _get(weights, "decoder.embed_tokens.weight", path)
+
+
+def _get(weights: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
+    if name not in weights:
+        raise UserError(f"{path}: has no {name}: it is of another architecture than fairseq's transformer")
+    return weights[name]
