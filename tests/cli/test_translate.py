@@ -438,6 +438,30 @@ def test_a_strange_line_is_one_line(translate, model_dir, line):
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [["--alignment", "links"], ["--markup"], ["--terminology", "terms"], ["--split-sentences", "en"],
+     ["--coverage-penalty", "0.5"], ["--diverse-beam-groups", "2"], ["--prefix", "begin"]],
+    ids=lambda flags: flags[0],
+)  # fmt: skip
+def test_strange_lines_are_one_line_whatever_is_asked_for(translate, model_dir, tmp_path, monkeypatch, flags):
+    if flags[0] == "--split-sentences":
+        pytest.importorskip("sentencex")
+    monkeypatch.chdir(tmp_path)
+    lines = [*(line for line in STRANGE if line != "<s>"), "", "&#10;&#xD800;", "dog " * 600, " ", "a dog"]
+    (tmp_path / "terms").write_text("dog\tH\u2028und\x00\n\u2581\t\x01\n", encoding="utf-8")
+    (tmp_path / "begin").write_text("".join(f"{line}\n" for line in reversed(lines)), encoding="utf-8")
+    status, out, errors = translate(model_dir, *flags, text="".join(f"{line}\n" for line in lines))
+    assert status == 0, errors
+    assert out.count("\n") == len(out.splitlines()) == len(lines)
+    assert [bool(line) for line in out.splitlines()][-2:] == [False, True]
+    assert all("more than 512 tokens" in error for error in errors)
+    if flags[0] == "--alignment":
+        assert (tmp_path / "links").read_text().count("\n") == len(lines)
+    (tmp_path / "begin").write_text("")
+    assert translate(model_dir, *flags, text="") == (0, "", [])
+
+
+@pytest.mark.parametrize(
     ("choice", "message"),
     [("fast", "FASTTFM_BACKEND is 'fast': choose auto, triton or torch"), ("triton", "TRITON_INTERPRET=1")],
 )

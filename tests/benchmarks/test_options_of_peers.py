@@ -1,4 +1,7 @@
-"""Attention and coverage against Hugging Face's and CTranslate2's, with the same weights."""
+"""Attention, coverage and prefixes against Hugging Face's and CTranslate2's, with the same weights.
+
+Neither has diverse beams or required phrases to compare with: Hugging Face 5 took both out of generate().
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks.peers import ctranslate2, huggingface
-from fasttfm.data.tokenizer import BOS, EOS
-from fasttfm.decoding import DecodingConfig, search_ids
+from fasttfm.data.tokenizer import BOS, EOS, PAD
+from fasttfm.decoding import DecodingConfig, score_ids, search_ids
 from fasttfm.decoding.attention import cross_attention
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -78,3 +81,33 @@ def test_scores_with_the_coverage_penalty_are_ctranslate2s(model, tmp_path, beam
                 assert each.score == pytest.approx(scores[tuple(each.tokens)], abs=2e-4)
         assert [each.score for each in ours] == sorted((each.score for each in ours), reverse=True)
     assert both >= 15
+
+
+@pytest.mark.parametrize("beam", [1, 4, 8])
+def test_prefixes_are_gone_on_with_as_ctranslate2_does(model, tmp_path, beam):
+    """Greedy search finds the same. With a beam ours may find a better one, and never a worse one."""
+    peer = pytest.importorskip("ctranslate2")
+    ctranslate2.convert(CONFIG, model.state_dict(), tmp_path)
+    translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
+    words = ["<blank>", "<unk>", "<s>", "</s>", *map(str, range(4, 60))]
+    draw = random.Random(2)
+    prefixes = [draw.choices(range(4, 60), k=1 + place % 3) for place in range(len(SOURCES))]
+    theirs = translator.translate_batch(
+        [[words[token] for token in source] for source in SOURCES],
+        [[words[token] for token in prefix] for prefix in prefixes], beam_size=beam, length_penalty=0.0,
+        max_decoding_length=25, min_decoding_length=0, disable_unk=True, patience=2 if beam > 1 else 1,
+        suppress_sequences=[[words[PAD]], [words[BOS]]],
+    )  # fmt: skip
+    settings = DecodingConfig(beam=beam, length_penalty="none", max_len_a=0.0, max_len_b=25)
+    found = [each[0] for each in search_ids(model, SOURCES, settings, prefixes=prefixes)]
+    outputs = [[words.index(word) for word in result.hypotheses[0]] for result in theirs]
+    exact = score_ids(model, SOURCES, outputs)
+    equal = compared = 0
+    for prefix, ours, output, log_probability in zip(prefixes, found, outputs, exact):
+        assert ours.tokens[: len(prefix)] == output[: len(prefix)] == prefix
+        equal += ours.tokens == output
+        if beam > 1 and len(output) < 25:  # it ended by itself
+            compared += 1
+            assert ours.log_probability >= log_probability - 1e-4
+    assert equal >= (0.97 * len(SOURCES) if beam == 1 else 5)
+    assert beam == 1 or compared >= 10
