@@ -43,7 +43,7 @@ def candidates(weight: Tensor) -> dict[str, Callable[[Tensor], Any]]:
     "operator alone" has its rows quantized already and leaves its sums as they are.
     """
     quantized, scales = int8.quantize(weight)
-    made: dict[str, Product] = {"int8": int8.int8_product(weight, None, False)}
+    made: dict[str, Product] = {"int8": int8.Int8Product(weight, None, False)}
     operators = {"onednn.qlinear_pointwise": int8._onednn} if int8.onednn_multiplies() else {}
     for name, make in {**operators, "torch._int_mm": int8._torch}.items():
         made[f"int8, {name} alone"] = make(quantized, scales)

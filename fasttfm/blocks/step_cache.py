@@ -7,6 +7,8 @@ of a row was stored (its ancestors), and which sentence it translates. Attention
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -61,11 +63,26 @@ class AncestorAttention:
 
     def attend(self, joint: Tensor) -> Tensor:
         """The joined heads (R, d) of the newest position; joint (R, 3 * d) queries, keys and values."""
+        rows = self._ready()
+        return step_passes.attend_to_ancestors(joint, self._keys, self._values, rows.ancestors, rows.slots, rows.length)
+
+    def attend_into(self, loops: Any, joint: tuple, heads: Any) -> None:
+        """As attend(), by functional/step_loops.py: joint a product with the scales of its rows and its bias, heads
+        what takes the rows."""
+        rows = self._ready()
+        keys, values = step_passes.array(self._keys), step_passes.array(self._values)
+        ancestors, slots = rows.ancestors.numpy(), rows.slots.numpy()
+        loops.attend_to_ancestors(
+            *joint, keys, values, ancestors, slots, rows.length, heads.array, heads.quantized, heads.scales
+        )
+
+    def _ready(self) -> Rows:
+        """The rows, for whose newest position there is memory."""
         rows = self.rows
         slot_count, capacity = int(rows.slots.shape[0]), rows.ancestors.shape[1]
         if self._keys.shape[0] < slot_count or self._keys.shape[2] < capacity:
             self._grow(max(slot_count, self._keys.shape[0]), capacity)
-        return step_passes.attend_to_ancestors(joint, self._keys, self._values, rows.ancestors, rows.slots, rows.length)
+        return rows
 
     def _grow(self, slot_count: int, capacity: int) -> None:
         before, seen = self._keys, self.rows.length
@@ -89,6 +106,12 @@ class MemoryAttention:
         """The joined heads (R, d) of query (R, d)."""
         return step_passes.attend_to_memory(query, self._keys, self._values, self.rows.sentences, self.rows.lengths)
 
+    def attend_into(self, loops: Any, query: tuple, heads: Any) -> None:
+        """As attend(), by functional/step_loops.py."""
+        keys, values = step_passes.array(self._keys), step_passes.array(self._values)
+        sentences, lengths = self.rows.sentences.numpy(), self.rows.lengths.numpy()
+        loops.attend_to_memory(*query, keys, values, sentences, lengths, heads.array, heads.quantized, heads.scales)
+
 
 class StepCache:
     """What a decoder remembers in a search: as DecoderCache, one position of each row at a time."""
@@ -97,14 +120,20 @@ class StepCache:
     """Hypotheses may change rows at no cost."""
 
     def __init__(
-        self, keys_values: list[tuple[Tensor, Tensor]], lengths: Tensor | None, rows_per_sentence: int, capacity: int
+        self,
+        keys_values: list[tuple[Tensor, Tensor]],
+        lengths: Tensor | None,
+        rows_per_sentence: int,
+        capacity: int,
+        straight: Any = None,
     ) -> None:
         """keys_values: of the memory, (B, H, S, D) for each layer; lengths (B,): of the sources, None: all of them S;
-        capacity: most positions."""
+        capacity: most positions; straight: models.decoder_step.DecoderStep, where it computes the steps."""
         keys = keys_values[0][0]
         if lengths is None:
             lengths = torch.full((keys.shape[0],), keys.shape[2])
         self.capacity = capacity
+        self.straight = straight
         self.source_lengths = None
         self._rows = Rows(keys.shape[0], rows_per_sentence, lengths.long().contiguous())
         self._layers = [

@@ -30,7 +30,7 @@ class Ensemble(nn.Module):
             raise ValueError(f"mean {mean!r} is unknown: choose probability or logarithm")
         self.models = nn.ModuleList(models)
         self.config = models[0].config
-        self.int8_products = any(each.int8_products for each in models)
+        self.int8_products = any(getattr(each, "int8_products", False) for each in models)
         self.mean = mean
 
     def forward(self, *inputs: Any) -> Tensor:

@@ -42,17 +42,19 @@ def dequantize(quantized: Tensor, scales: Tensor) -> Tensor:
     return quantized.float() * scales[:, None]
 
 
-def int8_product(weight: Tensor, bias: Tensor | None, relu: bool) -> Callable[[Tensor], Tensor]:
+class Int8Product:
     """x (M, K) -> x weight^T + bias, then max(0, .) with relu: (M, N) of x's dtype; weight (N, K), bias (N,)."""
-    quantized, scales = quantize(weight.detach())
-    multiply = (_onednn if onednn_multiplies() else _torch)(quantized, scales)
-    wide_bias = torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
 
-    def product(x: Tensor) -> Tensor:
-        rows, row_scales = quantize(x)
-        return _scale(multiply(rows), row_scales, wide_bias, relu, x.dtype)
+    def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
+        quantized, scales = quantize(weight.detach())
+        self.multiply = (_onednn if onednn_multiplies() else _torch)(quantized, scales)
+        """int8 (M, K) -> sums (M, N) float32, scaled by output."""
+        self.bias = torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
+        self.relu = relu
 
-    return product
+    def __call__(self, x: Tensor) -> Tensor:
+        rows, scales = quantize(x)
+        return _scale(self.multiply(rows), scales, self.bias, self.relu, x.dtype)
 
 
 def _scale(y: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:

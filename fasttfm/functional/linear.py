@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnF
 
-from fasttfm.functional.int8 import int8_product
+from fasttfm.functional.int8 import Int8Product
 from fasttfm.functional.row_classes import CANDIDATES, Product, multiply, row_classes
 
 _LEAST = 1 << 15
@@ -106,14 +106,46 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     if rows.dtype != dtype:
         rows = rows.to(dtype)
     kept = _kept_product(_thread.kept, weight, bias, dtype, relu, _thread.int8)
-    if _thread.batch_invariant or kept.classes is not None:
-        if kept.classes is None:
-            outputs, inputs = weight.shape
-            kept.classes = row_classes(kept.of_kind, outputs, inputs, dtype, (bias is None, relu, kept.packed))
-        y = multiply(kept.product, rows, kept.classes)
-    else:
-        y = kept.product(rows)
+    classes = _classes(kept, bias is None, dtype, relu)
+    y = kept.product(rows) if classes is None else multiply(kept.product, rows, classes)
     return y.view(*x.shape[:-1], weight.shape[0])
+
+
+class FrozenLinear:
+    """linear() of one weight inside frozen_weights(), looked up once; in int8 the integers' product alone."""
+
+    def __init__(self, kept: _Kept, bias: Tensor | None, dtype: torch.dtype, relu: bool, int8: bool) -> None:
+        self.int8 = int8
+        self.outputs = kept.weight.shape[0]
+        self.bias = None
+        """(N,) float32 array, in int8: what is to be added to the scaled sums."""
+        self._classes = _classes(kept, bias is None, dtype, relu)
+        self._product: Product = kept.product
+        if isinstance(kept.product, Int8Product):
+            self._product, self.bias = kept.product.multiply, kept.product.bias.numpy()
+
+    def size(self, rows: int) -> int:
+        """The number of rows that so many are filled up to."""
+        classes = self._classes or ()
+        return next((size for size in classes if size >= rows), rows)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """(M, N) of rows (M, K); in int8 the sums scaled by output alone, float32, of rows of integers."""
+        return self._product(rows) if self._classes is None else multiply(self._product, rows, self._classes)
+
+
+def frozen_linear(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> FrozenLinear:
+    """linear() with this weight, for as long as frozen_weights() lasts; call it where frozen()."""
+    kept = _kept_product(_thread.kept, weight, bias, weight.dtype, relu, _thread.int8)
+    return FrozenLinear(kept, bias, weight.dtype, relu, _thread.int8)
+
+
+def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool) -> tuple[int, ...] | None:
+    """Row counts that the product is made of, None for any."""
+    if kept.classes is None and _thread.batch_invariant:
+        outputs, inputs = kept.weight.shape
+        kept.classes = row_classes(kept.of_kind, outputs, inputs, dtype, (no_bias, relu, kept.packed))
+    return kept.classes if _thread.batch_invariant or _thread.int8 else None
 
 
 @dataclass(slots=True)
@@ -141,8 +173,8 @@ def _kept_product(
         if key in kept:  # another thread was quicker
             return kept[key]
         if int8:
-            product = int8_product(weight, bias, relu)
-            kept[key] = _Kept(weight, True, product, lambda weight, _: int8_product(weight, None, relu), CANDIDATES)
+            product = Int8Product(weight, bias, relu)
+            kept[key] = _Kept(weight, True, product, lambda weight, bias: Int8Product(weight, bias, relu), CANDIDATES)
             return kept[key]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
         make = _packed_product if packed else _plain_product

@@ -145,8 +145,46 @@ def _add_two(sums, flat, first, weight, second, other, size):
         sums[d] += weight * _read(flat[first + d]) + other * _read(flat[second + d])
 
 
+def _entry(flat, index, scales, bias, r, n):
+    """Column n of row r of a product, which lies at index: as float32, or in int8 the sum scaled and with its bias."""
+
+
+@overload(_entry, inline="always")
+def _entry_of_kind(flat, index, scales, bias, r, n):
+    if scales is types.none:
+        return lambda flat, index, scales, bias, r, n: _read(flat[index])
+    return lambda flat, index, scales, bias, r, n: flat[index] * scales[r] + bias[n]
+
+
+def _quantize(x, r, quantized, scales):
+    """Row r of x in int8, where that is asked for."""
+
+
+@overload(_quantize)
+def _quantize_if_asked(x, r, quantized, scales):
+    if quantized is types.none:
+        return lambda x, r, quantized, scales: None
+    return lambda x, r, quantized, scales: _quantize_row(x[r], quantized[r], scales, r)
+
+
+@njit
+def _quantize_row(row, quantized, scales, r):
+    largest = np.uint32(0)  # of the bits without sign, which rise with the number and are largest for NaN
+    for n in range(row.shape[0]):
+        largest = max(largest, _bits(row[n]) & np.uint32(0x7FFFFFFF))
+    most = _from_bits(np.int32(largest))
+    inverse = np.float32(127.0) / most if largest else np.float32(0.0)
+    scales[r] = most / np.float32(127.0)
+    for n in range(row.shape[0]):
+        quantized[n] = np.int8(np.int32(np.rint(row[n] * inverse)))
+
+
+# In what follows scales and bias are those of a product in int8, whose sums x, joint or query then are, and quantized
+# and out_scales take the result in int8; None for the others.
+
+
 @njit(fastmath=_FAST, nogil=True, cache=True)
-def attend_to_ancestors(joint, keys, values, ancestors, slots, position, out):
+def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, position, out, quantized, out_scales):
     # Everything is indexed flat and without sign: views are counted references, signed indices may mean "from the end".
     heads, capacity, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
@@ -158,37 +196,41 @@ def attend_to_ancestors(joint, keys, values, ancestors, slots, position, out):
     scores = np.empty(count, np.float32)
     q = np.empty(size, np.float32)
     sums = np.empty(size, np.float32)
-    offsets = np.empty(count, np.uintp)
-    for r in range(np.uintp(joint.shape[0])):
+    places = np.empty(count, np.uintp)
+    for r in range(np.uintp(slots.shape[0])):
         for t in range(position):
-            offsets[t] = np.uintp(flat_ancestors[r * capacity + t]) * heads * capacity + t
-        offsets[position] = np.uintp(slots[r]) * heads * capacity + position
+            places[t] = np.uintp(flat_ancestors[r * capacity + t]) * heads * capacity + t
+        places[position] = np.uintp(slots[r]) * heads * capacity + position
         for h in range(heads):
-            new, head = r * np.uintp(3) * width + h * size, h * capacity
-            offset = (offsets[position] + head) * size
+            column, head = h * size, h * capacity
+            new, own = r * np.uintp(3) * width + column, (places[position] + head) * size
+            key, value = column + width, column + two * width
             for d in range(size):
-                q[d] = _read(flat_joint[new + d]) * scale
+                q[d] = _entry(flat_joint, new + d, scales, bias, r, column + d) * scale
             for d in range(size):
-                flat_keys[offset + d] = flat_joint[new + width + d]
+                entry = _entry(flat_joint, new + width + d, scales, bias, r, key + d)
+                flat_keys[own + d] = _round(entry, flat_keys[own + d])
             for d in range(size):
-                flat_values[offset + d] = flat_joint[new + two * width + d]
+                entry = _entry(flat_joint, new + two * width + d, scales, bias, r, value + d)
+                flat_values[own + d] = _round(entry, flat_values[own + d])
             for t in range(count):
-                scores[t] = _dot(q, flat_keys, (offsets[t] + head) * size, size)
+                scores[t] = _dot(q, flat_keys, (places[t] + head) * size, size)
             scale_sum = _softmax(scores, count)
             for d in range(size):
                 sums[d] = np.float32(0.0)
             for t in range(np.uintp(0), pairs, two):
-                first, second = (offsets[t] + head) * size, (offsets[t + one] + head) * size
+                first, second = (places[t] + head) * size, (places[t + one] + head) * size
                 _add_two(sums, flat_values, first, scores[t], second, scores[t + one], size)
             for t in range(pairs, count):
-                _add(sums, flat_values, (offsets[t] + head) * size, scores[t], size)
-            start = r * width + h * size
+                _add(sums, flat_values, (places[t] + head) * size, scores[t], size)
+            place = r * width + column
             for d in range(size):
-                flat_out[start + d] = _round(sums[d] * scale_sum, flat_out[start + d])
+                flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+        _quantize(out, r, quantized, out_scales)
 
 
 @njit(fastmath=_FAST, nogil=True, cache=True)
-def attend_to_memory(query, keys, values, sentences, lengths, out):
+def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
     heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
     flat_query, flat_keys, flat_values, flat_out = (
@@ -201,14 +243,14 @@ def attend_to_memory(query, keys, values, sentences, lengths, out):
     scores = np.empty(longest, np.float32)
     q = np.empty(size, np.float32)
     sums = np.empty(size, np.float32)
-    for r in range(np.uintp(query.shape[0])):
+    for r in range(np.uintp(sentences.shape[0])):
         sentence = np.uintp(sentences[r])
         count = np.uintp(lengths[sentence])
         pairs = count // two * two
         for h in range(heads):
-            start, memory = (r * heads + h) * size, (sentence * heads + h) * longest
+            place, memory = (r * heads + h) * size, (sentence * heads + h) * longest
             for d in range(size):
-                q[d] = _read(flat_query[start + d]) * scale
+                q[d] = _entry(flat_query, place + d, scales, bias, r, h * size + d) * scale
                 sums[d] = np.float32(0.0)
             for t in range(count):
                 scores[t] = _dot(q, flat_keys, (memory + t) * size, size)
@@ -219,17 +261,20 @@ def attend_to_memory(query, keys, values, sentences, lengths, out):
             for t in range(pairs, count):
                 _add(sums, flat_values, (memory + t) * size, scores[t], size)
             for d in range(size):
-                flat_out[start + d] = _round(sums[d] * scale_sum, flat_out[start + d])
+                flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+        _quantize(out, r, quantized, out_scales)
 
 
 @njit(fastmath=_FAST, nogil=True, cache=True)
-def add_layer_norm(x, residual, weight, bias, eps, y, s):
-    rows, width = x.shape
+def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, quantized, out_scales):
+    width = x.shape[1]
+    flat = x.reshape(-1)
     row = np.empty(width, np.float32)
     for r in range(rows):
         total = np.float32(0.0)
         for n in range(width):
-            rounded = _round(_read(x[r, n]) + _read(residual[r, n]), s[r, n])
+            added = _entry(flat, r * width + n, scales, x_bias, r, n)
+            rounded = _round(added + _read(residual[r, n]), s[r, n])
             s[r, n] = rounded
             row[n] = _read(rounded)
             total += row[n]
@@ -241,22 +286,16 @@ def add_layer_norm(x, residual, weight, bias, eps, y, s):
         rstd = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
         for n in range(width):
             y[r, n] = _round(row[n] * rstd * _read(weight[n]) + _read(bias[n]), y[r, n])
+        _quantize(y, r, quantized, out_scales)
 
 
 @njit(nogil=True, cache=True)
 def quantize_rows(x, quantized, scales):
-    rows, width = x.shape
-    row = np.empty(width, np.float32)
-    for r in range(rows):
-        largest = np.uint32(0)  # of the bits without sign, which rise with the number and are largest for NaN
-        for n in range(width):
+    row = np.empty(x.shape[1], np.float32)
+    for r in range(x.shape[0]):
+        for n in range(x.shape[1]):
             row[n] = _read(x[r, n])
-            largest = max(largest, _bits(row[n]) & np.uint32(0x7FFFFFFF))
-        most = _from_bits(np.int32(largest))
-        inverse = np.float32(127.0) / most if largest else np.float32(0.0)
-        scales[r] = most / np.float32(127.0)
-        for n in range(width):
-            quantized[r, n] = np.int8(np.int32(np.rint(row[n] * inverse)))
+        _quantize_row(row, quantized[r], scales, r)
 
 
 @njit(nogil=True, cache=True)
@@ -272,3 +311,26 @@ def scale_rows(x, scales, bias, relu, y):
         else:
             for n in range(width):
                 y[r, n] = _round(x[r, n] * scale + bias[n], y[r, n])
+
+
+@njit(nogil=True, cache=True)
+def quantize_relu(x, scales, bias, rows, quantized, out_scales):
+    """The rectified rows in int8."""
+    width = x.shape[1]
+    row = np.empty(width, np.float32)
+    for r in range(rows):
+        scale = scales[r]
+        for n in range(width):
+            value = x[r, n] * scale + bias[n]
+            row[n] = np.float32(0.0) if value < np.float32(0.0) else value
+        _quantize_row(row, quantized[r], out_scales, r)
+
+
+@njit(fastmath={"contract"}, nogil=True, cache=True)  # one rounding for both, as torch.add with alpha
+def embed(tokens, table, positions, scale, pad, out):
+    width = table.shape[1]
+    for r in range(tokens.shape[0]):
+        token = tokens[r]
+        for n in range(width):
+            value = np.float32(0.0) if token == pad else _read(table[token, n]) * np.float32(scale) + positions[n]
+            out[r, n] = _round(value, out[r, n])

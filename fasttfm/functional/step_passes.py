@@ -27,7 +27,7 @@ def usable() -> bool:
     if importlib.util.find_spec("numba") is None:
         return False
     try:
-        _compiled()
+        loops()
     except Exception:  # a numba that does not fit this Python, numpy or processor
         return False
     return True
@@ -48,9 +48,10 @@ def attend_to_ancestors(
     ancestors (R, capacity) int32.
     """
     out = joint.new_empty(joint.shape[0], joint.shape[1] // 3)
-    _compiled().attend_to_ancestors(
-        _array(joint), _array(keys), _array(values), ancestors.numpy(), slots.numpy(), position, _array(out)
-    )
+    loops().attend_to_ancestors(
+        array(joint), None, None, array(keys), array(values), ancestors.numpy(), slots.numpy(), position, array(out),
+        None, None,
+    )  # fmt: skip
     return out
 
 
@@ -58,8 +59,8 @@ def attend_to_memory(query: Tensor, keys: Tensor, values: Tensor, sentences: Ten
     """Attention over the encoder's output, (R, H * D): query (R, H * D) of row r sees the first lengths[b] keys of
     keys and values (B, H, S, D) at b = sentences[r]; sentences (R,) int32, lengths (B,) int64."""
     out = torch.empty_like(query)
-    _compiled().attend_to_memory(
-        _array(query), _array(keys), _array(values), sentences.numpy(), lengths.numpy(), _array(out)
+    loops().attend_to_memory(
+        array(query), None, None, array(keys), array(values), sentences.numpy(), lengths.numpy(), array(out), None, None
     )
     return out
 
@@ -67,31 +68,34 @@ def attend_to_memory(query: Tensor, keys: Tensor, values: Tensor, sentences: Ten
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """s = residual + x and y = LayerNorm(s); all (M, N) of one dtype, weight and bias (N,). Returns y and s."""
     y, s = torch.empty_like(x), torch.empty_like(x)
-    _compiled().add_layer_norm(_array(x), _array(residual), _array(weight), _array(bias), eps, _array(y), _array(s))
+    loops().add_layer_norm(
+        array(x), None, None, array(residual), array(weight), array(bias), eps, len(x), array(y), array(s), None, None
+    )
     return y, s
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """int8 (M, K) and scales (M,) float32 of x (M, K), as functional/int8.py says."""
     quantized, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
-    _compiled().quantize_rows(_array(x), quantized.numpy(), scales.numpy())
+    loops().quantize_rows(array(x), quantized.numpy(), scales.numpy())
     return quantized, scales
 
 
 def scale_rows(x: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
     """x * scales + bias, then max(0, .) with relu: x (M, N), scales (M,) and bias (N,) float32; (M, N) of dtype."""
     y = x if dtype == torch.float32 else torch.empty(x.shape, dtype=dtype)
-    _compiled().scale_rows(_array(x), scales.numpy(), _array(bias), relu, _array(y))
+    loops().scale_rows(array(x), scales.numpy(), array(bias), relu, array(y))
     return y
 
 
-def _array(x: Tensor) -> Any:
+def array(x: Tensor) -> Any:
+    """x as the loops take it."""
     view = _VIEWS[x.dtype]
     return x.detach().numpy() if view is None else x.detach().view(view).numpy()
 
 
 @functools.cache
-def _compiled() -> Any:
+def loops() -> Any:
     """The module of the compiled functions, which imports numba."""
     from fasttfm.functional import step_loops
 

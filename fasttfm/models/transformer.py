@@ -22,6 +22,7 @@ from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.step_passes import takes
+from fasttfm.models.decoder_step import DecoderStep, runs_straight
 from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
 from fasttfm.presets import preset_section
@@ -293,7 +294,10 @@ class Transformer(nn.Module):
         """
         keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.decoder.layers]
         if chosen() != "triton" and takes(memory) and memory.shape[0]:
-            return StepCache(keys_values, source_lengths, rows_per_sentence, max_length)
+            straight = DecoderStep(self) if runs_straight(self, memory) else None
+            if straight is not None and straight.int8:  # whose rounding is coarser than that of shorter numbers
+                keys_values = [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
+            return StepCache(keys_values, source_lengths, rows_per_sentence, max_length, straight)
         cache = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
         for number, pair in enumerate(keys_values):
             keys, values = (x.contiguous() for x in pair)
@@ -308,6 +312,8 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
             )
+        if isinstance(cache, StepCache) and cache.straight is not None:
+            return cache.straight(tokens, cache)
         x = self._embed(self.target_embedding, tokens[:, None], _TARGET_SITE, None, first_position=cache.length)
         y = self.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
         if isinstance(cache, StepCache):

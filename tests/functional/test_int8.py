@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fasttfm.functional import int8, step_passes
-from fasttfm.functional.int8 import dequantize, int8_product, quantize
+from fasttfm.functional.int8 import Int8Product, dequantize, quantize
 from fasttfm.functional.linear import frozen_weights, linear
 
 ROUTES = ("numba", "torch")
@@ -48,7 +48,7 @@ def test_routes_give_the_same_bits(monkeypatch):
         monkeypatch.setattr(step_passes, "usable", lambda compiled=compiled: compiled)
         monkeypatch.setattr(int8, "onednn_multiplies", lambda onednn=onednn: onednn)
         for dtype in (torch.float32, torch.bfloat16):
-            product = int8_product(weight.to(dtype), bias, relu=True)
+            product = Int8Product(weight.to(dtype), bias, relu=True)
             results.append(product(rows_of(20, 70, dtype)))
     for dtype, first in zip((torch.float32, torch.bfloat16), results):
         assert first.dtype == dtype
@@ -64,7 +64,7 @@ def test_sums_are_exact_and_rows_keep_to_themselves(route):
     weights, weight_scales = quantize(weight)
     exact = quantized.double() @ weights.double().T
     expected = exact.float() * weight_scales * scales[:, None]
-    product = int8_product(weight, None, relu=False)
+    product = Int8Product(weight, None, relu=False)
     assert torch.equal(product(x), expected)
     for count in (1, 3, 129):
         assert torch.equal(product(x[-count:]), expected[-count:])
@@ -74,7 +74,7 @@ def test_what_is_no_number_stays_none(route):
     x = rows_of(3, 32)
     x[1, 4] = torch.nan
     x[2, 5] = torch.inf
-    y = int8_product(rows_of(8, 32), None, relu=False)(x)
+    y = Int8Product(rows_of(8, 32), None, relu=False)(x)
     assert y[0].isfinite().all()
     assert not y[1:].isfinite().any()
 
@@ -87,6 +87,6 @@ def test_linear_multiplies_integers_where_it_is_told_to():
             found = linear(x, layer.weight, layer.bias, relu=True)
         with frozen_weights(layer):
             plain = linear(x, layer.weight, layer.bias, relu=True)
-    assert torch.equal(found, int8_product(layer.weight, layer.bias, relu=True)(x))
+    assert torch.equal(found, Int8Product(layer.weight, layer.bias, relu=True)(x))
     assert not torch.equal(found, plain)
     assert torch.allclose(found, plain, atol=0.03 * float(plain.max()))

@@ -1,0 +1,169 @@
+"""A decoder's step in a search on a CPU as one straight run of products and passes.
+
+A step of a small batch is short: going through modules, views and registered operators takes longer than the
+products. Here the products of a decoder are looked up once a search, results lie in buffers that are used again, and
+what lies between two products is one pass (functional/step_loops.py). In int8 a pass also scales the sums of the
+product before it and quantizes what the next one reads. In floating point the numbers are those of the modules, with
+post-norm to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fasttfm.blocks.attention import Attention
+from fasttfm.blocks.inspect import ATTENTION, EMBEDDING, LAYER, LINEAR, NORM, ordinary, untouched
+from fasttfm.blocks.step_cache import StepCache
+from fasttfm.functional import step_passes
+from fasttfm.functional.linear import FrozenLinear, frozen, frozen_linear
+from fasttfm.functional.step_passes import array
+
+
+def runs_straight(model: Any, memory: Tensor) -> bool:
+    """Whether DecoderStep computes what the modules of a Transformer would, none of which is hooked or wrapped."""
+    layers, norm = list(model.decoder.layers), model.decoder.norm
+    if not (frozen(memory) and layers and layers[0].norm_first == (norm is not None)):
+        return False
+    if model.int8_products and memory.dtype != torch.float32:
+        return False
+    norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)] + [norm] * (norm is not None)
+    linears = [each for layer in layers for each in (layer.linear1, layer.linear2)]
+    attentions = [each for layer in layers for each in (layer.self_attn, layer.multihead_attn)]
+    linears += [each.out_proj for each in attentions] + [model.output]
+    return (
+        untouched(model.target_embedding, EMBEDDING)
+        and not model.target_embedding.max_norm
+        and all(untouched(each, LAYER) and each.activation is nn.functional.relu for each in layers)
+        and all(untouched(each, NORM) and each.weight is not None and each.bias is not None for each in norms)
+        and all(untouched(each, LINEAR) for each in linears)
+        and all(untouched(each, ATTENTION) for each in attentions)
+        and all(ordinary(each) and each.dtype == memory.dtype for each in model.decoder.parameters())
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+@dataclass(slots=True)
+class _Norm:
+    """weight and bias (d,) of a LayerNorm, as arrays."""
+
+    weight: Any
+    bias: Any
+    eps: float
+
+    @classmethod
+    def of(cls, norm: nn.LayerNorm) -> _Norm:
+        return cls(array(norm.weight), array(norm.bias), norm.eps)
+
+
+class _Layer:
+    """The products of a decoder layer, and its norms in the order in which they are needed."""
+
+    def __init__(self, layer: Any, norms: list[Any]) -> None:
+        own, cross = layer.self_attn, layer.multihead_attn
+        width = own.out_proj.weight.shape[0]
+        self.joint = frozen_linear(own.in_proj_weight, own.in_proj_bias)
+        self.own_output = frozen_linear(own.out_proj.weight, own.out_proj.bias)
+        self.query = frozen_linear(cross.in_proj_weight[:width], _part(cross, width))
+        self.cross_output = frozen_linear(cross.out_proj.weight, cross.out_proj.bias)
+        self.hidden = frozen_linear(layer.linear1.weight, layer.linear1.bias, relu=True)
+        self.output = frozen_linear(layer.linear2.weight, layer.linear2.bias)
+        self.norms = [_Norm.of(each) for each in norms]
+
+
+def _part(cross: Attention, width: int) -> Tensor | None:
+    return None if cross.in_proj_bias is None else cross.in_proj_bias[:width]
+
+
+class _Rows:
+    """Rows between two passes: R of them, and zeros up to a number that products are made of."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
+        self.values = torch.zeros(rows, width, dtype=dtype)
+        self.array = array(self.values)
+        self.integers = torch.zeros(rows, width, dtype=torch.int8) if int8 else None
+        self.quantized = None if self.integers is None else self.integers.numpy()
+        self.scales = np.zeros(rows, np.float32) if int8 else None
+
+    def times(self, product: FrozenLinear) -> tuple[Any, Any, Any]:
+        """The product as an array, the scales of its rows and its bias, which are still to be used in int8."""
+        if self.integers is None:
+            return array(product.multiply(self.values)), None, None
+        return product.multiply(self.integers).numpy(), self.scales, product.bias
+
+
+class DecoderStep:
+    """What Transformer.step() computes with a StepCache; made inside frozen_weights() and used there."""
+
+    def __init__(self, model: Any) -> None:
+        layers = list(model.decoder.layers)
+        self.pre_norm = layers[0].norm_first
+        following = [*(layer.norm1 for layer in layers[1:]), model.decoder.norm]
+        self.layers = [
+            _Layer(each, [each.norm2, each.norm3, after] if self.pre_norm else [each.norm1, each.norm2, each.norm3])
+            for each, after in zip(layers, following)
+        ]
+        self.first = _Norm.of(layers[0].norm1) if self.pre_norm else None
+        self.output = frozen_linear(model.output.weight, model.output.bias)
+        self.table, self.positions = model.target_embedding.weight, model.positions
+        self.pad = model.config.pad_id
+        self.int8 = self.output.int8
+        self._buffers: dict[int, tuple[_Rows, _Rows, _Rows, Any]] = {}
+        self._zeros = np.zeros(self.table.shape[0] if model.output.bias is None else 0, np.float32)
+
+    def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
+        """Logits (R, V) float32 of the token after tokens (R,); the cache grows by one position."""
+        loops = step_passes.loops()
+        count = tokens.shape[0]
+        x, heads, hidden, stream = self._rows(self.output.size(count))
+        positions = self.positions.rows(cache.length + 1, tokens.device)
+        start = x.array if self.first is None else stream
+        scale = self.table.shape[1] ** 0.5
+        loops.embed(tokens.numpy(), array(self.table), positions[cache.length].float().numpy(), scale, self.pad, start)
+        if self.first is not None:
+            nothing = np.zeros_like(stream)
+            self._add_norm(loops, (nothing, None, None), self.first, count, x, stream)
+        elif self.int8:
+            loops.quantize_rows(x.array[:count], x.quantized, x.scales)
+        for number, layer in enumerate(self.layers):
+            own, memory = cache.layer(number)
+            own.attend_into(loops, x.times(layer.joint), heads)
+            self._add_norm(loops, heads.times(layer.own_output), layer.norms[0], count, x, stream)
+            memory.attend_into(loops, x.times(layer.query), heads)
+            self._add_norm(loops, heads.times(layer.cross_output), layer.norms[1], count, x, stream)
+            self._add_norm(loops, self._hidden(loops, x, layer, count, hidden), layer.norms[2], count, x, stream)
+        cache.advance()
+        return self._logits(loops, x, count)
+
+    def _rows(self, size: int) -> tuple[_Rows, _Rows, _Rows, Any]:
+        """Of a row count: the rows that products read, those of attention and of the hidden layer, and the stream."""
+        if size not in self._buffers:
+            width, dtype = self.table.shape[1], self.table.dtype
+            hidden = self.layers[0].hidden.outputs if self.int8 else 1
+            made = [_Rows(size, each, dtype, self.int8) for each in (width, width, hidden)]
+            self._buffers[size] = (made[0], made[1], made[2], array(torch.zeros(size, width, dtype=dtype)))
+        return self._buffers[size]
+
+    def _add_norm(self, loops: Any, product: tuple, norm: _Norm, count: int, x: _Rows, stream: Any) -> None:
+        """The stream with a product added, and x its norm; with post-norm x is the stream."""
+        residual = stream if self.pre_norm else x.array
+        loops.add_layer_norm(
+            *product, residual, norm.weight, norm.bias, norm.eps, count, x.array, stream, x.quantized, x.scales
+        )
+
+    def _hidden(self, loops: Any, x: _Rows, layer: _Layer, count: int, hidden: _Rows) -> tuple[Any, Any, Any]:
+        if not self.int8:
+            return array(layer.output.multiply(layer.hidden.multiply(x.values))), None, None
+        loops.quantize_relu(*x.times(layer.hidden), count, hidden.quantized, hidden.scales)
+        return hidden.times(layer.output)
+
+    def _logits(self, loops: Any, x: _Rows, count: int) -> Tensor:
+        if x.integers is None:
+            return self.output.multiply(x.values)[:count].float()
+        logits = self.output.multiply(x.integers)[:count]
+        loops.scale_rows(logits.numpy(), x.scales, self.output.bias, False, logits.numpy())
+        return logits
