@@ -23,6 +23,8 @@ extras = {
     "plots": ["matplotlib>=3.8"],
     "tensorboard": ["tensorboard>=2.15"],
     "hf": ["transformers>=5.0"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
+    "sentences": ["sentencex>=1.0"],  # translate --split-sentences
+    "bench": ["jsonschema>=4.18", "matplotlib>=3.8"],  # benchmarks/, which is not in the wheel
     "zstd": ["backports.zstd; python_version < '3.14'"],
 }
 tools = [
@@ -32,7 +34,6 @@ tools = [
     "hypothesis>=6.100",
     "ruff>=0.8",
     "mypy>=1.11",
-    "jsonschema>=4.18",
     "types-PyYAML",
     "types-requests",
     "types-tqdm",
@@ -66,7 +67,7 @@ setup(
         "requests>=2.31",
         "tqdm>=4.65",
     ],
-    extras_require={**extras, "dev": [*tools, *(name for names in extras.values() for name in names)]},
+    extras_require={**extras, "dev": [*tools, *sorted({name for names in extras.values() for name in names})]},
     entry_points={"console_scripts": ["fasttfm = fasttfm.__main__:command"]},
     classifiers=[
         "Development Status :: 4 - Beta",

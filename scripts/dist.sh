@@ -25,5 +25,8 @@ head -n 3 text/test.en | fasttfm translate model
 fasttfm plot-attention model "a dog" 2> said.txt && { echo "plot-attention needs an extra that is not installed"; exit 1; }
 grep -F 'pip install "fasttfm[plots]"' said.txt
 python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
+python -m benchmarks --list 2> said.txt && { echo "the benchmarks need an extra that is not installed"; exit 1; }
+grep -F 'pip install "fasttfm[bench]"' said.txt
+pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$(echo "$root"/dist/*.whl)[bench]"
 python -m benchmarks --smoke --only "layer" --out results kernels > /dev/null
 ls -l "$root"/dist

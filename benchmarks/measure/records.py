@@ -18,7 +18,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+try:
+    import jsonschema
+except ModuleNotFoundError:
+    raise SystemExit('benchmarks: jsonschema is not installed: pip install "fasttfm[bench]"') from None
 
 from fasttfm.errors import UserError
 

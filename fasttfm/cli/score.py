@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fasttfm.data.scoring import Comparison, Score
 
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "score",
         help="sacreBLEU and chrF of standard input against references",
-        description="Scores standard input, line by line, against raw (not tokenised) references.",
+        description="Scores standard input, line by line, against raw (not tokenised) references, and beside another "
+        "system's translations.",
     )
     parser.add_argument("--ref", type=Path, required=True, metavar="FILE", help="raw references, plain or gzip")
     parser.add_argument(
@@ -26,12 +31,25 @@ def add_parser(subparsers) -> None:
         action="store_true",
         help="also the number that papers on WMT14 English-German print: tokenised, hyphenated words split",
     )
+    parser.add_argument("--ter", action="store_true", help="TER too, which takes some seconds for thousands of lines")
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="another system's translations: each score of both, and whether the difference may be chance",
+    )
+    parser.add_argument(
+        "--test",
+        choices=("bootstrap", "randomization"),
+        default="bootstrap",
+        help="with --baseline: paired bootstrap (default) or approximate randomization, as sacreBLEU has them",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON line in place of the table")
 
 
 def run(args) -> None:
     from fasttfm.data.corpus import decode_lines, read_lines
-    from fasttfm.data.scoring import TOKENIZERS, bleu, chrf, compound_split_bleu
+    from fasttfm.data.scoring import TOKENIZERS, bleu, chrf, compare, compound_split_bleu, ter
     from fasttfm.errors import UserError
     from fasttfm.wording import counted
 
@@ -53,23 +71,47 @@ def run(args) -> None:
         "bleu_lowercase": bleu(hypotheses, references, tokenize=args.tokenize, lowercase=True),
         "chrf": chrf(hypotheses, references),
     }
+    if args.ter:
+        scores["ter"] = ter(hypotheses, references)
     if args.compound_split:
         scores["bleu_compound_split"] = compound_split_bleu(hypotheses, references)
+    comparisons = {}
+    if args.baseline is not None:
+        baseline = list(read_lines(args.baseline))
+        if len(baseline) != len(references):
+            raise UserError(
+                f"{args.baseline} has {counted(len(baseline), 'line')} but {args.ref} has {len(references):,}: one "
+                "translation for each reference is needed, in the same order"
+            )
+        comparisons = compare(
+            hypotheses, baseline, references, test=args.test, tokenize=args.tokenize, with_ter=args.ter
+        )
     if args.json:
-        record: dict[str, object] = {"lines": len(references)}
-        for name, score in scores.items():
-            record[name] = round(score.value, 4)
-            record[f"{name}_signature"] = score.signature
-        print(json.dumps(record))
+        print(json.dumps(_record(len(references), scores, comparisons)))
         return
     for name, score in scores.items():
         print(f"{_TITLES[name]:<22}{score.value:6.2f}  {score.signature}")
+    for name, each in comparisons.items():
+        print(f"{_TITLES[name]:<22}{each.baseline:6.2f} -> {each.system:.2f}, p = {each.p_value:.4f}  {each.signature}")
+
+
+def _record(lines: int, scores: dict[str, Score], comparisons: dict[str, Comparison]) -> dict[str, object]:
+    record: dict[str, object] = {"lines": lines}
+    for name, score in scores.items():
+        record[name] = round(score.value, 4)
+        record[f"{name}_signature"] = score.signature
+    for name, each in comparisons.items():
+        record[f"{name}_baseline"] = round(each.baseline, 4)
+        record[f"{name}_p_value"] = round(each.p_value, 6)
+        record[f"{name}_test"] = each.signature
+    return record
 
 
 _TITLES = {
     "bleu": "BLEU",
     "bleu_lowercase": "BLEU, lower-cased",
     "chrf": "chrF",
+    "ter": "TER",
     "bleu_compound_split": "BLEU, compounds split",
 }
 """Score -> its name in the table."""

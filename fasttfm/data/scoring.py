@@ -1,6 +1,7 @@
 """Scores of translations against raw references, each with the signature that says how it was computed.
 
-Source: Papineni et al. 2002 (BLEU), Popovic 2015 (chrF), Post 2018 (sacreBLEU and its signatures).
+Source: Papineni et al. 2002 (BLEU), Popovic 2015 (chrF), Snover et al. 2006 (TER), Post 2018 (sacreBLEU and its
+signatures); Koehn 2004 (paired bootstrap) and Riezler and Maxwell 2005 (approximate randomisation).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
 
 from fasttfm.errors import UserError
 
@@ -85,6 +87,62 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     metric = CHRF()
     value = metric.corpus_score(hypotheses, [references]).score
     return Score(value, f"chrF2|{metric.get_signature()}")
+
+
+def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Corpus TER of raw lines: edits and shifts a reference word, in per cent; the lower the better."""
+    _check_aligned(hypotheses, references)
+    metric = TER()
+    value = metric.corpus_score(hypotheses, [references]).score
+    return Score(value, f"TER|{metric.get_signature()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of two systems on the same lines, and whether their difference may be chance."""
+
+    baseline: float
+    system: float
+    p_value: float
+    """The share of resampled test sets (or of random exchanges of lines) whose difference is larger, as sacreBLEU
+    counts it: centred on the observed one in the bootstrap, ties left out."""
+    signature: str
+
+
+PAIRED_TESTS = {"bootstrap": ("bs", 1_000), "randomization": ("ar", 10_000)}
+"""Test -> sacreBLEU's name of it and its number of trials."""
+
+
+def compare(
+    hypotheses: Sequence[str],
+    baseline: Sequence[str],
+    references: Sequence[str],
+    *,
+    test: str = "bootstrap",
+    tokenize: str = "13a",
+    with_ter: bool = False,
+) -> dict[str, Comparison]:
+    """BLEU, chrF and, asked for, TER of two systems by sacreBLEU's paired test; test: one of PAIRED_TESTS.
+
+    ValueError when the line counts differ.
+    """
+    _check_aligned(hypotheses, references)
+    _check_aligned(baseline, references)
+    kind, trials = PAIRED_TESTS[test]
+    metrics = {
+        "bleu": BLEU(tokenize=tokenize, force=True, references=[references]),
+        "chrf": CHRF(references=[references]),
+        **({"ter": TER(references=[references])} if with_ter else {}),
+    }
+    systems = [("baseline", list(baseline)), ("system", list(hypotheses))]
+    # no references: the metrics hold them already
+    signatures, results = PairedTest(systems, metrics, references=None, test_type=kind, n_samples=trials)()
+    comparisons = {}
+    for name, title in zip(metrics, signatures):  # sacreBLEU's names of the metrics, in the order given
+        before, after = results[title]
+        signature = f"{title}|{signatures[title]}"
+        comparisons[name] = Comparison(before.score, after.score, after.p_value, signature)
+    return comparisons
 
 
 def _check_aligned(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -68,3 +68,22 @@ def test_missing_and_empty_references_are_named(score, tmp_path: Path, capsys):
 def test_an_empty_translation_counts_as_one(score, capsys):
     assert score(b"Der alte Mann kauft ein Haus.\n\n", "--json") == 0
     assert json.loads(capsys.readouterr().out)["lines"] == 2
+
+
+def test_another_systems_translations_are_compared(score, tmp_path, capfd):
+    (tmp_path / "base").write_text("Der Mann kauft Haus.\nDie Frau schläft.\n")
+    options = ("--baseline", str(tmp_path / "base"), "--ter", "--test", "randomization")
+    assert score(REFERENCES.encode(), *options) == 0
+    said = capfd.readouterr()
+    assert said.err == ""
+    rows = {row[:22].strip(): row[22:] for row in said.out.splitlines()[4:]}
+    assert list(rows) == ["BLEU", "chrF", "TER"]
+    assert " -> 100.00, p = " in rows["BLEU"]
+    assert "ar:10000" in rows["BLEU"]
+    assert score(REFERENCES.encode(), *options, "--json") == 0
+    record = json.loads(capfd.readouterr().out)
+    assert record["bleu_baseline"] < record["bleu"]
+    assert 0 <= record["ter_p_value"] <= 1
+    (tmp_path / "base").write_text("Der Mann kauft Haus.\n")
+    assert score(REFERENCES.encode(), *options) == 2
+    assert "base has 1 line but " in capfd.readouterr().err

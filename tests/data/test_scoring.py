@@ -1,9 +1,11 @@
 """Scores agree with sacreBLEU itself and say how they were computed."""
 
+import itertools
+
 import pytest
 import sacrebleu
 
-from fasttfm.data.scoring import bleu, chrf, compound_split_bleu, compound_tokens
+from fasttfm.data.scoring import PAIRED_TESTS, bleu, chrf, compare, compound_split_bleu, compound_tokens, ter
 from fasttfm.errors import UserError
 
 REFERENCES = ["Der alte Mann kauft ein Haus am See.", "Die SPD-Politikerin kam um 14:30 Uhr.", "Das ist gut so, oder?"]
@@ -73,3 +75,44 @@ def test_unequal_counts_are_refused():
         bleu(HYPOTHESES[:2], REFERENCES)
     with pytest.raises(ValueError, match="0 hypotheses for 0 references"):
         chrf([], [])
+
+
+def test_ter_is_sacrebleus():
+    assert ter(HYPOTHESES, REFERENCES).value == pytest.approx(sacrebleu.corpus_ter(HYPOTHESES, [REFERENCES]).score)
+    assert ter(REFERENCES, REFERENCES).value == 0
+
+
+def test_approximate_randomization_nears_all_exchanges():
+    """Of every way to exchange lines of the two systems, the share whose difference is larger."""
+    references = [
+        f"Der Mann kauft {n} Häuser am See und noch eins" for n in ("zwei", "drei", "vier", "fünf", "sechs", "sieben")
+    ]
+    baseline = [line.replace("Mann", "Hund") for line in references[:4]] + references[4:]
+    system = [*references[:3], "ganz etwas anderes", *references[4:]]
+    pairs = list(zip(baseline, system))
+
+    def difference(flips):
+        swapped = [pair[::-1] if flip else pair for pair, flip in zip(pairs, flips)]
+        one, other = (chrf([pair[side] for pair in swapped], references).value for side in (0, 1))
+        return abs(one - other)
+
+    observed = difference([0] * 6)
+    exact = sum(difference(flips) > observed + 1e-9 for flips in itertools.product((0, 1), repeat=6)) / 64
+    found = compare(system, baseline, references, test="randomization")["chrf"]
+    assert found.p_value == pytest.approx(exact, abs=0.03)
+    assert 0.05 < exact < 0.95
+    assert (found.baseline, found.system) == (
+        pytest.approx(chrf(baseline, references).value),
+        pytest.approx(chrf(system, references).value),
+    )
+
+
+@pytest.mark.parametrize("test", PAIRED_TESTS)
+def test_a_clear_difference_is_told_from_none(test):
+    references = [f"Satz {n} ist ein Beispiel für {n * 7} Wörter hier" for n in range(60)]
+    worse = [line.replace("ein Beispiel", "kein Fall") for line in references]
+    clear = compare(references, worse, references, test=test, with_ter=True)
+    assert all(each.p_value < 0.01 for each in clear.values())
+    assert (clear["bleu"].system, clear["ter"].system) == (pytest.approx(100), 0)
+    one, other = ([*worse[:n], references[n], *worse[n + 1 :]] for n in (30, 40))
+    assert compare(one, other, references, test=test)["bleu"].p_value > 0.05
