@@ -33,6 +33,8 @@ COMMANDS = {
     "score": ("score", "sacreBLEU and chrF of standard input against references"),
     "score-pairs": ("score_pairs", "the model's log-probability of given translations"),
     "average": ("average", "average the last checkpoints of a model"),
+    "encode": ("encode", "cut standard input into a model's subwords"),
+    "decode": ("decode", "join a model's subwords on standard input to text"),
     "consolidate": ("consolidate", "make a checkpoint in parts (train --shard) a whole one"),
     "plot": ("plot", "draw the curves of several runs in one picture"),
     "quantize": ("quantize", "write a model directory with 8-bit matrices"),
@@ -54,7 +56,7 @@ _LESS_MEMORY = {
 }
 """Command -> what makes it need less memory."""
 
-_WITHOUT_TORCH = ("prepare", "score", "demo-data")
+_WITHOUT_TORCH = ("prepare", "score", "demo-data", "encode", "decode")
 
 EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141  # what a shell reports for SIGPIPE

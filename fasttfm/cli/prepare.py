@@ -52,6 +52,7 @@ def add_parser(subparsers) -> None:
         help="an address with files of the same names, tried before the official places; may be repeated",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
+    _add_sources(parser)
     parser.add_argument(
         "--vocab-size", type=int, default=8000, help="subwords, special ones included (default: %(default)s)"
     )
@@ -95,6 +96,35 @@ def add_parser(subparsers) -> None:
     )
 
 
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    several = parser.add_argument_group("several sources", "each flag once for every source file, in their order")
+    several.add_argument(
+        "--weight",
+        type=float,
+        action="append",
+        default=[],
+        metavar="X",
+        help="how often an epoch has the pairs of that training file: 2 twice, 0.5 every second one",
+    )
+    for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):
+        several.add_argument(
+            flag,
+            action="append",
+            default=[],
+            metavar="WORD",
+            help=f"a piece before each source line of that {what} file, such as <2de>: one model for many languages",
+        )
+    parser.add_argument(
+        "--spm",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="take this SentencePiece model (of another fasttfm prepare) and train none; once for both sides, or the "
+        "source's and then the target's",
+    )
+
+
 def _add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--subset", type=int, metavar="N", help="take only the first N pairs of each training file: a trial run"
@@ -128,9 +158,12 @@ def run(args) -> None:
         drop_identical=args.drop_identical,
         source_script=args.src_script,
         target_script=args.tgt_script,
+        weights=tuple(args.weight),
+        source_tags=tuple(args.source_tag),
+        valid_source_tags=tuple(args.valid_source_tag),
         replace_invalid=args.replace_invalid,
     )
-    prepare(*_texts(args), args.out, options, threads=args.threads, say=_say)
+    prepare(*_texts(args), args.out, options, models=args.spm, threads=args.threads, say=_say)
 
 
 def _say(line: str) -> None:

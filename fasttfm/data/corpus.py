@@ -147,8 +147,12 @@ class ParallelText:
 class StoredText:
     """A copy of parallel text, made while it is read the only time: what is hashed is what is used."""
 
-    def __init__(self, text: ParallelText, folder: Path, name: str, most: int | None = None) -> None:
+    def __init__(
+        self, text: ParallelText, folder: Path, name: str, most: int | None = None, tags: Sequence[str] = ()
+    ) -> None:
         """Reads all of text, or `most` pairs of each file, into two files of `folder`.
+
+        tags: what is written before each source line of each pair of files, a space between; none: nothing.
 
         Raises UserError as reading it does, and for empty files.
         """
@@ -156,10 +160,11 @@ class StoredText:
         self.parts: list[tuple[Path, int]] = []
         """Each source file and its number of pairs."""
         with self._paths[0].open("wb") as source_copy, self._paths[1].open("wb") as target_copy:
-            for source, target in text.files:
+            for (source, target), tag in zip(text.files, tags or [""] * len(text.files)):
+                begin = f"{tag} " if tag else ""
                 count = 0
                 for count, pair in enumerate(itertools.islice(_aligned(source, target), most), start=1):  # noqa: B007
-                    source_copy.write(pair.source.encode() + b"\n")
+                    source_copy.write((begin + pair.source).encode() + b"\n")
                     target_copy.write(pair.target.encode() + b"\n")
                 if count == 0:
                     raise UserError(f"{source.path} and {target.path} are empty: at least one line of text is needed")

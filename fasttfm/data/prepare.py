@@ -6,6 +6,7 @@ copy beside the result is then streamed for vocabulary and ids, so that memory h
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from fasttfm.data.tokenizer import (
     ModelType,
     Tokenizer,
     coverage_for,
+    save_tokenizers,
     train_tokenizer,
 )
 from fasttfm.errors import UserError
@@ -35,6 +37,7 @@ VOCABULARY_PAIRS = 1_000_000
 """The vocabulary is trained on at most this many pairs, taken evenly from the whole corpus."""
 _CHUNK = 20_000  # pairs split at a time
 _MOST_THREADS = 1024
+_LARGEST_WEIGHT = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +70,12 @@ class PrepareOptions:
     """Leave pairs whose source is mostly in another script (filters.SCRIPTS) out of training; None takes any."""
     target_script: str | None = None
     """Likewise for the target."""
+    weights: tuple[float, ...] = ()
+    """How often an epoch has the pairs of each training file: 2 twice, 0.5 every second one; none: once."""
+    source_tags: tuple[str, ...] = ()
+    """What stands before each source line of each training file, one subword (the target's language), or none."""
+    valid_source_tags: tuple[str, ...] = ()
+    """Likewise of each validation file."""
     replace_invalid: bool = False
     """Read bytes that are not UTF-8 as U+FFFD; False refuses them."""
 
@@ -81,6 +90,11 @@ class PrepareOptions:
             raise UserError(f"--subset {self.subset}: at least 1 pair is needed")
         if self.max_ratio is not None and not self.max_ratio >= 1:
             raise UserError(f"--max-ratio {self.max_ratio}: at least 1 is needed, sides of equal length have 1")
+        if any(not 0 < weight <= _LARGEST_WEIGHT for weight in self.weights):
+            raise UserError(f"--weight: above 0 and at most {_LARGEST_WEIGHT} is allowed")
+        for tag in (*self.source_tags, *self.valid_source_tags):
+            if not tag or any(character.isspace() for character in tag):
+                raise UserError(f"--source-tag {tag!r}: give one word such as <2de>")
         check_script("--src-script", self.source_script)
         check_script("--tgt-script", self.target_script)
         if self.character_coverage is not None and not 0.98 <= self.character_coverage <= 1.0:
@@ -99,16 +113,19 @@ def prepare(
     out: Path,
     options: PrepareOptions,
     *,
+    models: Sequence[Path] = (),
     threads: int = 1,
     say: Callable[[str], None] = print,
 ) -> None:
     """Write the prepared directory `out`; `say` gets progress and warnings, a line each.
 
+    models: SentencePiece models to take, one for both sides or the source's and the target's; none: they are trained.
     Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
     an `out` that holds anything else; `out` then stays as it was.
     """
     if not 1 <= threads <= _MOST_THREADS:
         raise UserError(f"--threads {threads}: between 1 and {_MOST_THREADS:,} is allowed")
+    _check_numbers(options, len(sources), len(valid_sources), len(models))
     files = [*sources, *targets, *valid_sources, *valid_targets]
     for path in files:
         if path.resolve().parent == out.resolve():
@@ -121,16 +138,21 @@ def prepare(
     try:
         with replacing(out, "preparing data into it") as fresh:
             most = {"train": options.subset, "valid": None}
-            stored = {name: StoredText(text, fresh.path, name, most[name]) for name, text in texts.items()}
+            tags = {"train": options.source_tags, "valid": options.valid_source_tags}
+            stored = {name: StoredText(text, fresh.path, name, most[name], tags[name]) for name, text in texts.items()}
             say(", ".join(counted(len(stored[name]), f"{noun} pair") for name, noun in _NOUNS.items()))
             for name in texts:
                 _warn_of_text(name, texts[name], stored[name], say)
-            fingerprint = {"options": asdict(options)} | {f"{name}_sha256": stored[name].sha256 for name in texts}
+            given = [Tokenizer.load(model) for model in models]
+            plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()}
+            fingerprint: dict[str, Any] = {"options": plain}
+            fingerprint |= {f"{name}_sha256": stored[name].sha256 for name in texts}
+            fingerprint["models_sha256"] = [hashlib.sha256(each.model).hexdigest() for each in given]
             if prepared.is_prepared(out, fingerprint):
                 fresh.wanted = False
                 say(f"{out} already holds this data, nothing to do")
                 return
-            _fill(fresh.path, stored["train"], stored["valid"], options, threads, say, files, fingerprint)
+            _fill(fresh.path, stored["train"], stored["valid"], options, given, threads, say, files, fingerprint)
             for text in stored.values():
                 text.delete()
     except BrokenPipeError:
@@ -165,21 +187,21 @@ def _fill(
     train_text: StoredText,
     valid_text: StoredText,
     options: PrepareOptions,
+    given: Sequence[Tokenizer],
     threads: int,
     say: Callable[[str], None],
     files: Sequence[Path],
     fingerprint: dict[str, Any],
 ) -> None:
     """Write everything but the manifest into an empty directory."""
-    tokenizers = _train_vocabulary(train_text, options)
+    tokenizers = (given[0], given[-1]) if given else _train_vocabulary(train_text, options)
     source_tokenizer, target_tokenizer = tokenizers
-    if options.separate_vocab:
-        source_tokenizer.save(directory / "spm.src.model")
-        target_tokenizer.save(directory / "spm.tgt.model")
-    else:
-        source_tokenizer.save(directory / "spm.model")
-    kind = "separate vocabularies" if options.separate_vocab else "joint vocabulary"
-    say(f"{kind} of {len(source_tokenizer):,} {options.model_type} pieces")
+    save_tokenizers(directory, source_tokenizer, target_tokenizer)
+    kind = "joint vocabulary" if source_tokenizer is target_tokenizer else "separate vocabularies"
+    say(f"{kind} of {len(source_tokenizer):,} {'given' if given else options.model_type} pieces")
+    for tag in {*options.source_tags, *options.valid_source_tags}:
+        if len(source_tokenizer.encode(tag)) > 2:  # the tag, and what marks the start of a word
+            say(f"warning: {tag} is not one piece of the source's SentencePiece model, which was not trained with it")
     rules = Filter(options.max_length)
     valid = _write_split(directory, "valid", valid_text, tokenizers, rules, threads)
     report("valid", rules.dropped, options.max_length, say)
@@ -190,13 +212,13 @@ def _fill(
         (options.source_script, options.target_script),
         repeated_pairs(train_text, len(train_text)) if options.drop_duplicates else None,
     )
-    train = _write_split(directory, "train", train_text, tokenizers, rules, threads, valid.keys)
+    train = _write_split(directory, "train", train_text, tokenizers, rules, threads, valid.keys, options.weights)
     report("train", rules.dropped, options.max_length, say)
     _warn_of_overlap(valid.keys, train.keys, say)
     prepared.save_description(
         directory,
         {
-            "vocabulary": "separate" if options.separate_vocab else "joint",
+            "vocabulary": "joint" if source_tokenizer is target_tokenizer else "separate",
             "source_vocab_size": len(source_tokenizer),
             "target_vocab_size": len(target_tokenizer),
             "train": train.counts,
@@ -205,6 +227,43 @@ def _fill(
             "fingerprint": fingerprint,
         },
     )
+
+
+def _check_numbers(options: PrepareOptions, files: int, valid_files: int, models: int) -> None:
+    for flag, given, needed in (
+        ("--weight", options.weights, files),
+        ("--source-tag", options.source_tags, files),
+        ("--valid-source-tag", options.valid_source_tags, valid_files),
+    ):
+        if given and len(given) != needed:
+            raise UserError(f"{flag}: {len(given)} were given for {counted(needed, 'source file')}: give one for each")
+    if bool(options.source_tags) != bool(options.valid_source_tags):
+        raise UserError("--source-tag and --valid-source-tag go together: what is validated must look like training")
+    if models > 2:
+        raise UserError(f"--spm: {models} were given: give one model for both sides, or the source's and the target's")
+
+
+class _Weighting:
+    """How often each pair of a corpus is written, one pair after the other, evenly over each file."""
+
+    def __init__(self, counts: Sequence[int], weights: Sequence[float]) -> None:
+        """counts: pairs of each file; weights: of each file, none for 1."""
+        self._weights = list(weights) or [1.0] * len(counts)
+        self._left = list(counts)
+        self._part = 0
+        self._kept = 0
+
+    def advance(self) -> None:
+        """The next pair of the corpus."""
+        while not self._left[self._part]:
+            self._part, self._kept = self._part + 1, 0
+        self._left[self._part] -= 1
+
+    def times(self) -> int:
+        """How often the current pair, which is kept, is written."""
+        weight = self._weights[self._part]
+        self._kept += 1
+        return int(self._kept * weight + 1e-9) - int((self._kept - 1) * weight + 1e-9)
 
 
 @dataclass(slots=True)
@@ -224,6 +283,7 @@ def _write_split(
     rules: Filter,
     threads: int,
     held_out: set[bytes] | None = None,
+    weights: Sequence[float] = (),
 ) -> _Split:
     """Write the ids of one split, and its text where it is held out, a chunk at a time: memory does not grow with it.
 
@@ -233,6 +293,7 @@ def _write_split(
     writers = [prepared.SideWriter(directory, name, side, dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
     keys: set[bytes] = set()
     pairs = iter(text)
+    weighting = _Weighting([count for _, count in text.parts], weights)
     with ExitStack() as files:
         copies = [
             files.enter_context((directory / f"{name}.{side}.txt").open("wb"))
@@ -243,10 +304,12 @@ def _write_split(
             source_ids = tokenizers[0].encode_lines([pair.source for pair in chunk], threads)
             target_ids = tokenizers[1].encode_lines([pair.target for pair in chunk], threads)
             for pair, source, target in zip(chunk, source_ids, target_ids, strict=True):
+                weighting.advance()
                 if not rules.keeps(pair, source, target):
                     continue
-                writers[0].write(source)
-                writers[1].write(target)
+                for _ in range(weighting.times()):
+                    writers[0].write(source)
+                    writers[1].write(target)
                 key = np.array([*source, -1, *target], np.int32).tobytes()
                 if held_out is None or key in held_out:
                     keys.add(key)
@@ -283,6 +346,7 @@ def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokeni
             model_type=options.model_type,
             byte_fallback=options.byte_fallback,
             normalization=options.normalization,
+            symbols=sorted({*options.source_tags, *options.valid_source_tags}) if 0 in sides else (),
             character_coverage=coverage_for(len(characters), options.vocab_size) if coverage is None else coverage,
         )
 

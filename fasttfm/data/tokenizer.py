@@ -226,10 +226,12 @@ def train_tokenizer(
     byte_fallback: bool = True,
     normalization: str = "identity",
     character_coverage: float = 1.0,
+    symbols: Sequence[str] = (),
 ) -> Tokenizer:
     """Train SentencePiece on lines; the same lines and options give the same model on every machine.
 
     vocab_size: pieces in total, the special ones (and with byte_fallback 256 bytes) included.
+    symbols: pieces that are always there and never cut.
     Raises UserError, naming the largest or smallest possible size, for a vocab_size that the lines do not allow.
     """
     written = io.BytesIO()
@@ -256,6 +258,7 @@ def train_tokenizer(
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
+            user_defined_symbols=list(symbols),
             num_threads=_TRAINER_THREADS,
             minloglevel=2,
         )

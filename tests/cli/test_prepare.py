@@ -40,6 +40,7 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
     options = "--vocab-size 300 --model-type unigram --separate-vocab --no-byte-fallback --max-length 12 --threads 2"
     options += " --character-coverage 0.999 --normalization nmt_nfkc --max-ratio 2.5 --drop-duplicates --drop-identical"
     options += " --src-script latin --tgt-script latin --subset 150"
+    options += " --weight 2 --source-tag <2de> --valid-source-tag <2de>"
     assert main(["prepare", *text, *options.split(), "--out", str(tmp_path / "DATA")]) == 0
     data = PreparedData.open(tmp_path / "DATA")
     assert data.description["fingerprint"]["options"] == {
@@ -56,6 +57,9 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
         "drop_identical": True,
         "source_script": "latin",
         "target_script": "latin",
+        "weights": [2.0],
+        "source_tags": ["<2de>"],
+        "valid_source_tags": ["<2de>"],
         "replace_invalid": False,
     }
     assert 0 < len(data.train) < 200

@@ -1,0 +1,37 @@
+"""`fasttfm decode MODEL < PIECES`: text of subwords or of their numbers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    from fasttfm.cli.encode import add_arguments
+
+    parser = subparsers.add_parser(
+        "decode",
+        help="join a model's subwords on standard input to text",
+        description="Writes the text of each line of subwords, as fasttfm encode writes them. Special ones vanish.",
+    )
+    add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Decode line by line, so that it may stand in a pipe."""
+    from fasttfm.data.corpus import decode_lines
+    from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
+    from fasttfm.errors import UserError
+
+    path = args.model
+    tokenizer = load_tokenizers(path)[args.target] if path.is_dir() else Tokenizer.load(path)
+    numbers = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))}
+    if args.ids:
+        numbers = {str(number): number for number in numbers.values()}
+    for count, line in enumerate(decode_lines(sys.stdin.buffer, "standard input"), start=1):
+        try:
+            ids = [numbers[word] for word in line.split(" ") if word]
+        except KeyError as error:
+            raise UserError(f"standard input: line {count:,}: {error.args[0]} is no subword of {path}") from None
+        sys.stdout.write(tokenizer.decode(ids) + "\n")

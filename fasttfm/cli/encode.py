@@ -1,0 +1,36 @@
+"""`fasttfm encode MODEL < TEXT`: text as the subwords, or their numbers, that a model sees."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "encode",
+        help="cut standard input into a model's subwords",
+        description="Writes the subwords of each line of standard input, with spaces between.",
+    )
+    add_arguments(parser)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What encode and decode are given."""
+    parser.add_argument("model", type=Path, metavar="DIR", help="model or data directory, or a SentencePiece model")
+    parser.add_argument("--target", action="store_true", help="the target side's subwords, where sides have their own")
+    parser.add_argument("--ids", action="store_true", help="numbers in place of subwords")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Encode line by line, so that it may stand in a pipe."""
+    from fasttfm.data.corpus import decode_lines
+    from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
+
+    path = args.model
+    tokenizer = load_tokenizers(path)[args.target] if path.is_dir() else Tokenizer.load(path)
+    for line in decode_lines(sys.stdin.buffer, "standard input"):
+        ids = tokenizer.encode(line)
+        sys.stdout.write(" ".join(map(str, ids) if args.ids else tokenizer.pieces(ids)) + "\n")

@@ -1,0 +1,111 @@
+"""Several sources: weights, tags of languages, a vocabulary that is given; and the tokenizer by commands."""
+
+import io
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from fasttfm.cli.main import main
+from fasttfm.data.prepare import PrepareOptions, prepare
+from fasttfm.data.prepared import PreparedData
+from fasttfm.data.tokenizer import Tokenizer
+from fasttfm.errors import UserError
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two training files with 12 and 8 pairs and two validation files with 2 pairs a side."""
+    for name, lines in (("a", 12), ("b", 8), ("valid-a", 2), ("valid-b", 2)):
+        for side in ("src", "tgt"):
+            text = "".join(f"{name} {WORDS[i % 10]} {WORDS[i // 10]}\n" for i in range(lines))
+            (tmp_path / f"{name}.{side}").write_text(text)
+    return tmp_path
+
+
+def run(folder, out="DATA", models=(), said=None, **options):
+    sides = [
+        [folder / f"{prefix}{name}.{side}" for name in "ab"] for prefix in ("", "valid-") for side in ("src", "tgt")
+    ]
+    options = PrepareOptions(**{"vocab_size": 60, "byte_fallback": False, **options})
+    prepare(*sides, folder / out, options, models=models, say=(lambda line: None) if said is None else said.append)
+    return PreparedData.open(folder / out)
+
+
+def lines_of(data, pairs):
+    return [data.source_tokenizer.decode(pairs.source(i)) for i in range(len(pairs))]
+
+
+@pytest.mark.parametrize(("weights", "a", "b"), [((1, 3), 1, 3), ((0.5, 1.5), 0.5, 1.5), ((1, 0.25), 1, 0.25)])
+def test_pairs_of_a_file_are_as_frequent_as_its_weight_says(files, weights, a, b):
+    data = run(files, weights=weights)
+    found = Counter(line.split()[0] for line in lines_of(data, data.train))
+    assert found == {"a": 12 * a, "b": 8 * b}
+    assert data.description["train"]["pairs"] == 12 * a + 8 * b
+    each = Counter(line for line in lines_of(data, data.train) if line.startswith("b"))
+    assert max(each.values()) - min(each.values()) <= 1  # evenly over the file
+    assert len(data.valid) == 4
+
+
+def test_a_tag_stands_before_every_source_line_as_one_piece(files):
+    data = run(files, source_tags=("<2de>", "<2fr>"), valid_source_tags=("<2de>", "<2fr>"))
+    for pairs, total in ((data.train, 12), (data.valid, 2)):
+        lines = lines_of(data, pairs)
+        assert [line.split()[0] for line in lines[:total]] == ["<2de>"] * total
+        assert {line.split()[0] for line in lines[total:]} == {"<2fr>"}
+    pieces = data.source_tokenizer.pieces(data.train.source(0))
+    assert "<2de>" in pieces[:2]
+    assert not any("<2" in data.target_tokenizer.decode(data.train.target(i)) for i in range(20))
+
+
+def test_a_vocabulary_that_is_given_is_taken(files):
+    first = run(files)
+    model = files / "DATA" / "spm.model"
+    said = []
+    again = run(files, "AGAIN", [model], said, vocab_size=50)
+    assert (files / "AGAIN" / "spm.model").read_bytes() == model.read_bytes()
+    assert [list(again.train.source(i)) for i in range(20)] == [list(first.train.source(i)) for i in range(20)]
+    assert any("given pieces" in line for line in said)
+    two = run(files, "TWO", [model, model])
+    assert not two.joint
+    said = []
+    run(files, "AGAIN", [model], said, vocab_size=50)
+    assert any("nothing to do" in line for line in said)
+    run(files, "TAGGED", [model], said, source_tags=("<2de>", "<2fr>"), valid_source_tags=("<2de>", "<2fr>"))
+    assert any("is not one piece" in line for line in said)
+
+
+def test_what_does_not_fit_the_files_is_told(files):
+    for options, words in (
+        ({"weights": (1,)}, "--weight: 1 were given for 2 source files"),
+        ({"source_tags": ("<a>",)}, "--source-tag: 1 were given"),
+        ({"source_tags": ("<a>", "<b>")}, "go together"),
+        ({"weights": (1, 0)}, "above 0"),
+        ({"source_tags": ("a b", "c")}, "give one word"),
+        ({"models": [files / "none"]}, "no such SentencePiece model"),
+        ({"models": [files] * 3}, "give one model for both sides"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run(files, **options)
+
+
+@pytest.mark.parametrize("more", [[], ["--ids"]])
+def test_encode_and_decode_are_the_tokenizer(files, monkeypatch, capsys, more):
+    run(files)
+    tokenizer = Tokenizer.load(files / "DATA" / "spm.model")
+    for model in (files / "DATA", files / "DATA" / "spm.model"):
+        text = "one two ten\n\nseven a\n"
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+        assert main(["encode", str(model), *more]) == 0
+        encoded = capsys.readouterr().out
+        ids = tokenizer.encode("one two ten")
+        assert encoded.splitlines()[0] == " ".join(map(str, ids) if more else tokenizer.pieces(ids))
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(encoded.encode())))
+        assert main(["decode", str(model), *more]) == 0
+        assert capsys.readouterr().out == text
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"nonsense\n")))
+    assert main(["decode", str(files / "DATA"), *more]) == 2
+    assert "nonsense is no subword" in capsys.readouterr().err
