@@ -1,7 +1,12 @@
-"""The example that docs/ptx.md shows finds what was planted, and nothing else."""
+"""The examples that docs/ptx.md shows find what was planted, and nothing else."""
 
+import re
 import runpy
 from pathlib import Path
+
+import pytest
+
+from fasttfm.kernels.proof.ptx import KINDS, FaultyKernel
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,3 +24,17 @@ def test_the_page_shows_what_the_example_prints(capsys):
     runpy.run_path(str(ROOT / "examples/check_your_kernel.py"), run_name="__main__")
     kinds = capsys.readouterr().out.split(" at byte")[0]
     assert kinds in (ROOT / "docs/ptx.md").read_text()
+
+
+def test_the_lines_of_the_page_run_as_they_stand(tmp_path):
+    page = (ROOT / "docs/ptx.md").read_text()
+    file = tmp_path / "mine.py"
+    file.write_text(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0])
+    with pytest.raises(FaultyKernel, match=r"programs: .* at neighbours, PTX line \d+, mine\.py:12") as raised:
+        runpy.run_path(str(file))
+    assert len(raised.value.faults) == 1
+
+
+def test_the_page_names_every_kind_of_fault():
+    page = (ROOT / "docs/ptx.md").read_text()
+    assert set(re.findall(r"^\| (\w+) \|", page, flags=re.MULTILINE)) - {"kind"} == set(KINDS)

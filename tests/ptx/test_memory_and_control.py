@@ -284,6 +284,73 @@ def test_copies_side_by_side_are_ordered_by_nothing_and_need_not_be():
     assert not copies("cp.async.commit_group;", beside, "cp.async.commit_group;", "cp.async.wait_group 0;").faults
 
 
+# -------------------------------------------------------------------------------------------------- atomic operations
+
+SCATTER = """
+mov.u32 %r1, %tid.x;
+and.b32 %r2, %r1, 7;
+mad.wide.u32 %rd10, %r1, 4, %rd1;
+mad.wide.u32 %rd11, %r2, 4, %rd2;
+ld.global.b32 %r3, [%rd10];
+"""
+NUMBERS = np.arange(64, dtype="f4")
+
+
+@pytest.mark.parametrize("opcode", ["atom.global.gpu.acq_rel.{} %r4,", "red.global.relaxed.{}"])
+@pytest.mark.parametrize(
+    ("operation", "x", "out", "wanted"),
+    [
+        ("add.f32", NUMBERS, np.ones(8, "f4"), lambda x: 1 + 3 * x.reshape(8, 8).sum(0)),
+        ("add.u32", NUMBERS.astype("u4"), np.ones(8, "u4"), lambda x: 1 + 3 * x.reshape(8, 8).sum(0)),
+        ("max.s32", NUMBERS.astype("i4") - 99, np.full(8, -50, "i4"), lambda x: x.reshape(8, 8).max(0).clip(-50)),
+        ("min.u32", NUMBERS.astype("u4"), np.full(8, 3, "u4"), lambda x: x[:8].clip(max=3)),
+        ("or.b32", NUMBERS.astype("u4"), np.zeros(8, "u4"), lambda x: np.bitwise_or.reduce(x.reshape(8, 8), 0)),
+        ("xor.b32", NUMBERS.astype("u4"), np.zeros(8, "u4"), lambda x: np.bitwise_xor.reduce(x.reshape(8, 8), 0)),
+    ],
+)
+def test_atomic_operations_of_threads_and_programs_meet(opcode, operation, x, out, wanted):
+    body = SCATTER + f"{opcode.format(operation)} [%rd11 + 0], %r3;"
+    ran = run(body, threads=64, grid=(3, 1, 1), x=x, out=out)
+    assert not ran.faults
+    assert ran["out"].tolist() == wanted(x).tolist()
+
+
+@pytest.mark.parametrize(
+    ("more", "kinds"),
+    [
+        ("ld.global.b32 %r5, [%rd11];", {"race", "programs"}),
+        ("st.global.b32 [%rd11], 0;", {"race", "programs"}),
+        ("ld.global.b32 %r5, [%rd10];", set()),
+    ],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_a_plain_access_beside_atomic_ones_is_a_race(more, kinds, first):
+    atomic = "red.global.add.f32 [%rd11], %r3;"
+    lines = [more, atomic] if first else [atomic, more]
+    ran = run(SCATTER + "\n".join(lines), threads=64, grid=(2, 1, 1), x=NUMBERS, out=np.ones(8, "f4"))
+    assert bool(ran.kinds) == bool(kinds)
+    assert ran.kinds <= kinds
+
+
+def test_atomic_operations_on_memory_that_nobody_wrote():
+    ran = run(SCATTER + "red.global.add.f32 [%rd11], %r3;", threads=64, x=NUMBERS, out=np.full(8, POISON[4]))
+    assert ran.kinds == {"unwritten"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "atom.global.add.f32 %r4, [%rd11], %r3;\nst.global.b32 [%rd10], %r4;",
+        "atom.global.cas.b32 %r4, [%rd11], 0, 1;",
+        "atom.shared.add.u32 %r4, [%r2], 1;",
+        "red.global.add.v2.f32 [%rd11], {%r3, %r3};",
+    ],
+)
+def test_atomic_operations_that_are_refused(lines):
+    with pytest.raises(Unsupported, match="is not executed by this machine, at probe"):
+        run(SCATTER + lines, x=NUMBERS, out=NUMBERS)
+
+
 # -------------------------------------------------------------------------------------------- scopes of inline assembly
 
 BYTES_TO_BF16 = """

@@ -15,6 +15,11 @@ import numpy as np
 import torch
 
 POISON = {2: np.uint16(0xFFA5), 4: np.uint32(0xFFA5FFA5), 8: np.uint64(0xFFA5FFA5FFA5FFA5)}
+ACCUMULATED = {
+    "add": np.add, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+"""Atomic operations."""
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 """An unsigned type of every width; of 16 bytes one that numpy copies whole."""
 
@@ -187,6 +192,26 @@ class Global:
                 if (view[places].view(np.uint8) != packed.view(np.uint8)).any():
                     run.fault("value", index, "threads store different values at one place of global memory")
                 run.traffic.write(index, buffer, flat, threads, width)
+
+    def accumulate(self, index, address, guard, operation: str, kind, value) -> None:
+        """An atomic operation whose result nobody reads; threads take turns in their order."""
+        run, size = self.run, np.dtype(kind).itemsize
+        mask = run.where(guard)
+        if mask is not None and not mask.any():
+            return
+        for buffer, offsets, here in self.locate(index, address, mask, size):
+            flat, data, threads = (spread(x, run.shape) for x in (offsets, value, run.threads))
+            chosen = (flat <= np.uint64(buffer.size - size)) & ((flat & np.uint64(size - 1)) == 0)
+            if here is not None:
+                chosen = chosen & here
+            flat, data, threads = flat[chosen], data[chosen], threads[chosen]
+            places = (flat >> np.uint64(size.bit_length() - 1)).view(np.int64)
+            view = buffer.view(size)
+            if size in POISON and (view[places] == POISON[size]).any():
+                run.fault("unwritten", index, "an atomic operation on global memory that nobody wrote")
+            ACCUMULATED[operation].at(view.view(kind), places, data.view(kind))
+            if run.checks:
+                run.traffic.accumulate(index, buffer, flat, threads, size)
 
 
 def spread(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -124,6 +124,7 @@ def _without(accesses, here) -> Iterator[tuple]:
 
 _PROGRAM, _BARRIERS = 36, 20
 _HELD = 1 << 24
+_SEVERAL = np.int64(((1 << 26) - 1) << _PROGRAM)
 
 
 class Traffic:
@@ -133,6 +134,8 @@ class Traffic:
         self.launch, self.grain = launch, grain
         self.writers: dict[int, np.ndarray] = {}
         self.instructions: dict[int, np.ndarray] = {}
+        self.added: dict[int, np.ndarray] = {}
+        """Who touched each place by atomic operations; _SEVERAL: more than one program."""
         self.reads: list[tuple] = []
         self.held = 0
 
@@ -152,9 +155,9 @@ class Traffic:
 
     def check_read(self, entry, *, late: bool = False) -> None:
         index, buffer, offsets, mask, width, codes, shape = entry
-        if buffer.base not in self.writers:
+        tables = [t[buffer.base] for t in (self.writers, self.added) if buffer.base in t]
+        if not tables:
             return
-        table = self.writers[buffer.base]
         offsets, codes = np.broadcast_to(offsets, shape), np.broadcast_to(codes, shape)
         if mask is not None:
             chosen = np.broadcast_to(mask, shape)
@@ -162,15 +165,16 @@ class Traffic:
         first = (offsets.ravel() // np.uint64(self.grain)).view(np.int64)
         codes = codes.ravel()
         for step in range(max(1, width // self.grain)):
-            places = np.minimum(first + step, len(table) - 1)
-            before = table[places]
-            written = before != 0
-            if not written.any():
-                continue
-            others, kind = self.unordered(before, codes)
-            wrong = written & others
-            if wrong.any():
-                self.report(index, buffer, places, before, codes, wrong, kind, late)
+            for table in tables:
+                places = np.minimum(first + step, len(table) - 1)
+                before = table[places]
+                written = before != 0
+                if not written.any():
+                    continue
+                others, kind = self.unordered(before, codes)
+                wrong = written & others
+                if wrong.any():
+                    self.report(index, buffer, places, before, codes, wrong, kind, late)
 
     def unordered(self, before, codes):
         """Pairs that nothing orders, and those of them that belong to two programs."""
@@ -195,21 +199,13 @@ class Traffic:
 
     def write(self, index, buffer: Buffer, offsets, threads, width) -> None:
         run = self.launch.run
-        if buffer.base not in self.writers:
-            cells = -(-buffer.size // self.grain)
-            self.writers[buffer.base] = np.zeros(cells, dtype=np.int64)
-            self.instructions[buffer.base] = np.zeros(cells, dtype=np.int32)
-        table = self.writers[buffer.base]
+        table = self.table(self.writers, buffer)
         codes = np.broadcast_to(self.codes(run), run.shape).reshape(-1)[threads]
         first = (offsets // np.uint64(self.grain)).view(np.int64)
         for step in range(max(1, width // self.grain)):
             places = first + step
-            before = table[places]
-            if before.any():
-                others, foreign = self.unordered(before, codes)
-                wrong = (before != 0) & others
-                if wrong.any():
-                    self.report(index, buffer, places, before, codes, wrong, foreign, False)
+            self.compare(index, buffer, table, places, codes)
+            self.compare(index, buffer, self.added.get(buffer.base), places, codes)
             table[places] = codes
             after = table[places]
             if (after != codes).any():  # several threads in one instruction: equal values of one program may be
@@ -217,6 +213,37 @@ class Traffic:
                 if foreign.any():
                     self.report(index, buffer, places, after, codes, foreign, foreign, False)
             self.instructions[buffer.base][places] = index
+
+    def accumulate(self, index, buffer: Buffer, offsets, threads, width) -> None:
+        """Atomic operations are ordered among themselves, and by nothing with other accesses."""
+        run = self.launch.run
+        table = self.table(self.added, buffer)
+        codes = np.broadcast_to(self.codes(run), run.shape).reshape(-1)[threads]
+        first = (offsets // np.uint64(self.grain)).view(np.int64)
+        for step in range(max(1, width // self.grain)):
+            places = first + step
+            self.compare(index, buffer, self.writers.get(buffer.base), places, codes)
+            before = table[places]
+            table[places] = np.where((before != 0) & ((before >> _PROGRAM) != (codes >> _PROGRAM)), _SEVERAL, codes)
+            foreign = (table[places] >> _PROGRAM) != (codes >> _PROGRAM)
+            table[places[foreign]] = _SEVERAL
+            self.instructions[buffer.base][places] = index
+
+    def table(self, tables: dict[int, np.ndarray], buffer: Buffer) -> np.ndarray:
+        if buffer.base not in tables:
+            cells = -(-buffer.size // self.grain)
+            tables[buffer.base] = np.zeros(cells, dtype=np.int64)
+            self.instructions.setdefault(buffer.base, np.zeros(cells, dtype=np.int32))
+        return tables[buffer.base]
+
+    def compare(self, index, buffer, table, places, codes) -> None:
+        """With what a table, if there is one, has of these places."""
+        if table is None or not (before := table[places]).any():
+            return
+        others, foreign = self.unordered(before, codes)
+        wrong = (before != 0) & others
+        if wrong.any():
+            self.report(index, buffer, places, before, codes, wrong, foreign, False)
 
     def end(self) -> None:
         """Compares what was read with what was written later."""

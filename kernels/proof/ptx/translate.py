@@ -18,7 +18,7 @@ import numpy as np
 
 from fasttfm.kernels.proof.ptx import arithmetic, rounding
 from fasttfm.kernels.proof.ptx.faults import Unsupported
-from fasttfm.kernels.proof.ptx.memory import POISON
+from fasttfm.kernels.proof.ptx.memory import ACCUMULATED, POISON
 from fasttfm.kernels.proof.ptx.parse import Address, Block, Instruction, Kernel, Name, Number, Register, Vector
 
 _NAMES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
@@ -26,11 +26,14 @@ _NAMES |= {f"{sign}{bits}": getattr(np, f"{word}{bits}") for sign, word in (("u"
            for bits in (8, 16, 32, 64)}  # fmt: skip
 _PLAIN = {"pred": "p", "b16": "u16", "b32": "u32", "b64": "u64"}
 _IGNORED = ("fence", "membar", "prefetch", "griddepcontrol")
-_REFUSED = ("tcgen05", "mbarrier", "red", "atom", "setmaxnreg", "elect", "mapa", "cluster", "barrier", "call")
+_REFUSED = ("tcgen05", "mbarrier", "setmaxnreg", "elect", "mapa", "cluster", "barrier", "call")
 PARAMETER = 16
 """Bytes from one parameter to the next, in the addresses that a kernel may compute of them."""
 _SPACES = {"global": "memory", "shared": "shared"}
 _LOAD_MODES = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "weak"}
+_ATOMIC_MODES = {"global", "gpu", "cta", "sys", "cluster", "relaxed", "acquire", "release", "acq_rel", "noftz"}
+_ATOMIC_TYPES = {"f16": "f16", "f32": "f32", "f64": "f64", "b32": "u32", "u32": "u32", "s32": "i32", "b64": "u64",
+                 "u64": "u64", "s64": "i64"}  # fmt: skip
 _SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]", "%ctaid.z": "M.ctaid[2]",
             "%nctaid.x": "M.nctaid[0]", "%nctaid.y": "M.nctaid[1]", "%nctaid.z": "M.nctaid[2]", "%laneid": "M.lane",
             "%ntid.x": "M.ntid", "%warpid": "M.warp", "%tid.y": "M.zero", "%tid.z": "M.zero"}  # fmt: skip
@@ -48,9 +51,10 @@ def translate(kernel: Kernel) -> list:
     copies = [tuple(r.name for o in i.operands for r in registers_of(o)) for i in everything if i.words[0] == "mov"]
     while late and (found := {c[0] for c in copies if len(c) == 2 and c[1] in late} - late):
         late |= found
+    read = {r.name for i in everything for o in i.operands[_first_source(i) :] for r in registers_of(o)}
     lines: list[str] = []
     for number, block in enumerate(kernel.blocks):
-        lines += _Writer(number, block, crossing, labels, parameters, space, late).lines()
+        lines += _Writer(number, block, crossing, labels, parameters, space, late, read).lines()
     exec(compile("\n".join(lines), f"<{kernel.name}>", "exec"), space)
     return [space[f"block_{number}"] for number in range(len(kernel.blocks))]
 
@@ -67,10 +71,9 @@ def registers_of(operand: object) -> Iterator[Register]:
 
 def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]:
     """What an instruction writes and what it reads; a guarded one keeps, so reads, what it may write."""
-    base = i.opcode.split(".")[0]
-    silent = base in ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "fence", "membar", "red")
-    written = [] if silent or not i.operands else list(registers_of(i.operands[0]))
-    read = [r for o in (i.operands if silent else i.operands[1:]) for r in registers_of(o)]
+    first = _first_source(i)
+    written = [r for o in i.operands[:first] for r in registers_of(o)]
+    read = [r for o in i.operands[first:] for r in registers_of(o)]
     if i.opcode.startswith("wgmma"):
         read += written
         if "mma_async" not in i.opcode:
@@ -78,6 +81,11 @@ def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]
     if i.guard:
         read += [i.guard, *written]
     return written, read
+
+
+def _first_source(i: Instruction) -> int:
+    """Where the operands that are read begin: behind the result, if there is one."""
+    return 0 if i.words[0] in ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "fence", "membar", "red") else 1
 
 
 def _uses(block: Block) -> tuple[set[str], set[str]]:
@@ -92,10 +100,10 @@ def _uses(block: Block) -> tuple[set[str], set[str]]:
 
 
 class _Writer:
-    def __init__(self, number, block, crossing, labels, parameters, space, late) -> None:
+    def __init__(self, number, block, crossing, labels, parameters, space, late, read) -> None:
         self.number, self.block, self.crossing = number, block, crossing
-        self.late = late
-        """Registers that asynchronous products write."""
+        self.late, self.read = late, read
+        """Registers that asynchronous products write, and those that some instruction reads."""
         self.labels, self.parameters, self.space = labels, parameters, space
         self.body: list[str] = []
         self.kinds: dict[str, str] = {}
@@ -283,6 +291,26 @@ class _Writer:
         address = self.address(i.operands[0], "u64" if space == "global" else "u32", i)
         values = "".join(f"{self.value(s, f'u{8 * size}', i)}, " for s in sources)
         self.emit(f"M.{_SPACES[space]}.store({i.index}, {address}, {self.guard(i)}, {size}, ({values}))")
+
+    def _red(self, i: Instruction) -> None:
+        self._accumulate(i, *i.operands)
+
+    def _atom(self, i: Instruction) -> None:
+        target, *sources = i.operands
+        if any(r.name in self.read for r in registers_of(target)):
+            raise Unsupported(f"opcode {i.opcode} whose result is used is not executed by this machine", i.place)
+        self._accumulate(i, *sources)
+
+    def _accumulate(self, i: Instruction, to: Address, *values: object) -> None:
+        words = [w for w in i.words[1:] if w not in _ATOMIC_MODES]
+        known = len(words) == 2 and words[0] in ACCUMULATED and words[1] in _ATOMIC_TYPES
+        if i.words[1] != "global" or len(values) != 1 or not known:
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.place)
+        kind = _ATOMIC_TYPES[words[1]]
+        value = self.value(values[0], f"u{_bits(kind)}" if kind != "f32" else "u32", i)
+        address = self.address(to, "u64", i)
+        call = f"{i.index}, {address}, {self.guard(i)}, '{words[0]}', {kind}, {value}"
+        self.emit(f"M.memory.accumulate({call})")
 
     def _access(self, i: Instruction, data: object) -> tuple[str, str, int, tuple]:
         """Of a load or store: address space, type, bytes an element, registers."""
