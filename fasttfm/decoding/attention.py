@@ -27,7 +27,10 @@ def cross_attention(
     2019, section 3.2). Of an ensemble it is the mean over models. On a CPU the same to the last bit whatever the batch
     holds. Raises UserError for a layer that the model has not.
     """
-    layer = _layer(model, config)
+    layer = config.alignment_layer
+    layers = min(each.config.decoder_layers for each in getattr(model, "models", [model]))
+    if layer > layers:
+        raise UserError(f"decoding.alignment_layer {layer} is not there: the model has layers 1 to {layers}")
     found: list[Tensor] = [torch.empty(0)] * len(sources)
     with inference(model, batch_invariant=True) as device:
         for batch in pair_batches(sources, targets, config.batch_tokens):
@@ -37,15 +40,6 @@ def cross_attention(
             for row, place in enumerate(batch):
                 found[place] = weights[row, : len(targets[place]) + 1, : len(sources[place])].clone()
     return found
-
-
-def _layer(model: Any, config: DecodingConfig) -> int:
-    layers = model.config.decoder_layers
-    if config.alignment_layer > layers:
-        raise UserError(
-            f"decoding.alignment_layer {config.alignment_layer} is not there: the model has layers 1 to {layers}"
-        )
-    return config.alignment_layer or max(1, layers - 1)
 
 
 def coverage(attention: Tensor) -> float:

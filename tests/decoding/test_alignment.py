@@ -19,9 +19,11 @@ from fasttfm.models import Transformer, TransformerConfig
 EOS = 3
 
 
-def make_model(seed: int = 5) -> Transformer:
+def make_model(seed: int = 5, decoder_layers: int = 3) -> Transformer:
     torch.manual_seed(seed)
-    config = TransformerConfig(vocab_size=40, d_model=48, heads=3, d_ff=96, encoder_layers=1, decoder_layers=3)
+    config = TransformerConfig(
+        vocab_size=40, d_model=48, heads=3, d_ff=96, encoder_layers=1, decoder_layers=decoder_layers
+    )
     return Transformer(config)
 
 
@@ -54,12 +56,16 @@ def test_the_layer_can_be_chosen_and_is_the_last_but_one_otherwise():
 
 
 def test_an_ensemble_looks_at_what_its_models_look_at_in_the_mean():
-    models = [make_model(1), make_model(2)]
+    models = [make_model(1), make_model(2, decoder_layers=1)]
     sources, targets = pairs(3)
     each = [cross_attention(model, sources, targets, DecodingConfig()) for model in models]
     together = cross_attention(Ensemble(models), sources, targets, DecodingConfig())
     for one, other, mean in zip(*each, together):
         torch.testing.assert_close(mean, (one + other) / 2)
+    with pytest.raises(UserError, match="layers 1 to 1"):
+        cross_attention(Ensemble(models), sources, targets, DecodingConfig(alignment_layer=2))
+    with pytest.raises(ValueError, match="layer 4 is not there"):
+        models[0].cross_attention(torch.tensor([[5, EOS]]), torch.tensor([[2, 5]]), layer=4)
 
 
 def test_coverage_is_the_papers_formula():
