@@ -1,6 +1,6 @@
 """How many cases of every kernel are right when their PTX is executed on a CPU, and how many mutations are noticed.
 
-    python -m benchmarks.executed                   every chip, as `make executed` does; about an hour on two cores
+    python -m benchmarks.executed                   every chip, as `make executed` does; half an hour on a core
     python -m benchmarks.executed --chip sm_90      one of them
 
 Runs tests/executed whole, chip after chip, and after each of them puts its line into benchmarks/results/executed.jsonl,

@@ -1,9 +1,9 @@
-"""The record of executed PTX: what a run of pytest becomes, chip after chip."""
+"""The record of executed PTX: what a run of pytest becomes, chip after chip, and that the pages quote it."""
 
 import pytest
 
 from benchmarks import executed
-from benchmarks.measure import records
+from benchmarks.measure import machine, records
 
 SMALL = """
 import json
@@ -65,6 +65,12 @@ def test_a_run_without_cases_is_no_record(small):
     with pytest.raises(executed.subprocess.CalledProcessError):
         run(small, "sm_60")
     assert not small.exists()
+
+
+def test_the_pages_quote_the_records():
+    said = executed.sentence(records.read(records.RESULTS / "executed.jsonl"))
+    for page in ("README.md", "docs/ptx.md"):
+        assert said in " ".join((machine.ROOT / page).read_text(encoding="utf-8").split()), page
 
 
 def test_every_case_belongs_to_one_line():
