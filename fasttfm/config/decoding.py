@@ -12,6 +12,9 @@ _MOST = (1 << 31) - 1
 _LARGEST_ALPHA = 30
 """With it the penalty of the longest output still is a float."""
 
+_LARGEST_WEIGHT = 1000
+"""Beside it no log-probability counts any more, and float32 still tells them apart."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodingConfig:
@@ -78,6 +81,9 @@ class DecodingConfig:
                 raise ValueError(f"{name} {value!r} must be a finite number of at least 0")
         if self.alpha > _LARGEST_ALPHA:
             raise ValueError(f"alpha {self.alpha!r} must be at most {_LARGEST_ALPHA}")
+        for name in ("coverage_penalty", "diverse_beam_strength"):
+            if getattr(self, name) > _LARGEST_WEIGHT:
+                raise ValueError(f"{name} {getattr(self, name)!r} must be at most {_LARGEST_WEIGHT:,}")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"temperature {self.temperature!r} must be a finite number greater than 0")
         if not 0 < self.sampling_topp <= 1:
