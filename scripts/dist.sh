@@ -28,5 +28,5 @@ python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('
 python -m benchmarks --list 2> said.txt && { echo "the benchmarks need an extra that is not installed"; exit 1; }
 grep -F 'pip install "fasttfm[bench]"' said.txt
 pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$(echo "$root"/dist/*.whl)[bench]"
-python -m benchmarks --smoke --only "layer" --out results kernels > /dev/null
+python -m benchmarks --smoke --only LayerNorm --out results kernels > /dev/null
 ls -l "$root"/dist

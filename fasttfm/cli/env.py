@@ -48,7 +48,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
             "name": _cpuinfo("model name") or platform.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "units": [unit for unit in _UNITS if unit in _cpuinfo("flags").split()],
+            "units": processor_units(),
         },
         "device": _device(),
         "assembler": _assembler(),
@@ -95,6 +95,12 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def processor_units() -> list[str]:
+    """What the processor can do, by Linux's names; empty elsewhere."""
+    flags = _cpuinfo("flags").split()
+    return [unit for unit in _UNITS if unit in flags]
 
 
 def _cpuinfo(field: str) -> str:

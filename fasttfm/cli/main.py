@@ -43,6 +43,7 @@ COMMANDS = {
     "import": ("import_", "make a model directory of another tool's model"),
     "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
     "env": ("env", "versions, device, assembler and routes: what to send with a question"),
+    "doctor": ("doctor", "what makes this machine slower than it need be, and the remedy"),
     "recipe": ("recipe", "from download to BLEU: the published set-ups by name"),
     "demo-data": ("demo", "write the built-in English-German demo corpus"),
 }

@@ -41,7 +41,7 @@ def number_of_workers(wanted: int | None, threads: int, device: str | None) -> i
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return _cores() if device == "cpu" else 1
+    return usable_cores() if device == "cpu" else 1
 
 
 def launch(workers: int, arguments: Sequence[str]) -> int:
@@ -93,13 +93,17 @@ def _status(statuses: dict[int, int]) -> int:
     return status
 
 
-def _cores() -> int:
-    """Cores that this process may use: those it may run on, as far as its cgroup and OMP_NUM_THREADS allow."""
+def allowed_cores() -> int:
+    """Cores that this process may run on, as far as its cgroup allows."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        allowed = min(allowed, max(1, int(quota) // int(period)))
+        return min(allowed, max(1, int(quota) // int(period)))
     except (OSError, ValueError):  # no such file, or no limit ("max")
-        pass
+        return allowed
+
+
+def usable_cores() -> int:
+    """Those of them that OMP_NUM_THREADS leaves to this program."""
     told = os.environ.get("OMP_NUM_THREADS", "")
-    return min(allowed, int(told)) if told.isdecimal() and int(told) else allowed
+    return min(allowed_cores(), int(told)) if told.isdecimal() and int(told) else allowed_cores()

@@ -262,7 +262,7 @@ def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
 
 def test_how_many_workers(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("fasttfm.cli.workers._cores", lambda: 8)
+    monkeypatch.setattr("fasttfm.cli.workers.usable_cores", lambda: 8)
     assert number_of_workers(None, 0, "cpu") == 8
     assert number_of_workers(None, 4, "cpu") == 1
     assert number_of_workers(3, 4, "cpu") == 3
@@ -274,9 +274,9 @@ def test_how_many_workers(monkeypatch):
 
 
 def test_cores_are_what_openmp_is_told_at_most(monkeypatch):
-    from fasttfm.cli.workers import _cores
+    from fasttfm.cli.workers import usable_cores
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert 1 <= _cores() <= (os.cpu_count() or 1)
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert _cores() == 1
+    assert usable_cores() == 1

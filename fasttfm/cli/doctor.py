@@ -1,0 +1,190 @@
+"""`fasttfm doctor`: what makes this machine slower than it need be, each with its remedy.
+
+The facts are gathered first (Facts), then judged by functions without side effects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_SAMPLE = 0.5
+"""Seconds for which the processors' counters are watched."""
+
+
+class Finding(NamedTuple):
+    """One thing that slows this machine down."""
+
+    subject: str
+    fault: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What is judged."""
+
+    cores: int
+    """That this process may run on."""
+    threads: int
+    """Of torch."""
+    busy_cores: float
+    """That other programs keep busy."""
+    units: frozenset[str]
+    """What the processor can do, by Linux's names; empty where that is not known."""
+    system: str = "linux"
+    """sys.platform."""
+    missing: frozenset[str] = frozenset()
+    """Packages that are not installed, of numba and triton."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpu_without_driver: bool = False
+    """There is an NVIDIA GPU, and this torch cannot use it."""
+    device: str | None = None
+    """Name of the GPU that torch uses."""
+    tf32: bool = False
+    """Whether float32 products may take the GPU's TF32 units, which it has."""
+    has_tf32: bool = False
+    is_tuned: bool = True
+    """Whether tiles for this GPU were measured, by `fasttfm tune` or by others."""
+    assembler_fault: str | None = None
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="what makes this machine slower than it need be, and the remedy",
+        description="Looks at threads, other programs, the processor's units, packages, settings and the GPU. Exit "
+        "status 1 if something is slower than it need be.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; the status tells whether there are any."""
+    from fasttfm.wording import counted
+
+    facts = gather()
+    findings = list(judge(facts))
+    if args.json:
+        print(json.dumps({"findings": [each._asdict() for each in findings]}))
+        return bool(findings)
+    for each in findings:
+        print(f"{each.subject}: {each.fault}\n    {each.remedy}")
+    if not findings:
+        where = facts.device or f"a CPU, {counted(facts.cores, 'core')}"
+        print(f"nothing slows this machine down ({where})")
+    return bool(findings)
+
+
+def judge(facts: Facts) -> Iterator[Finding]:
+    """What is slower than it need be."""
+    yield from _of_settings(facts.environment)
+    yield from _of_device(facts) if facts.device else _of_processor(facts)
+    if facts.busy_cores > 0.3:
+        yield Finding(
+            "other programs",
+            f"they keep {facts.busy_cores:.1f} of {facts.cores} cores busy",
+            "end them: threads of one product wait for the one that shares its core",
+        )
+
+
+def _of_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
+    if environment.get("TRITON_INTERPRET") == "1":
+        yield Finding(
+            "TRITON_INTERPRET=1", "kernels run in Triton's interpreter, thousands of times slower", "unset it"
+        )
+    backend = environment.get("FASTTFM_BACKEND", "auto")
+    if backend != "auto":
+        yield Finding(f"FASTTFM_BACKEND={backend}", "every operator goes one way, also where it is slower", "unset it")
+
+
+def _of_processor(facts: Facts) -> Iterator[Finding]:
+    if facts.gpu_without_driver:
+        yield Finding("GPU", "this torch cannot use it", "install the torch built for its driver: see pytorch.org")
+    if facts.threads > facts.cores:
+        yield Finding(
+            "threads", f"{facts.threads} threads share {facts.cores} cores", f"set OMP_NUM_THREADS={facts.cores}"
+        )
+    if facts.threads < facts.cores:
+        yield Finding(
+            "threads",
+            f"{facts.threads} of {facts.cores} cores are used",
+            f"set OMP_NUM_THREADS={facts.cores}, or leave it unset",
+        )
+    if "numba" in facts.missing:
+        yield Finding("numba", "not installed: searches are slower", 'pip install "fasttfm[cpu]"')
+    if facts.units and not facts.units & {"amx_bf16", "avx512_bf16"}:
+        yield Finding(
+            "bfloat16", "this processor computes it by way of float32", "give --precision fp32 (or int8 to translate)"
+        )
+
+
+def _of_device(facts: Facts) -> Iterator[Finding]:
+    if "triton" in facts.missing and facts.system == "linux":
+        yield Finding("triton", "not installed: operators go by PyTorch, unfused", "pip install triton")
+    if facts.has_tf32 and not facts.tf32:
+        yield Finding(
+            "TF32",
+            "float32 products do not take the matrix units",
+            'torch.set_float32_matmul_precision("high"), where ten bits of mantissa are enough',
+        )
+    if not facts.is_tuned:
+        yield Finding("tiles", "nobody has measured them on this GPU", "fasttfm tune")
+    if facts.assembler_fault:
+        yield Finding("assembler", facts.assembler_fault, "fasttfm env says how to take another")
+
+
+def gather() -> Facts:
+    """The facts of this process and machine."""
+    import torch
+
+    from fasttfm.cli import env
+    from fasttfm.cli.workers import allowed_cores
+
+    device = None if not torch.cuda.is_available() else env.environment()
+    tuned: dict[str, Any] = (device or {}).get("tuned") or {}
+    faults = [each["fault"] for each in (device or {}).get("assembler", {}).values()]
+    return Facts(
+        cores=allowed_cores(),
+        threads=torch.get_num_threads(),
+        busy_cores=_busy_cores(),
+        units=frozenset(env.processor_units()),
+        system=sys.platform,
+        missing=frozenset(name for name in ("numba", "triton") if importlib.util.find_spec(name) is None),
+        environment=dict(os.environ),
+        gpu_without_driver=device is None and Path("/proc/driver/nvidia/version").exists(),
+        device=None if device is None else device["device"]["name"],
+        tf32=torch.backends.cuda.matmul.allow_tf32,
+        has_tf32=device is not None and torch.cuda.get_device_capability() >= (8, 0),
+        is_tuned=device is None or bool(tuned.get("answers") or tuned.get("shipped")),
+        assembler_fault=next((fault for fault in faults if fault), None),
+    )
+
+
+def _busy_cores() -> float:
+    """Cores that other programs keep busy, watched for a moment; 0 where the system does not tell."""
+    try:
+        before, used, began = _jiffies(), time.process_time(), time.monotonic()
+        time.sleep(_SAMPLE)
+        after = _jiffies()
+    except (OSError, ValueError):
+        return 0.0
+    seconds = time.monotonic() - began
+    ours = time.process_time() - used
+    return max(0.0, (after - before) / os.sysconf("SC_CLK_TCK") - ours) / seconds
+
+
+def _jiffies() -> int:
+    """Of all cores, those in which some program ran: user, nice, system, irq, softirq and steal."""
+    with open("/proc/stat") as lines:
+        user, nice, system, _, _, irq, softirq, steal = (int(each) for each in next(lines).split()[1:9])
+    return user + nice + system + irq + softirq + steal
