@@ -186,7 +186,7 @@ def _trainer(
     except ValueError as error:
         raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error
     validator = None
-    if recipe.valid_interval_updates and workers.is_first:
+    if recipe.valid_interval_updates and (workers.is_first or not recipe.shard):
         validator = Validator(
             data,
             max_tokens=batching.max_tokens,

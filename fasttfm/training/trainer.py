@@ -48,7 +48,9 @@ class Trainer:
         workers: Workers | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """validator, verification: used by rank 0. workers: the ranks that train together; None for this process alone.
+        """validator: of every rank, or of rank 0 where the model is divided; verification: used by rank 0.
+
+        workers: the ranks that train together; None for this process alone.
 
         verification: of the data, beside training; damage that it finds ends the run before the next save.
         """
@@ -195,15 +197,18 @@ class Trainer:
             self.verification.check()
 
     def _validate(self, interruption: Interruption) -> bool:
-        """Rank 0 validates; whether the result is among the best that are kept. An interruption leaves it undone."""
+        """Validate by all ranks; whether the result is among the best that are kept. An interruption leaves it undone.
+
+        Of a divided model, rank 0 alone validates.
+        """
         position = self.updates.position
         improved = False
         model = self._whole_model()
-        if self.workers.is_first:
-            try:
-                improved = self._score(model, interruption)
-            except KeyboardInterrupt:
-                interruption.requested = True
+        try:
+            score = self._score(model, interruption)
+            improved = self._judge(score) if score is not None and self.workers.is_first else False
+        except KeyboardInterrupt:
+            interruption.requested |= self.workers.size == 1  # of several ranks, the one that was stopped knows
         improved, position.validated, position.worse, position.best = self.workers.broadcast(
             (improved, position.validated, position.worse, position.best)
         )
@@ -227,20 +232,22 @@ class Trainer:
         load_weights(whole, weights, self.model_dir)
         return whole.to(self.updates.device)
 
-    def _score(self, model: Transformer, interruption: Interruption) -> bool:
-        """Validate, record it, and tell whether the result is among the best that are kept."""
-        assert self.validator is not None
-        assert self._recorder is not None
-        position, optimization = self.updates.position, self.updates.optimization
-        is_own = model is self.model
-        if is_own:
-            optimization.swap_average()
+    def _score(self, model: Transformer, interruption: Interruption) -> Validation | None:
+        """The validation of a model, of a divided one that _whole_model() made; None for who takes no part."""
+        if self.validator is None:
+            return None
+        if self.updates.is_sharded:
+            return self.validator(model, stoppable=interruption.at_once)
+        self.updates.optimization.swap_average()
         try:
-            with interruption.at_once():
-                score = self.validator(model)
+            return self.validator(model, self.workers, interruption.at_once)
         finally:
-            if is_own:
-                optimization.swap_average()
+            self.updates.optimization.swap_average()
+
+    def _judge(self, score: Validation) -> bool:
+        """Record a validation, and tell whether the result is among the best that are kept."""
+        assert self._recorder is not None
+        position = self.updates.position
         self.last_score = score
         position.validated = position.step
         if not math.isfinite(score.loss):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.decoding.translator import one_line
+from fasttfm.training.workers import ALONE, Workers
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -85,26 +88,52 @@ class Validator:
             self._batches.append(batch.to(device))
         self._sources = [[*map(int, pairs.source(i)), EOS] for i in range(len(pairs))]
 
-    def __call__(self, model: Transformer) -> Validation:
-        """Validate; the model's training mode is put back."""
+    def __call__(
+        self,
+        model: Transformer,
+        workers: Workers = ALONE,
+        stoppable: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Validation:
+        """Validate; the model's training mode is put back.
+
+        workers: ranks that hold the same weights and call together; each takes a part of the pairs, all get the result.
+        stoppable: a context in which KeyboardInterrupt may be raised. If it is, all ranks raise it once they are done.
+        """
+        sums, translations, interrupt = [0.0] * 3, [""], None
+        try:
+            with stoppable():
+                sums, translations = self._part(model, workers.rank, workers.size)
+        except KeyboardInterrupt as raised:
+            interrupt = raised
+        if workers.sum([interrupt is not None])[0]:  # nobody waits for a rank that has gone on elsewhere
+            raise interrupt or KeyboardInterrupt
+        loss, nll, tokens = workers.sum(sums)
+        if self.decoding is None:
+            return Validation(loss=loss / tokens, nll=nll / tokens, bleu=None, translations=[])
+        whole = [""] * len(self._sources)
+        for rank, part in enumerate(workers.gather(translations)):
+            whole[rank :: workers.size] = part
+        score = bleu(whole, self._references, tokenize=self.bleu_tokenizer)
+        return Validation(loss=loss / tokens, nll=nll / tokens, bleu=score.value, translations=whole)
+
+    def _part(self, model: Transformer, rank: int, size: int) -> tuple[list[float], list[str]]:
+        """Sums of loss and nll, and the tokens, of a rank's batches; the translations of its sources."""
         training = model.training
         model.eval()
         try:
             with torch.no_grad(), torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                loss, nll = self._loss(model)
+                sums = self._loss(model, rank, size)
                 if self.decoding is None:
-                    return Validation(loss=loss, nll=nll, bleu=None, translations=[])
-                found = translate_ids(model, self._sources, self.decoding)
+                    return sums, []
+                found = translate_ids(model, self._sources[rank::size], self.decoding)
         finally:
             model.train(training)
-        translations = [one_line(self.data.target_tokenizer.decode(ids)) for ids in found]
-        score = bleu(translations, self._references, tokenize=self.bleu_tokenizer)
-        return Validation(loss=loss, nll=nll, bleu=score.value, translations=translations)
+        return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in found]
 
-    def _loss(self, model: Transformer) -> tuple[float, float]:
+    def _loss(self, model: Transformer, rank: int, size: int) -> list[float]:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         tokens = 0
-        for batch in self._batches:
+        for batch in self._batches[rank::size]:
             loss, nll, _ = model.loss(
                 batch.source,
                 batch.target_in,
@@ -115,5 +144,4 @@ class Validator:
             )
             sums += torch.stack([loss, nll]).double()
             tokens += batch.target_tokens
-        loss_sum, nll_sum = sums.tolist()
-        return loss_sum / tokens, nll_sum / tokens
+        return [*sums.tolist(), tokens]

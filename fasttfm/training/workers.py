@@ -64,13 +64,17 @@ class Workers:
             with _ending_with_peers():
                 dist.all_reduce(tensor)
 
-    def broadcast(self, value: Any) -> Any:
-        """What rank 0 gives, which must be picklable; the others' values are not looked at."""
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gives, which must be picklable, by rank; every rank gets it."""
+        return [self.broadcast(value, source) for source in range(self.size)]
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """What one rank gives, which must be picklable; the others' values are not looked at."""
         if self.size == 1:
             return value
         values = [value]
         with _ending_with_peers():
-            dist.broadcast_object_list(values, device=torch.device("cpu"))
+            dist.broadcast_object_list(values, src=source, device=torch.device("cpu"))
         return values[0]
 
     def broadcast_tensors(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
@@ -94,6 +98,10 @@ class Workers:
         with _ending_with_peers():
             dist.all_reduce(tensor, kind)
         return tensor.tolist()
+
+
+ALONE = Workers()
+"""This process, without others."""
 
 
 @contextmanager

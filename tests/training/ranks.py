@@ -4,7 +4,7 @@
 
 Prints a JSON list: the exit statuses of each run's ranks. A fault is [rank, update, kind]: before its update's step
 the rank raises a UserError, is killed, or gets a signal, by kind "error", "SIGKILL" or "SIGTERM"; with "nan" the loss
-of its part of the update is no number.
+of its part of the update is no number; with "validation" it gets a SIGTERM in that validation (they count from 1).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def _inject(fault: list | None, rank: int) -> None:
     from fasttfm.errors import UserError
     from fasttfm.training.optimization import Optimization
     from fasttfm.training.updates import Updates
+    from fasttfm.training.validate import Validator
 
     if fault is None or fault[0] != rank:
         return
@@ -39,6 +40,16 @@ def _inject(fault: list | None, rank: int) -> None:
         Updates.loss = lambda self, batch: tuple(  # type: ignore[method-assign]
             value * float("nan") if self.position.step == update - 1 else value for value in loss(self, batch)
         )
+        return
+    if kind == "validation":
+        loss_of, validations = Validator._loss, iter(range(1, 100))
+
+        def stopped(self, *given):
+            if next(validations) == update:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loss_of(self, *given)
+
+        Validator._loss = stopped  # type: ignore[method-assign]
         return
     step, count = Optimization.step, 0
 

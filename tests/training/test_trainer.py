@@ -327,7 +327,7 @@ def test_ctrl_c_while_validating_saves_and_validates_when_it_goes_on(tiny_data, 
     config = tiny_config(valid_interval_updates=4, max_update=8)
     prepare_model_dir(tmp_path / "M", config, data)
 
-    def interrupted(model):
+    def interrupted(model, *rest):
         raise KeyboardInterrupt
 
     trainer = make_trainer(config, data, tmp_path / "M")
@@ -367,7 +367,7 @@ def test_the_best_checkpoint_outlives_newer_ones(tiny_data, tiny_config, tmp_pat
     from fasttfm.training.validate import Validation
 
     losses = iter([3.0, 4.0, 5.0, 6.0])
-    trainer.validator = lambda model: Validation(loss=1.0, nll=next(losses), bleu=None, translations=[])
+    trainer.validator = lambda model, *rest: Validation(loss=1.0, nll=next(losses), bleu=None, translations=[])
     trainer.run()
     assert saved_steps(tmp_path) == [2, 8]
     assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)

@@ -154,6 +154,35 @@ def test_a_signal_to_one_rank_saves_once(tiny_data, tmp_path, rank):
     assert saved_steps(out) == [6]
 
 
+def test_ranks_divide_validation_and_find_what_one_finds(tiny_data, tmp_path):
+    """With weights that never move; of 5 ranks some have no batch, and parts of the 12 pairs differ in size."""
+    changes = {"lr": 1e-30, "max_update": 4, "average_last": 0}
+    runs = [{"size": size, "words": words(tiny_data, tmp_path / str(size), **changes)} for size in (1, 2, 5)]
+    statuses, stderr = run_ranks(*runs)
+    assert statuses == [[0] * run["size"] for run in runs], stderr
+    (one,) = [record for record in read_log(tmp_path / "1") if record["kind"] == "valid"]
+    lines = (tmp_path / "1" / "hypotheses" / "valid.step-000000004.txt").read_text()
+    assert len(lines.splitlines()) == 12
+    for size in (2, 5):
+        (other,) = [record for record in read_log(tmp_path / str(size)) if record["kind"] == "valid"]
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
+        assert other["nll"] == pytest.approx(one["nll"], rel=1e-6)
+        assert other["bleu"] == one["bleu"]
+        assert (tmp_path / str(size) / "hypotheses" / "valid.step-000000004.txt").read_text() == lines
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_rank_while_all_validate_saves_and_validates_again(tiny_data, tmp_path, rank):
+    out = tmp_path / "M"
+    command = words(tiny_data, out)
+    (stopped, again), stderr = run_ranks(
+        {"size": 2, "words": command, "fault": [rank, 1, "validation"]}, {"size": 2, "words": command}
+    )
+    assert (stopped, again) == ([143, 143], [0, 0]), stderr
+    assert "stopped after update 4, which is saved" in stderr
+    assert [record["step"] for record in read_log(out) if record["kind"] == "valid"] == [4, 8, 12]
+
+
 def test_a_loss_of_one_rank_that_is_no_number_lets_all_skip_the_update(tiny_data, tmp_path):
     out = tmp_path / "M"
     command = words(tiny_data, out, save_interval_updates=1, valid_interval_updates=0, log_interval=1)
