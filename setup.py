@@ -20,6 +20,8 @@ version = re.search(r'^__version__ = "(.+)"$', (folder / "fasttfm" / "__init__.p
 extras = {
     "cpu": ["numba>=0.60"],  # searches on a CPU are faster with it
     "ctranslate2": ["ctranslate2>=4.5"],  # export to it; import needs nothing
+    "onnx": ["onnx>=1.17; python_version >= '3.11'", "onnxscript>=0.5; python_version >= '3.11'"],
+    "serve": ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"],
     "plots": ["matplotlib>=3.8"],
     "tensorboard": ["tensorboard>=2.15"],
     "hf": ["transformers>=5.0"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
@@ -32,6 +34,7 @@ tools = [
     "pytest-xdist>=3.5",
     "pytest-benchmark>=4.0",
     "hypothesis>=6.100",
+    "onnxruntime>=1.20; python_version >= '3.11'",
     "ruff>=0.8",
     "mypy>=1.11",
     "types-PyYAML",
@@ -52,7 +55,7 @@ setup(
     packages=sorted(packages),
     package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
     package_data={
-        "fasttfm": ["py.typed", "presets/*.yaml"],
+        "fasttfm": ["py.typed", "presets/*.yaml", "serving/*.html"],
         "fasttfm.kernels.proof": ["*.csv"],
         "fasttfm.kernels.tiles": ["tuned/*"],
     },

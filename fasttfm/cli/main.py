@@ -39,6 +39,7 @@ COMMANDS = {
     "plot": ("plot", "draw the curves of several runs in one picture"),
     "quantize": ("quantize", "write a model directory with 8-bit matrices"),
     "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
+    "serve": ("serve", "translate over HTTP"),
     "export": ("export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
     "import": ("import_", "make a model directory of another tool's model"),
     "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
@@ -52,6 +53,7 @@ COMMANDS = {
 _LESS_MEMORY = {
     "train": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
     "translate": "give a smaller --batch-tokens, --beam, --max-len-b or --max-source-length",
+    "serve": "give a smaller model, --precision int8, or --max-tokens",
     "score-pairs": "give shorter lines, or --precision bf16",
     "plot-attention": "give a shorter sentence",
 }

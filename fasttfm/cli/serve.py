@@ -1,0 +1,122 @@
+"""`fasttfm serve MODEL...`: translations over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import socket
+import sys
+from pathlib import Path
+
+from fasttfm.config.convert import to_float, to_int
+from fasttfm.errors import UserError
+from fasttfm.signals import taken_over
+
+TOKEN_VARIABLE = "FASTTFM_SERVE_TOKEN"
+_LIMITS = {
+    "body_bytes": (to_int, "bytes of a request's body; 413 beyond"),
+    "sentences": (to_int, "texts of a request; 422 beyond"),
+    "tokens": (to_int, "source tokens of a text; 422 beyond"),
+    "queue": (to_int, "sentences of all clients that may wait; 429 beyond"),
+    "seconds": (to_float, "until a request must be answered; 504 beyond"),
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="translate over HTTP",
+        description="Serves POST /translate, GET /health, /metrics, /openapi.json and a page to type into. Sentences "
+        "of all clients are translated together. Ctrl-C or SIGTERM: what was asked for is answered, then it ends.",
+    )
+    parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="model directory; several have names")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0: a free one (default: %(default)s)")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, ... (default: a GPU where there is one)")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), help="as of fasttfm translate")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"a bearer token that requests must have; or in the environment, {TOKEN_VARIABLE}",
+    )
+    group = parser.add_argument_group("limits")
+    for name, (kind, text) in _LIMITS.items():
+        group.add_argument(f"--max-{name.replace('_', '-')}", dest=name, type=kind, metavar="N", help=text)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serve until a signal comes."""
+    try:
+        import uvicorn
+
+        from fasttfm.serving.app import App
+    except ImportError as error:
+        raise UserError(f'the package {error.name} is needed: pip install "fasttfm[serve]"') from None
+    from fasttfm.decoding.translator import Translator
+    from fasttfm.serving.limits import Limits
+
+    given = {name: getattr(args, name) for name in _LIMITS if getattr(args, name) is not None}
+    try:
+        limits = dataclasses.replace(Limits(), **given)
+    except ValueError as error:
+        raise UserError(f"--max-{str(error).replace('_', '-')}") from None
+    token = _token(args.token_file)
+    with _listening(args.host, args.port) as listener:
+        names = [path.resolve().name for path in args.model]
+        if len(set(names)) < len(names):
+            raise UserError("two models have the same name: requests could not tell them apart; rename a directory")
+        translators = {
+            name: Translator.from_directory(path, device=args.device, precision=args.precision, workers=1)
+            for name, path in zip(names, args.model)
+        }
+        app = App(translators, limits, token)
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"serving {', '.join(translators)} at http://{shown}:{port}", flush=True)
+        if token is None and not host.startswith("127.") and host != "::1":
+            print(f"fasttfm serve: warning: {host} is open to others and there is no --token-file", file=sys.stderr)
+        config = uvicorn.Config(
+            app.starlette,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=int(limits.seconds) + 1,
+            server_header=False,
+        )
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        except KeyboardInterrupt:  # the signal that it has ended by, once more
+            taken_over()
+        finally:
+            app.engine.stop()
+    print("stopped", flush=True)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port {port}: must be from 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()  # who connects while models are loaded waits
+    except OSError as error:
+        raise UserError(
+            f"{host}:{port}: cannot be listened at: {error.strerror or error}; give another --port"
+        ) from None
+    return listener
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if not token or not token.isascii() or len(token.split()) > 1:
+        raise UserError(f"{path}: must hold one token of ASCII characters without spaces")
+    return token

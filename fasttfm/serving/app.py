@@ -1,0 +1,181 @@
+"""The pages of the server: POST /translate, GET /health, /metrics, /openapi.json and a page to type into."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.serving.engine import Answer, Engine, QueueFull, Stopping
+from fasttfm.serving.limits import Limits
+from fasttfm.serving.metrics import Metrics
+from fasttfm.serving.requests import Refused, openapi, read_request
+
+_GONE = 499  # what nginx logs for a client that has closed its connection
+_VERSION = metadata.version("fasttfm")
+
+
+class App:
+    """Answers requests with one engine."""
+
+    def __init__(self, translators: Mapping[str, Translator], limits: Limits, token: str | None = None) -> None:
+        """translators: by the names that requests call them by, the first one where they do not. token: without it in
+        the header Authorization nothing is translated; None lets everybody."""
+        self.translators = translators
+        self.limits = limits
+        self.token = token
+        self.metrics = Metrics()
+        self.engine = Engine(translators, self.metrics, queue=limits.queue)
+        self.starlette = Starlette(
+            routes=[
+                Route("/", self.page),
+                Route("/translate", self.translate, methods=["POST"]),
+                Route("/health", self.health),
+                Route("/metrics", self.show_metrics),
+                Route("/openapi.json", self.describe),
+            ]
+        )
+
+    async def page(self, _: HttpRequest) -> Response:
+        """The page to type into."""
+        return HTMLResponse(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+
+    async def health(self, _: HttpRequest) -> Response:
+        """The models that are served."""
+        return JSONResponse({"status": "ok", "models": list(self.translators), "version": _VERSION})
+
+    async def show_metrics(self, _: HttpRequest) -> Response:
+        """Prometheus' text."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def describe(self, _: HttpRequest) -> Response:
+        """OpenAPI."""
+        return JSONResponse(openapi(self.translators, _VERSION, token=self.token is not None))
+
+    async def translate(self, http: HttpRequest) -> Response:
+        """Translations, or one line that says why there are none."""
+        begin = time.perf_counter()
+        try:
+            response = await self._answer(http)
+        except Refused as refused:
+            headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(refused.status)
+            response = JSONResponse({"detail": refused.detail}, refused.status, headers)
+        except ClientDisconnect:
+            response = Response(status_code=_GONE)
+        self.metrics.requests.labels("/translate", str(response.status_code)).inc()
+        self.metrics.seconds.observe(time.perf_counter() - begin)
+        return response
+
+    async def _answer(self, http: HttpRequest) -> Response:
+        self._refuse_strangers(http)
+        body = await self._body(http)
+        request = await asyncio.to_thread(read_request, body, self.translators, self.limits)
+        try:
+            answers = self.engine.submit(request.model, request.config, request.texts, request.tokens)
+        except QueueFull:
+            raise Refused(429, f"more than {self.limits.queue:,} sentences wait: ask again later") from None
+        except Stopping:
+            raise Refused(503, "the server is being stopped") from None
+        if request.stream:
+            return StreamingResponse(self._events(answers), media_type="text/event-stream")
+        try:
+            found = await self._unless_gone(http, answers)
+        finally:
+            _cancel(answers)
+        return JSONResponse({"translations": [[_plain(each) for each in best] for best in found]})
+
+    def _refuse_strangers(self, http: HttpRequest) -> None:
+        if self.token is None:
+            return
+        scheme, _, given = http.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.token.encode()):
+            raise Refused(401, "a bearer token is needed: Authorization: Bearer TOKEN")
+
+    async def _body(self, http: HttpRequest) -> bytes:
+        """The body, of which no more is read than is allowed."""
+        refused = Refused(413, f"the body has more than {self.limits.body_bytes:,} bytes: send fewer texts at once")
+        length = http.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self.limits.body_bytes:
+            raise refused
+
+        async def read() -> bytes:
+            body = bytearray()
+            async for part in http.stream():
+                body += part
+                if len(body) > self.limits.body_bytes:
+                    raise refused
+            return bytes(body)
+
+        try:
+            return await asyncio.wait_for(read(), self.limits.seconds)
+        except asyncio.TimeoutError:
+            raise Refused(504, f"the body did not come within {self.limits.seconds:g} seconds") from None
+
+    async def _unless_gone(self, http: HttpRequest, answers: list[Answer]) -> list[list[Translation]]:
+        """The translations; ClientDisconnect when nobody waits for them any more."""
+        together: asyncio.Future[Any] = asyncio.gather(*map(asyncio.wrap_future, answers))
+        gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(http))
+        done, _ = await asyncio.wait({together, gone}, timeout=self.limits.seconds, return_when="FIRST_COMPLETED")
+        gone.cancel()
+        if together in done:
+            try:
+                return together.result()
+            except Exception as error:
+                raise Refused(500, f"the translation failed: {' '.join(str(error).splitlines())}") from error
+        together.cancel()
+        if gone in done:
+            raise ClientDisconnect
+        raise self._too_late()
+
+    def _too_late(self) -> Refused:
+        return Refused(504, f"there was no answer within {self.limits.seconds:g} seconds: ask for less, or again later")
+
+    async def _events(self, answers: list[Answer]) -> AsyncIterator[bytes]:
+        """Server-sent events: one a text in the order of the texts, then `done`; or `error`."""
+        end = time.monotonic() + self.limits.seconds
+        try:
+            for index, answer in enumerate(answers):
+                try:
+                    best = await asyncio.wait_for(asyncio.wrap_future(answer), max(0.0, end - time.monotonic()))
+                except asyncio.TimeoutError:
+                    yield _event({"status": 504, "detail": self._too_late().detail}, "error")
+                    return
+                except Exception as error:
+                    yield _event({"status": 500, "detail": " ".join(str(error).splitlines())}, "error")
+                    return
+                yield _event({"index": index, "translations": [_plain(each) for each in best]})
+            yield _event({"count": len(answers)}, "done")
+        finally:
+            _cancel(answers)
+
+
+def _plain(translation: Translation) -> dict[str, Any]:
+    return {"text": translation.text, "score": translation.score}
+
+
+def _event(content: dict[str, Any], name: str | None = None) -> bytes:
+    line = f"event: {name}\n" if name else ""
+    return f"{line}data: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
+
+
+def _cancel(answers: list[Answer]) -> None:
+    """Sentences that have not been begun are left out."""
+    for answer in answers:
+        answer.cancel()
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

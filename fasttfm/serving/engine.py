@@ -1,0 +1,130 @@
+"""One thread that translates the sentences of all clients, as many at once as fit a budget of tokens.
+
+A sentence's translation is the same to the last bit whatever its batch holds (on a CPU), so who else asks at the same
+time changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.serving.metrics import Metrics
+
+Answer = Future[list[Translation]]
+
+
+class QueueFull(Exception):
+    """More sentences wait already than are allowed to."""
+
+
+class Stopping(Exception):
+    """The engine takes nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A sentence that waits for its translation."""
+
+    model: str
+    config: DecodingConfig
+    text: str
+    tokens: int
+    answer: Answer
+
+
+class Engine:
+    """Translates what is submitted, first come first served; sentences of one model and one configuration together."""
+
+    def __init__(
+        self, translators: Mapping[str, Translator], metrics: Metrics, *, queue: int, wait_seconds: float = 0.005
+    ) -> None:
+        """queue: most sentences that may wait. wait_seconds: how long the first of a batch waits for others."""
+        self.translators = translators
+        self.metrics = metrics
+        self.queue = queue
+        self.wait_seconds = wait_seconds
+        self._waiting: deque[_Waiting] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="translations", daemon=True)
+        self._thread.start()
+
+    def submit(self, model: str, config: DecodingConfig, texts: Sequence[str], tokens: Sequence[int]) -> list[Answer]:
+        """What will hold the translations of each text. tokens: source tokens of each. QueueFull, Stopping."""
+        new = [_Waiting(model, config, text, size, Future()) for text, size in zip(texts, tokens, strict=True)]
+        with self._changed:
+            if self._stopping:
+                raise Stopping
+            if len(self._waiting) + len(new) > self.queue:
+                raise QueueFull
+            self._waiting += new
+            self.metrics.queue.set(len(self._waiting))
+            self._changed.notify()
+        return [each.answer for each in new]
+
+    def stop(self) -> None:
+        """Translate what waits, then end."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            # from here on an answer cannot be cancelled any more
+            alive = [each for each in batch if each.answer.set_running_or_notify_cancel()]
+            if alive:
+                self._translate(alive)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """The sentence that waits longest and others for the same model and configuration; none when all is done."""
+        with self._changed:
+            while not self._waiting:
+                if self._stopping:
+                    return []
+                self._changed.wait()
+            first = self._waiting[0]
+            budget = self.translators[first.model].config.batch_tokens
+            deadline = time.monotonic() + self.wait_seconds
+            while not self._stopping and sum(each.tokens for each in self._waiting) < budget:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            batch: list[_Waiting] = []
+            others: deque[_Waiting] = deque()
+            for each in self._waiting:
+                alike = (each.model, each.config) == (first.model, first.config)
+                fits = not batch or budget >= each.tokens
+                if alike and fits:
+                    batch.append(each)
+                    budget -= each.tokens
+                else:
+                    others.append(each)
+            self._waiting = others
+            self.metrics.queue.set(len(others))
+        return batch
+
+    def _translate(self, batch: list[_Waiting]) -> None:
+        translator = copy.copy(self.translators[batch[0].model])
+        translator.config = batch[0].config
+        begin = time.perf_counter()
+        try:
+            results = translator.translate_nbest([each.text for each in batch])
+        except BaseException as error:
+            for each in batch:
+                each.answer.set_exception(error)
+            return
+        self.metrics.batch_seconds.observe(time.perf_counter() - begin)
+        self.metrics.batch_sentences.observe(len(batch))
+        self.metrics.sentences.inc(len(batch))
+        self.metrics.tokens.inc(sum(each.tokens for each in batch))
+        for each, translations in zip(batch, results, strict=True):
+            each.answer.set_result(translations)

@@ -1,0 +1,29 @@
+"""What a server counts, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The counters of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        options: dict[str, Any] = {"registry": self.registry, "namespace": "fasttfm"}
+        self.requests = Counter("requests", "Requests answered, by path and status", ["path", "status"], **options)
+        self.seconds = Histogram("request_seconds", "From request to answer", buckets=_SECONDS, **options)
+        self.sentences = Counter("sentences", "Sentences translated", **options)
+        self.tokens = Counter("source_tokens", "Source tokens translated", **options)
+        self.queue = Gauge("queue_sentences", "Sentences that wait", **options)
+        self.batch_sentences = Histogram("batch_sentences", "Sentences of a batch", buckets=_SENTENCES, **options)
+        self.batch_seconds = Histogram("batch_seconds", "Time of a batch", buckets=_SECONDS, **options)
+
+    def text(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self.registry)

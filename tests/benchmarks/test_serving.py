@@ -1,0 +1,32 @@
+"""The load test asks a server that is started for it, checks every answer, and leaves a record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from model_dirs import LINES, write_model_dir
+
+from benchmarks import serving
+from benchmarks.measure.records import validate
+
+pytest.importorskip("uvicorn")
+
+
+def test_a_record_is_written(tmp_path):
+    model = write_model_dir(tmp_path / "model", trained=False)
+    (tmp_path / "in.en").write_text("\n".join(LINES))
+    flags = ["--clients", "3", "--seconds", "1.5", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
+    assert serving.main([str(model), *flags]) == 0
+    record = json.loads((tmp_path / "serving.jsonl").read_text())
+    validate(record)
+    (row,) = record["measured"]
+    assert row["sentences"] >= row["requests"] >= 3
+    assert row["p99_ms"] >= row["p50_ms"] > 0
+
+
+def test_a_wrong_answer_ends_it(tmp_path, monkeypatch):
+    model = write_model_dir(tmp_path / "model", trained=False)
+    monkeypatch.setattr(serving.Translator, "translate", lambda self, lines: ["another"] * len(lines))
+    with pytest.raises(SystemExit, match="was answered with"):
+        serving.measure(model, LINES, clients=1, seconds=60)

@@ -1,0 +1,305 @@
+"""The server on a free port of this machine: answers, refusals, and clients that behave badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import pytest
+import requests
+from model_dirs import LINES, PAIRS, write_model_dir
+
+pytest.importorskip("starlette")
+uvicorn = pytest.importorskip("uvicorn")
+from fasttfm.cli.main import main  # noqa: E402
+from fasttfm.config import field_types  # noqa: E402
+from fasttfm.config.decoding import DecodingConfig  # noqa: E402
+from fasttfm.decoding import Translator  # noqa: E402
+from fasttfm.serving.app import App  # noqa: E402
+from fasttfm.serving.limits import Limits  # noqa: E402
+from fasttfm.serving.requests import OPTIONS, openapi  # noqa: E402
+
+PATIENCE = 300
+"""Seconds after which a test gives up; a busy machine takes long."""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return write_model_dir(tmp_path_factory.mktemp("served") / "small")
+
+
+@pytest.fixture(scope="module")
+def translator(model_dir):
+    return Translator.from_directory(model_dir, workers=1)
+
+
+class Slow:
+    """A translator that begins only when it may."""
+
+    def __init__(self, translator):
+        self.__dict__.update(vars(translator))
+        self.original = translator
+        self.may = threading.Event()
+        self.begun = threading.Event()
+        self.batches = []
+
+    def translate_nbest(self, lines):
+        self.begun.set()
+        assert self.may.wait(PATIENCE)
+        self.batches.append(list(lines))
+        return self.original.translate_nbest(lines)
+
+
+@contextmanager
+def serving(translators, limits=None, token=None):
+    """The address of a server; it ends with the block."""
+    app = App(translators, limits or Limits(), token)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app.starlette, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    listener.listen()
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        app.engine.stop()
+        listener.close()
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def url(translator):
+    with serving({"small": translator}) as address:
+        yield address
+
+
+def ask(url, timeout=PATIENCE, **request):
+    return requests.post(f"{url}/translate", json=request, timeout=timeout)
+
+
+def texts(answer) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [best[0]["text"] for best in answer.json()["translations"]]
+
+
+def test_a_text_and_a_list_are_translated_as_the_translator_does(url, translator):
+    assert texts(ask(url, text=LINES)) == translator.translate(LINES)
+    assert texts(ask(url, text=LINES[0])) == translator.translate(LINES[:1])
+    assert texts(ask(url, text=[])) == []
+    assert texts(ask(url, text=["", " "])) == ["", ""]
+
+
+def test_options_are_those_of_the_search(url, model_dir):
+    ours = Translator.from_directory(model_dir, workers=1, beam=3, nbest=2, length_penalty="gnmt", alpha=1.0)
+    found = ask(url, text=LINES, beam=3, nbest=2, length_penalty="gnmt", alpha=1.0).json()["translations"]
+    expected = ours.translate_nbest(LINES)
+    assert found == [[{"text": each.text, "score": each.score} for each in best] for best in expected]
+
+
+def test_sixteen_clients_each_get_the_answers_to_their_questions(url, translator):
+    lines = [f"{a} {b}" for a in LINES for b in LINES]
+    found = translator.translate_nbest(lines)
+    expected = {line: [{"text": each.text, "score": each.score} for each in best] for line, best in zip(lines, found)}
+    assert len({best[0]["score"] for best in expected.values()}) > 50
+
+    def client(number: int) -> None:
+        for round_ in range(4):
+            mine = lines[(number * 7 + round_ * 3) % 80 :][: 1 + number % 5]
+            assert ask(url, text=mine).json()["translations"] == [expected[line] for line in mine]
+
+    with ThreadPoolExecutor(16) as pool:
+        for done in [pool.submit(client, number) for number in range(16)]:
+            done.result(PATIENCE)
+
+
+def test_what_waits_is_translated_together(translator):
+    slow = Slow(translator)
+    with serving({"small": slow}) as url, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(ask, url, text=LINES[0])
+        assert slow.begun.wait(PATIENCE)
+        others = [pool.submit(ask, url, text=line) for line in LINES[1:5]]
+        app_waits = lambda: "fasttfm_queue_sentences 4.0" in requests.get(f"{url}/metrics", timeout=PATIENCE).text  # noqa: E731
+        while not app_waits():
+            pass
+        slow.may.set()
+        assert [texts(each.result(PATIENCE))[0] for each in (first, *others)] == translator.translate(LINES[:5])
+    assert [len(batch) for batch in slow.batches] == [1, 4]
+
+
+def test_a_stream_brings_one_event_a_text_and_then_the_end(url, translator):
+    answer = requests.post(f"{url}/translate", json={"text": LINES, "stream": True}, stream=True, timeout=PATIENCE)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = answer.content.decode().strip().split("\n\n")
+    found = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    assert [each["index"] for each in found] == list(range(len(LINES)))
+    assert [each["translations"][0]["text"] for each in found] == translator.translate(LINES)
+    assert events[-1].startswith("event: done")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"[]", "must be an object"),
+        (b"{}", "text must be"),
+        (b'{"text": 1}', "text must be"),
+        (b'{"text": ["a", 1]}', "text must be"),
+        (b'{"text": "a", "beem": 1}', "beem"),
+        (b'{"text": "a", "beam": "many"}', "beam"),
+        (b'{"text": "a", "beam": 0}', "beam"),
+        (b'{"text": "a", "beam": 1000}', "beam"),
+        (b'{"text": "a", "max_len_b": 100000}', "max_len_b"),
+        (b'{"text": "a", "max_len_a": 1e9}', "max_len_a"),
+        (b'{"text": "a", "model": "other"}', "other"),
+        (b'{"text": "a", "stream": 1}', "stream"),
+        (b'{"text": "\\ud800"}', "no character"),
+        (json.dumps({"text": ["a"] * 257}).encode(), "257 texts"),
+        (json.dumps({"text": "a dog " * 300}).encode(), "tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(url, body, words):
+    answer = requests.post(f"{url}/translate", data=body, timeout=PATIENCE)
+    assert answer.status_code == 422
+    assert words in answer.json()["detail"]
+    assert "\n" not in answer.json()["detail"]
+
+
+def test_a_huge_body_is_refused_whether_its_size_is_told_or_not(url):
+    def parts():
+        for _ in range(40):
+            yield b" " * 100_000
+
+    assert requests.post(f"{url}/translate", data=b" " * 2_000_000, timeout=PATIENCE).status_code == 413
+    with suppress(requests.ConnectionError):  # it may be hung up on while it is still sending
+        assert requests.post(f"{url}/translate", data=parts(), timeout=PATIENCE).status_code == 413
+    assert ask(url, text="a dog").status_code == 200
+
+
+def test_a_full_queue_says_429_and_a_late_answer_504(translator):
+    slow = Slow(translator)
+    limits = Limits(queue=2, seconds=1.0)
+    with serving({"small": slow}, limits) as url:
+        assert ask(url, text=LINES[:3]).status_code == 429
+        assert ask(url, text=LINES[:1]).status_code == 504
+        assert slow.begun.wait(PATIENCE)
+        slow.may.set()
+        stream = requests.post(f"{url}/translate", json={"text": "a dog", "stream": True}, timeout=PATIENCE)
+        assert "done" in stream.text or "504" in stream.text
+
+
+def test_who_hangs_up_is_forgotten_and_harms_nobody(translator):
+    slow = Slow(translator)
+    with serving({"small": slow}) as url, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, url, text=LINES[0])
+        assert slow.begun.wait(PATIENCE)
+        with pytest.raises(requests.Timeout):
+            ask(url, text=LINES[1], timeout=0.5)
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as half:
+            half.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        counted = lambda: 'status="499"' in requests.get(f"{url}/metrics", timeout=PATIENCE).text  # noqa: E731
+        while not counted():
+            pass
+        slow.may.set()
+        assert texts(first.result(PATIENCE)) == translator.translate(LINES[:1])
+        assert texts(ask(url, text=LINES[2])) == translator.translate(LINES[2:3])
+    assert [LINES[1]] not in slow.batches
+
+
+def test_a_slow_reader_holds_up_nobody(url, translator):
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps({"text": LINES * 20, "stream": True}).encode()
+    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((host, int(port))) as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        reader.sendall(head + body)
+        assert reader.recv(16)
+        assert texts(ask(url, text=LINES)) == translator.translate(LINES)
+
+
+def test_without_the_token_nothing_is_translated(translator):
+    with serving({"small": translator}, token="s3cret") as url:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
+            answer = requests.post(f"{url}/translate", json={"text": "a"}, headers=headers, timeout=PATIENCE)
+            assert answer.status_code == 401
+        headers = {"Authorization": "Bearer s3cret"}
+        answer = requests.post(f"{url}/translate", json={"text": "a dog"}, headers=headers, timeout=PATIENCE)
+        assert answer.status_code == 200
+        assert requests.get(f"{url}/health", timeout=PATIENCE).json()["status"] == "ok"
+        assert "security" in requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()["paths"]["/translate"]["post"]
+
+
+def test_health_metrics_and_the_page(url):
+    ask(url, text=LINES)
+    health = requests.get(f"{url}/health", timeout=PATIENCE).json()
+    assert health["models"] == ["small"]
+    metrics = requests.get(f"{url}/metrics", timeout=PATIENCE).text
+    assert 'fasttfm_requests_total{path="/translate",status="200"}' in metrics
+    assert "fasttfm_batch_sentences_bucket" in metrics
+    page = requests.get(url, timeout=PATIENCE)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<textarea" in page.text
+
+
+def test_openapi_describes_what_is_taken_and_given(url, translator):
+    jsonschema = pytest.importorskip("jsonschema")
+    described = requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()
+    assert described == openapi({"small": translator}, described["info"]["version"], token=False)
+    post = described["paths"]["/translate"]["post"]
+    schema = post["requestBody"]["content"]["application/json"]["schema"]
+    jsonschema.validate({"text": "a", "beam": 2, "length_penalty": "avg"}, schema)
+    for wrong in ({}, {"text": 1}, {"text": "a", "beam": "2"}, {"text": "a", "other": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+    answer = post["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.validate(ask(url, text=LINES, nbest=2).json(), answer)
+    assert set(OPTIONS) <= set(field_types(DecodingConfig))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_the_command_answers_what_was_asked_before_it_ends(model_dir, translator):
+    command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            line = server.stdout.readline()
+            address = line.split(" at ")[1].strip()
+            assert texts(ask(address, text=list(PAIRS))) == translator.translate(list(PAIRS))
+            server.send_signal(signal.SIGTERM)
+            out, errors = server.communicate(timeout=PATIENCE)
+        finally:
+            server.kill()
+    assert (server.returncode, out, errors) == (0, "stopped\n", "")
+
+
+def test_what_the_command_cannot_do_is_told_in_a_line(tmp_path, model_dir, capsys, monkeypatch):
+    (tmp_path / "token").write_text("two words")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for arguments in (
+            [str(tmp_path / "none"), "--port", "0"],
+            [str(model_dir), "--port", port],
+            [str(model_dir), "--port", "99999"],
+            [str(model_dir), "--host", "no.such.host.invalid"],
+            [str(model_dir), str(model_dir), "--port", "0"],
+            [str(model_dir), "--token-file", str(tmp_path / "token")],
+            [str(model_dir), "--max-queue", "0"],
+        ):
+            assert main(["serve", *arguments]) == 2
+            assert len(capsys.readouterr().err.splitlines()) == 1
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", str(model_dir)]) == 2
+    assert "fasttfm[serve]" in capsys.readouterr().err
