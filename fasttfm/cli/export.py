@@ -9,6 +9,7 @@ from pathlib import Path
 FORMATS = {
     "ctranslate2": ("fasttfm.interop.ctranslate2", "ctranslate2.Translator"),
     "marian-hf": ("fasttfm.interop.marian", "transformers' MarianMTModel and MarianTokenizer"),
+    "onnx": ("fasttfm.interop.onnx", "onnxruntime: the encoder and one step of the decoder"),
     "pretrained": ("fasttfm.interop.exchange", "Transformer.from_pretrained(), pipeline() and Hugging Face's hub"),
 }
 """Format -> (module with export(model, folder), what loads it)."""
