@@ -33,7 +33,7 @@ class DecodingConfig:
     coverage_penalty: float = 0.0
     """Adds this times the sum over source tokens of log(min(1, attention received)) to each hypothesis of the beam."""
     alignment_layer: int = 0
-    """Decoder layer, from 1, whose attention gives alignments and coverage; 0 is the last but one."""
+    """Decoder layer, from 1, whose attention gives alignments and coverage; 0: the last but one (of two the last)."""
     max_len_a: float = 1.0
     """Longest output in tokens is max_len_a * source tokens + max_len_b, neither counting end-of-sentence."""
     max_len_b: int = 50

@@ -2,7 +2,8 @@
 
 Each token of the translation is linked to the word of the source that its attention, summed over the word's tokens, is
 largest for; two words are linked when a token of the one is linked to the other (Garg et al. 2019, section 4.1;
-fairseq's --print-alignment). End-of-sentence is no word.
+fairseq's --print-alignment). End-of-sentence is no word. Attention that has nothing to look at rests on punctuation, so
+words of letters are linked with such, and a sign that the source has as well is linked with it.
 """
 
 from __future__ import annotations
@@ -39,9 +40,27 @@ def word_links(
     for token, word in enumerate(of_source):
         if word is not None:
             summed[:, columns[word]] += attention[:, token]
-    best = summed.argmax(dim=1).tolist()
-    of_target = _words_of(target_tokens, target, pattern)
-    return tuple(sorted({(words[column], word) for column, word in zip(best, of_target) if word is not None}))
+    texts = [pattern.findall(source)[word] for word in words]
+    of_target, target_texts = _words_of(target_tokens, target, pattern), pattern.findall(target)
+    links = set()
+    for weights, word in zip(summed, of_target):
+        if word is not None:
+            fitting = _fitting(target_texts[word], texts)
+            links.add((words[fitting[int(weights[fitting].argmax())]], word))
+    return tuple(sorted(links))
+
+
+def _fitting(text: str, sources: Sequence[str]) -> list[int]:
+    """Places of the source words that a word may be linked with: of its kind, where there are any."""
+    if _is_word(text):
+        found = [place for place, each in enumerate(sources) if _is_word(each)]
+    else:
+        found = [place for place, each in enumerate(sources) if each == text]
+    return found or list(range(len(sources)))
+
+
+def _is_word(text: str) -> bool:
+    return any(character.isalnum() for character in text)
 
 
 def pharaoh(links: Links) -> str:

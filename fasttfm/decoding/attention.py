@@ -23,9 +23,9 @@ def cross_attention(
     """For each pair (L + 1, S) float32 on the CPU: how much each token written looks at each token of the source.
 
     sources: ids with end-of-sentence, S of them. targets: L ids without; the last row writes end-of-sentence. Rows sum
-    to 1: the mean of the heads of config.alignment_layer, 0 being the last but one, whose heads align best (Garg et al.
-    2019, section 3.2). Of an ensemble it is the mean over models. On a CPU the same to the last bit whatever the batch
-    holds. Raises UserError for a layer that the model has not.
+    to 1: the mean of the heads of config.alignment_layer, 0 being the last but one (of two the last), whose heads align
+    best (Garg et al. 2019, section 3.2). Of an ensemble it is the mean over models. On a CPU the same to the last bit
+    whatever the batch holds. Raises UserError for a layer that the model has not.
     """
     layer = config.alignment_layer
     layers = min(each.config.decoder_layers for each in getattr(model, "models", [model]))

@@ -271,15 +271,16 @@ class Transformer(nn.Module):
         *,
         layer: int,
     ) -> Tensor:
-        """The weights of a decoder layer (from 1; 0 is the last but one), the mean of its heads, (B, L, S) float32.
+        """The weights of a decoder layer (from 1), the mean of its heads, (B, L, S) float32.
 
-        Without dropout. Raises ValueError for a layer that is not there.
+        Without dropout. Layer 0 is the last but one, and the last of two; the first has not seen enough of the target.
+        Raises ValueError for a layer that is not there.
         """
         layers = len(self.decoder.layers)
         if not 0 <= layer <= layers:
             raise ValueError(f"layer {layer} is not there: the model has layers 1 to {layers}")
         weights: list[Tensor] = []
-        with _recorded(self.decoder.layers[(layer or max(1, layers - 1)) - 1].multihead_attn, weights):
+        with _recorded(self.decoder.layers[(layer or max(min(2, layers), layers - 1)) - 1].multihead_attn, weights):
             memory = self._encode(source, source_lengths, None)
             self._decode(target, target_lengths, memory, source_lengths, None)
         return weights[0].float().mean(dim=1)

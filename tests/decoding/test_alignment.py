@@ -111,6 +111,23 @@ def test_words_are_linked_when_a_token_of_theirs_is():
     assert word_links(attention[:, :1], source, source_tokens, target, target_tokens) == ((0, 0), (0, 1), (0, 2))
 
 
+def test_words_are_linked_with_words_and_a_sign_with_itself():
+    attention = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1], [0.1, 0.6, 0.3]])
+    spans = [(0, 1), (1, 2), (2, 3)]
+    assert word_links(attention, "a,b", spans, "x,y", spans, PARTS) == ((1, 1), (2, 0), (2, 2))
+    assert word_links(attention, "a,b", spans, "x!y", spans, PARTS) == ((1, 1), (2, 0), (2, 2))
+    assert word_links(attention, "a.b", spans, ",,,", spans, PARTS) == ((1, 1), (1, 2), (2, 0))
+    assert word_links(attention, "...", spans, "x,y", spans, PARTS) == ((1, 1), (1, 2), (2, 0))
+
+
+def test_of_two_layers_the_last_is_taken():
+    sources, targets = pairs(1)
+    for layers, chosen in ((1, 1), (2, 2), (3, 2)):
+        model = make_model(decoder_layers=layers)
+        found = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in (0, chosen)]
+        assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
 def test_every_token_of_strange_text_belongs_to_its_word(normalization):
     tokenizer = train_tokenizer(["a dog runs over the green grass"] * 2, vocab_size=290, normalization=normalization)
