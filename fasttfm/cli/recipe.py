@@ -132,6 +132,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="2,000 pairs of each training file and 20 updates: do all parts work on this machine?",
     )
     parser.add_argument(
+        "--estimate",
+        type=float,
+        metavar="X",
+        help="print how long training takes at X target tokens/s, as your log or a record tells them, and stop",
+    )
+    parser.add_argument("--price", type=float, metavar="P", help="of an hour of the machine, for --estimate")
+    parser.add_argument(
         "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="all that follows goes to fasttfm train"
     )
 
@@ -143,6 +150,9 @@ def run(args: argparse.Namespace) -> None:
     if args.name not in RECIPES:
         raise UserError(f"{args.name}: one of {', '.join(RECIPES)} is allowed")
     recipe = RECIPES[args.name]
+    if args.estimate is not None:
+        _say(estimate(recipe, args.estimate, args.price))
+        return
     work = args.work or Path("runs") / args.name
     if recipe.source:
         _say(recipe.source)
@@ -160,6 +170,23 @@ def run(args: argparse.Namespace) -> None:
     _run("train", *train, "--data", str(data), "--out", str(model))
     _run("translate", str(model), read=source, write=out)
     _run("score", "--ref", str(target), *recipe.score, read=out)
+
+
+def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = None) -> str:
+    """A line with the hours, and the money at `price` an hour, of a recipe's training at a measured speed."""
+    from fasttfm.config import gather, with_defaults
+
+    if not tokens_per_second > 0:
+        raise UserError(f"--estimate {tokens_per_second:g}: give the target tokens per second, more than 0")
+    values = with_defaults(gather(recipe.preset))
+    training, batching = values["training"], values["data"]
+    updates, tokens = training["max_update"], training["update_freq"] * batching["max_tokens"]
+    hours = updates * tokens / tokens_per_second / 3600
+    money = "" if price is None else f", {hours * price:,.2f} at {price:g} an hour"
+    return (
+        f"estimate: {updates:,} updates of at most {tokens:,} target tokens at {tokens_per_second:,.0f} a second take "
+        f"{hours:,.1f} hours{money}; validation, and a limit of epochs or minutes, are not in it"
+    )
 
 
 def _say(line: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from fasttfm.cli.main import main
 from fasttfm.cli.recipe import RECIPES
+from fasttfm.config import gather, with_defaults
 from fasttfm.data.datasets import DATASETS
 from fasttfm.folders import replacing
 from fasttfm.presets import preset_names
@@ -57,3 +58,16 @@ def test_every_recipe_names_what_exists():
 def test_an_unknown_recipe_and_a_failing_command_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture):
     assert main(["recipe", "wmt99"]) == 2
     assert "fasttfm recipe: wmt99: one of paper-base-en-de" in capfd.readouterr().err
+
+
+def test_an_estimate_multiplies_and_says_that_it_is_one(capsys):
+    assert main(["recipe", "paper-base-en-de", "--estimate", "20000", "--price", "1.5"]) == 0
+    told = capsys.readouterr().out
+    values = with_defaults(gather("paper-base"))
+    tokens = values["training"]["max_update"] * values["training"]["update_freq"] * values["data"]["max_tokens"]
+    hours = tokens / 20_000 / 3600
+    assert f"take {hours:,.1f} hours, {hours * 1.5:,.2f} at 1.5 an hour" in told
+    assert "estimate" in told
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert f"| `paper-base-en-de` | {tokens / 1e6:,.0f} million |" in page
+    assert main(["recipe", "multi30k", "--estimate", "0"]) == 2
