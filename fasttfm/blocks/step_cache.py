@@ -52,14 +52,14 @@ class Rows:
 
 
 class AncestorAttention:
-    """Keys and values (P, H, capacity, D) of a layer's self-attention."""
+    """Keys and values (P, capacity, H, D) of a layer's self-attention."""
 
     grows = True
 
     def __init__(self, rows: Rows, like: Tensor) -> None:
         """like (., H, ., D)."""
         self.rows = rows
-        self._keys, self._values = like.new_empty(0, like.shape[1], 0, like.shape[3]), like.new_empty(0)
+        self._keys, self._values = like.new_empty(0, 0, like.shape[1], like.shape[3]), like.new_empty(0)
 
     def attend(self, joint: Tensor) -> Tensor:
         """The joined heads (R, d) of the newest position; joint (R, 3 * d) queries, keys and values."""
@@ -80,16 +80,16 @@ class AncestorAttention:
         """The rows, for whose newest position there is memory."""
         rows = self.rows
         slot_count, capacity = int(rows.slots.shape[0]), rows.ancestors.shape[1]
-        if self._keys.shape[0] < slot_count or self._keys.shape[2] < capacity:
+        if self._keys.shape[0] < slot_count or self._keys.shape[1] < capacity:
             self._grow(max(slot_count, self._keys.shape[0]), capacity)
         return rows
 
     def _grow(self, slot_count: int, capacity: int) -> None:
         before, seen = self._keys, self.rows.length
-        larger = [before.new_empty(slot_count, before.shape[1], capacity, before.shape[3]) for _ in range(2)]
+        larger = [before.new_empty(slot_count, capacity, *before.shape[2:]) for _ in range(2)]
         for new, old in zip(larger, (self._keys, self._values)):
             if seen:
-                new[: old.shape[0], :, :seen] = old[:, :, :seen]
+                new[: old.shape[0], :seen] = old[:, :seen]
         self._keys, self._values = larger
 
 

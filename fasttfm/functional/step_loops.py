@@ -183,49 +183,65 @@ def _quantize_row(row, quantized, scales, r):
 # and out_scales take the result in int8; None for the others.
 
 
+@njit(fastmath=_FAST)
+def _dots(q, flat, first, heads, size, scores, count, t):
+    """Column t of scores (heads, count): the product of every head of q with the row of flat."""
+    for h in range(heads):
+        total, column = np.float32(0.0), h * size
+        for d in range(size):
+            total += q[column + d] * _read(flat[first + column + d])
+        scores[h * count + t] = total
+
+
+@njit(fastmath=_FAST)
+def _add_heads(sums, flat, first, heads, size, scores, count, t):
+    """Every head of the row of flat, times its column t of scores (heads, count), is added to sums."""
+    for h in range(heads):
+        weight, column = scores[h * count + t], h * size
+        for d in range(size):
+            sums[column + d] += weight * _read(flat[first + column + d])
+
+
 @njit(fastmath=_FAST, nogil=True, cache=True)
 def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, position, out, quantized, out_scales):
     # Everything is indexed flat and without sign: views are counted references, signed indices may mean "from the end".
-    heads, capacity, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
+    # All heads of a position are read at once: they lie side by side, and after those of the position before.
+    capacity, heads, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
-    position = np.uintp(position)
-    count, width, pairs = position + one, heads * size, position // two * two
+    position, columns = np.uintp(position), np.uintp(ancestors.shape[1])
+    count, width = position + one, heads * size
     flat_joint, flat_keys, flat_values = joint.reshape(-1), keys.reshape(-1), values.reshape(-1)
     flat_out, flat_ancestors = out.reshape(-1), ancestors.reshape(-1)
     scale = np.float32(1.0 / np.sqrt(np.float64(keys.shape[3])))
-    scores = np.empty(count, np.float32)
-    q = np.empty(size, np.float32)
-    sums = np.empty(size, np.float32)
-    places = np.empty(count, np.uintp)
+    scores = np.empty(heads * count, np.float32)
+    q = np.empty(width, np.float32)
+    sums = np.empty(width, np.float32)
+    firsts = np.empty(count, np.uintp)
     for r in range(np.uintp(slots.shape[0])):
         for t in range(position):
-            places[t] = np.uintp(flat_ancestors[r * capacity + t]) * heads * capacity + t
-        places[position] = np.uintp(slots[r]) * heads * capacity + position
+            firsts[t] = (np.uintp(flat_ancestors[r * columns + t]) * capacity + t) * width
+        new, row = (np.uintp(slots[r]) * capacity + position) * width, r * np.uintp(3) * width
+        firsts[position] = new
+        for n in range(width):
+            q[n] = _entry(flat_joint, row + n, scales, bias, r, n) * scale
+            sums[n] = np.float32(0.0)
+        for n in range(width):
+            key = _entry(flat_joint, row + width + n, scales, bias, r, width + n)
+            flat_keys[new + n] = _round(key, flat_keys[new + n])
+        for n in range(width):
+            value = _entry(flat_joint, row + two * width + n, scales, bias, r, two * width + n)
+            flat_values[new + n] = _round(value, flat_values[new + n])
+        for t in range(count):
+            _dots(q, flat_keys, firsts[t], heads, size, scores, count, t)
         for h in range(heads):
-            column, head = h * size, h * capacity
-            new, own = r * np.uintp(3) * width + column, (places[position] + head) * size
-            key, value = column + width, column + two * width
-            for d in range(size):
-                q[d] = _entry(flat_joint, new + d, scales, bias, r, column + d) * scale
-            for d in range(size):
-                entry = _entry(flat_joint, new + width + d, scales, bias, r, key + d)
-                flat_keys[own + d] = _round(entry, flat_keys[own + d])
-            for d in range(size):
-                entry = _entry(flat_joint, new + two * width + d, scales, bias, r, value + d)
-                flat_values[own + d] = _round(entry, flat_values[own + d])
+            of_head = scores[h * count : (h + one) * count]
+            scale_sum = _softmax(of_head, count)
             for t in range(count):
-                scores[t] = _dot(q, flat_keys, (places[t] + head) * size, size)
-            scale_sum = _softmax(scores, count)
-            for d in range(size):
-                sums[d] = np.float32(0.0)
-            for t in range(np.uintp(0), pairs, two):
-                first, second = (places[t] + head) * size, (places[t + one] + head) * size
-                _add_two(sums, flat_values, first, scores[t], second, scores[t + one], size)
-            for t in range(pairs, count):
-                _add(sums, flat_values, (places[t] + head) * size, scores[t], size)
-            place = r * width + column
-            for d in range(size):
-                flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+                of_head[t] *= scale_sum
+        for t in range(count):
+            _add_heads(sums, flat_values, firsts[t], heads, size, scores, count, t)
+        for n in range(width):
+            flat_out[r * width + n] = _round(sums[n], flat_out[r * width + n])
         _quantize(out, r, quantized, out_scales)
 
 

@@ -44,7 +44,7 @@ def attend_to_ancestors(
     """Self-attention of one new position: softmax(q K^T / sqrt(D)) V over all positions up to it, (R, H * D).
 
     joint (R, 3 * H * D): queries, keys and values of the new position, of which the latter two are stored in keys and
-    values (P, H, capacity, D) at row slots[r] (R,) int32. Position t of row r was stored at row ancestors[r, t],
+    values (P, capacity, H, D) at row slots[r] (R,) int32. Position t of row r was stored at row ancestors[r, t],
     ancestors (R, capacity) int32.
     """
     out = joint.new_empty(joint.shape[0], joint.shape[1] // 3)

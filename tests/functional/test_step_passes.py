@@ -29,22 +29,22 @@ def test_attention_to_ancestors(dtype, heads, size, position):
     torch.manual_seed(0)
     rows, places, capacity, width = 6, 9, 32, heads * size
     joint = torch.randn(rows, 3 * width).to(dtype)
-    keys, values = torch.randn(2, places, heads, capacity, size).to(dtype).unbind(0)
+    keys, values = torch.randn(2, places, capacity, heads, size).to(dtype).unbind(0)
     ancestors = torch.randint(0, places, (rows, capacity)).int()
     slots = torch.randperm(places)[:rows].int()
     query, key, value = joint.view(rows, 3, heads, size).unbind(1)
     by_row = ancestors[:, :position].long()
     seen = torch.arange(position)
-    all_keys = torch.cat([keys.transpose(1, 2)[by_row, seen], key[:, None]], 1).transpose(1, 2)
-    all_values = torch.cat([values.transpose(1, 2)[by_row, seen], value[:, None]], 1).transpose(1, 2)
+    all_keys = torch.cat([keys[by_row, seen], key[:, None]], 1).transpose(1, 2)
+    all_values = torch.cat([values[by_row, seen], value[:, None]], 1).transpose(1, 2)
     expected = reference.attention(query[:, :, None].double(), all_keys.double(), all_values.double())[0]
 
     found = step_passes.attend_to_ancestors(joint, keys, values, ancestors, slots, position)
     torch.testing.assert_close(
         found.double(), expected.transpose(1, 2).reshape(rows, width), rtol=BOUND[dtype], atol=BOUND[dtype]
     )
-    assert torch.equal(keys[slots.long(), :, position], key)
-    assert torch.equal(values[slots.long(), :, position], value)
+    assert torch.equal(keys[slots.long(), position], key)
+    assert torch.equal(values[slots.long(), position], value)
     alone = [
         step_passes.attend_to_ancestors(joint[r, None], keys, values, ancestors[r, None], slots[r, None], position)
         for r in range(rows)
