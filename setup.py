@@ -26,6 +26,7 @@ extras = {
     "tensorboard": ["tensorboard>=2.15"],
     "hf": ["transformers>=5.0"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
     "sentences": ["sentencex>=1.0"],  # translate --split-sentences
+    "completion": ["shtab>=1.7"],
     "bench": ["jsonschema>=4.18", "matplotlib>=3.8"],  # benchmarks/, which is not in the wheel
     "zstd": ["backports.zstd; python_version < '3.14'"],
 }

@@ -20,35 +20,56 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
+from typing import Any
 
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted, is_out_of_memory
 from fasttfm.memory import limit_remedy, refuse_small_limit
 from fasttfm.signals import stoppable
 
-COMMANDS = {
-    "prepare": ("prepare", "turn parallel text into a prepared data directory"),
-    "train": ("train", "train a Transformer on prepared data, or resume"),
-    "translate": ("translate", "translate standard input, line by line"),
-    "score": ("score", "sacreBLEU and chrF of standard input against references"),
-    "score-pairs": ("score_pairs", "the model's log-probability of given translations"),
-    "average": ("average", "average the last checkpoints of a model"),
-    "encode": ("encode", "cut standard input into a model's subwords"),
-    "decode": ("decode", "join a model's subwords on standard input to text"),
-    "consolidate": ("consolidate", "make a checkpoint in parts (train --shard) a whole one"),
-    "plot": ("plot", "draw the curves of several runs in one picture"),
-    "quantize": ("quantize", "write a model directory with 8-bit matrices"),
-    "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
-    "serve": ("serve", "translate over HTTP"),
-    "export": ("export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
-    "import": ("import_", "make a model directory of another tool's model"),
-    "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
-    "env": ("env", "versions, device, assembler and routes: what to send with a question"),
-    "doctor": ("doctor", "what makes this machine slower than it need be, and the remedy"),
-    "recipe": ("recipe", "from download to BLEU: the published set-ups by name"),
-    "demo-data": ("demo", "write the built-in English-German demo corpus"),
+GROUPS = {
+    "from text to a model": {
+        "prepare": ("prepare", "turn parallel text into a prepared data directory"),
+        "train": ("train", "train a Transformer on prepared data, or resume"),
+        "average": ("average", "average the last checkpoints of a model"),
+        "consolidate": ("consolidate", "make a checkpoint in parts (train --shard) a whole one"),
+        "recipe": ("recipe", "from download to BLEU: the published set-ups by name"),
+        "demo-data": ("demo", "write the built-in English-German demo corpus"),
+    },
+    "translations and scores": {
+        "translate": ("translate", "translate standard input, line by line"),
+        "serve": ("serve", "translate over HTTP"),
+        "score": ("score", "BLEU, chrF and TER of standard input; compare two systems"),
+        "score-pairs": ("score_pairs", "the model's log-probability of given translations"),
+        "encode": ("encode", "cut standard input into a model's subwords"),
+        "decode": ("decode", "join a model's subwords on standard input to text"),
+    },
+    "models of other tools and sizes": {
+        "export": ("export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
+        "import": ("import_", "make a model directory of another tool's model"),
+        "quantize": ("quantize", "write a model directory with 8-bit matrices"),
+    },
+    "pictures": {
+        "plot": ("plot", "draw the curves of several runs in one picture"),
+        "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
+    },
+    "this machine": {
+        "env": ("env", "versions, device, assembler and routes: what to send with a question"),
+        "doctor": ("doctor", "what makes this machine slower than it need be, and the remedy"),
+        "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
+        "completion": ("completion", "print what makes a shell complete these commands"),
+    },
 }
-"""Command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""
+"""Title -> command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+_PATH = """\
+  fasttfm prepare --src train.en --tgt train.de --valid-src valid.en --valid-tgt valid.de --out DATA
+  fasttfm train --preset multi30k --data DATA --out MODEL
+  fasttfm translate MODEL < in.en > out.de
+  fasttfm score --ref ref.de < out.de
+"""
 
 _LESS_MEMORY = {
     "train": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
@@ -106,18 +127,18 @@ def _told(name: str | None, error: Exception) -> str | None:
 
 
 def _run(name: str | None, arguments: list[str]) -> int:
-    parser, module = _build_parser(name)
+    parser, modules = build_parser([] if name is None else [name])
     try:
         args = parser.parse_args(arguments, argparse.Namespace(arguments=arguments))
     except SystemExit:  # --help and --version have printed
         sys.stdout.flush()
         raise
-    if module is None:
+    if name is None:
         parser.print_help(sys.stderr)
         return EXIT_USER_ERROR
     if name not in _WITHOUT_TORCH:
         refuse_small_limit()
-    status = module.run(args) or 0
+    status = modules[name].run(args) or 0
     sys.stdout.flush()
     return status
 
@@ -146,19 +167,34 @@ def _give_up_output() -> None:
         _discard_output()
 
 
-def _build_parser(name: str | None):
-    """The parser with all commands listed and only `name` complete, and the module of `name`."""
-    parser = Parser(prog="fasttfm", description="Train, run and score encoder-decoder Transformers on fused kernels.")
+def build_parser(names: Sequence[str]) -> tuple[Parser, dict[str, Any]]:
+    """The parser with all commands listed and only those of `names` complete, and the modules of these by name."""
+    parser = _CommandParser(
+        prog="fasttfm", description="Train, run and score encoder-decoder Transformers on fused kernels."
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions that matter and stop")
-    subparsers = parser.add_subparsers(metavar="command", title="commands")
-    module = None
-    for command, (module_name, summary) in COMMANDS.items():
-        if command == name:
-            module = importlib.import_module(f"fasttfm.cli.{module_name}")
-            module.add_parser(subparsers)
+    subparsers = parser.add_subparsers(metavar="command", title="commands", parser_class=Parser)
+    modules = {}
+    for name, (module_name, summary) in COMMANDS.items():
+        if name in names:
+            modules[name] = importlib.import_module(f"fasttfm.cli.{module_name}")
+            modules[name].add_parser(subparsers)
         else:
-            subparsers.add_parser(command, help=summary)
-    return parser, module
+            subparsers.add_parser(name, help=summary)
+    return parser, modules
+
+
+class _CommandParser(Parser):
+    """Shows the shortest path from text to a score, then the commands by what they are for."""
+
+    def format_help(self) -> str:
+        width = max(map(len, COMMANDS)) + 2
+        groups = (
+            f"{title}:\n" + "".join(f"  {name.ljust(width)}{summary}\n" for name, (_, summary) in group.items())
+            for title, group in GROUPS.items()
+        )
+        usage = "usage: fasttfm COMMAND ...    fasttfm COMMAND --help    fasttfm --version\n"
+        return "\n".join([usage, f"{self.description}\n", _PATH, *groups])
 
 
 class _Version(argparse.Action):

@@ -72,7 +72,7 @@ def test_a_command_decides_its_own_status(command):
 
 def test_no_command_prints_help_and_fails(capsys):
     assert cli.main([]) == 2
-    assert "commands:" in capsys.readouterr().err
+    assert "from text to a model:" in capsys.readouterr().err
 
 
 def test_an_unknown_command_lists_the_known_ones(capsys):
@@ -86,6 +86,44 @@ def test_every_command_is_there_and_explains_itself(name: str, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main([name, "--help"])
     assert f"usage: fasttfm {name}" in capsys.readouterr().out
+
+
+def test_help_shows_the_path_from_text_to_a_score_and_every_command_once(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    path = [line.split()[1] for line in lines if line.startswith("  fasttfm ")]
+    assert path == ["prepare", "train", "translate", "score"]
+    shown = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("  fasttfm ")]
+    assert shown == list(cli.COMMANDS)
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
+def test_a_shell_can_complete_every_command_and_flag(shell, capsys):
+    pytest.importorskip("shtab", reason="needs the package shtab")
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in cli.COMMANDS)
+    assert "max-update" in script
+    if shell == "bash":
+        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bash_completes_a_command_and_a_flag(capsys, tmp_path):
+    pytest.importorskip("shtab", reason="needs the package shtab")
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "fasttfm").write_text(capsys.readouterr().out)
+    ask = f"""
+    source {tmp_path}/fasttfm
+    COMP_WORDS=(fasttfm $1); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+    $(complete -p fasttfm | sed 's/.*-F \\([^ ]*\\).*/\\1/') fasttfm
+    printf '%s\n' "${{COMPREPLY[@]}}"
+    """
+    for words, answer in (("transl", "translate"), ("train --max-upd", "--max-update")):
+        done = subprocess.run(["bash", "-c", ask, "bash", words], text=True, capture_output=True, check=False)
+        assert answer in done.stdout.split(), done.stderr
 
 
 def test_help_needs_neither_torch_nor_the_kernels():

@@ -1,0 +1,47 @@
+"""`fasttfm completion SHELL`: the script with which a shell completes commands, flags and files (made by shtab)."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_SHELLS = {
+    "bash": "fasttfm completion bash > ~/.local/share/bash-completion/completions/fasttfm",
+    "zsh": "fasttfm completion zsh > a folder of $fpath, as _fasttfm",
+    "tcsh": "fasttfm completion tcsh > a file that ~/.tcshrc sources",
+    "fish": "fasttfm completion fish > ~/.config/fish/completions/fasttfm.fish",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "completion",
+        help="print what makes a shell complete these commands",
+        description="Prints a script; where it belongs: " + "; ".join(_SHELLS.values()),
+    )
+    parser.add_argument("shell", choices=sorted(_SHELLS))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the script. Raises UserError without shtab."""
+    from fasttfm.cli.main import COMMANDS, build_parser
+    from fasttfm.errors import UserError
+
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise UserError('shtab is not installed: pip install "fasttfm[completion]"') from None
+    parser, _ = build_parser(list(COMMANDS))
+    _complete_files(parser, shtab.FILE)
+    print(shtab.complete(parser, args.shell))
+
+
+def _complete_files(parser: argparse.ArgumentParser, files: Any) -> None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _complete_files(each, files)
+        elif action.type is Path:
+            action.complete = files  # type: ignore[attr-defined]
