@@ -30,6 +30,7 @@ from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.models import Transformer, TransformerConfig
 
+Step = Callable[[Batch], Tensor]
 Batching = Callable[[ParallelTokens, int], Iterator[np.ndarray]]
 _RANDOM = "random order"
 
@@ -105,7 +106,7 @@ def shuffled(pairs: ParallelTokens, max_tokens: int) -> Iterator[np.ndarray]:
 
 
 def epoch_of(
-    step: Callable[[Batch], Tensor],
+    step: Step,
     batching: Batching,
     device: torch.device,
     max_tokens: int,
@@ -130,6 +131,13 @@ def epoch_of(
     return Epoch(total, 1.0 - used / cells, count)
 
 
+def _still_loss(model: Any, loss: Callable[[Any, Batch], Tensor], autocast: torch.dtype | None, batch: Batch) -> Tensor:
+    """The loss a token, without dropout and without a step."""
+    device_type = batch.source.device.type
+    with torch.no_grad(), torch.autocast(device_type, autocast, enabled=autocast is not None):
+        return loss(model.eval(), batch) / batch.target_tokens
+
+
 def _work(
     config: TransformerConfig,
     preset: str,
@@ -145,63 +153,48 @@ def _work(
     torch.manual_seed(setting.seed)
     weights = torch_nn.TorchTransformer(config).state_dict()
 
-    def ours() -> Transformer:
-        model = Transformer(config)
-        model.load_state_dict(weights)
-        return model.to(device)
-
-    def plain() -> torch_nn.TorchTransformer:
-        model = torch_nn.TorchTransformer(config)
-        model.load_state_dict(weights)
-        return model.to(device)
+    def model(kind: type) -> Any:
+        built = kind(config)
+        built.load_state_dict(weights)
+        return built.to(device)
 
     def torch_loss(model: torch_nn.TorchTransformer, batch: Batch) -> Tensor:
         return torch_nn.loss(model, batch, training.label_smoothing)
 
-    def without_change(model: Any, loss: Callable[[Any, Batch], Tensor], dtype: torch.dtype | None) -> Any:
-        """The loss a token, without dropout and without a step."""
-
-        def run(batch: Batch) -> Tensor:
-            with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype is not None):
-                return loss(model.eval(), batch) / batch.target_tokens
-
-        return run
-
-    our_loss = partial(training_step.our_loss, training.label_smoothing)
-
-    def whole(step: Callable[[Batch], Tensor], batching: Batching, corpus: ParallelTokens) -> Epoch:
+    def whole(step: Step, batching: Batching, corpus: ParallelTokens) -> Epoch:
         """All of the first pairs, so that it is the same work however they are batched."""
         few = range(min(len(corpus), 64))
         head = ParallelTokens.from_lists([corpus.source(i) for i in few], [corpus.target(i) for i in few])  # type: ignore
         return epoch_of(step, batching, device, max_tokens, 1 << 60, head)
 
+    loss = partial(training_step.our_loss, training.label_smoothing)
+    packed_loss = partial(loss, packed=True)
+
+    def steps() -> dict[str, tuple[Step, Step]]:
+        """By provider, a step on a model of its own, and the same without a change of the weights."""
+        ours, theirs = partial(model, Transformer), partial(model, torch_nn.TorchTransformer)
+        step = partial(training_step.OurStep, training=training, device=device, autocast=autocast)
+        return {
+            OURS: (step(ours()), partial(_still_loss, ours(), loss, autocast)),
+            training_step.PACKED: (step(ours(), packed=True), partial(_still_loss, ours(), packed_loss, autocast)),
+            TORCH_NN: (
+                training_step.torch_step(theirs(), training, autocast),
+                partial(_still_loss, theirs(), torch_loss, autocast),
+            ),
+        }
+
     timed: dict[str, Provider] = {}
     checked: dict[str, Provider] = {}
     for suffix, batching in (("", bucketed), (f", {_RANDOM}", shuffled)):
-        for name, step, still in (
-            (
-                OURS,
-                training_step.OurStep(ours(), training, device, autocast),
-                without_change(ours(), our_loss, autocast),
-            ),
-            (
-                training_step.PACKED,
-                training_step.OurStep(ours(), training, device, autocast, packed=True),
-                without_change(ours(), partial(our_loss, packed=True), autocast),
-            ),
-            (
-                TORCH_NN,
-                training_step.torch_step(plain(), training, autocast),
-                without_change(plain(), torch_loss, autocast),
-            ),
-        ):
+        for name, (step, still) in steps().items():
             timed[name + suffix] = partial(epoch_of, step, batching, device, max_tokens, tokens)
             checked[name + suffix] = partial(whole, still, batching)
+    exact = partial(_still_loss, model(torch_nn.TorchTransformer).double(), torch_loss, None)
     return Work(
         inputs=lambda i: (synthetic.corpus(pairs, lengths, config.vocab_size, seed=1_000 * setting.seed + i),),
         providers=timed,
         without_dropout=checked,
-        reference=partial(whole, without_change(plain().double(), torch_loss, None), bucketed),
+        reference=partial(whole, exact, bucketed),
         plain=TORCH_NN,
         unit="target tokens/s",
         units=lambda corpus: float(tokens),
