@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Int64Pointer: TypeAlias = Any
     Int32Pointer: TypeAlias = Any
     Int8Pointer: TypeAlias = Any
+    Int64Pointers: TypeAlias = Any
     Pointers: TypeAlias = Any
     Varyings: TypeAlias = Any
     Size: TypeAlias = Any
@@ -51,6 +52,8 @@ else:
     """To elements of the dtype of a model's parameters, float32 as a rule."""
     Float32Pointer = _Kind()
     Int64Pointer = _Kind()
+    Int64Pointers = _Kind()
+    """A tuple of such, of which each may be None."""
     Int32Pointer = _Kind()
     Int8Pointer = _Kind()
     MaskPointer = _Kind()

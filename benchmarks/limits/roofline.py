@@ -71,11 +71,6 @@ def kernels(shape: Shape, *, tokens: int, length: int, size: int) -> dict[str, C
     }
 
 
-def step_floor_ms(shape: Shape, machine: Machine, *, tokens: int) -> float:
-    """Of a fused training step."""
-    return roofline_step.total(roofline_step.step(shape, machine, tokens=tokens)).fused
-
-
 def every_device(model: str, tokens: int) -> str:
     """One line a device: the step's floor and the throughput that it allows."""
     shape, rows = MODELS[model], []

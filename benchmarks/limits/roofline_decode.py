@@ -12,8 +12,6 @@ from fasttfm.kernels.proof.costs import Machine, Shape
 
 GRAPH_LAUNCH_US = 1.5
 """From one kernel to the next in a replayed CUDA graph: published figures lie between 1 and 2; measure before use."""
-HOST_LAUNCH_US = 10.0
-"""A Triton launch from Python, 9 to 11: what a step takes without a graph as long as kernels are shorter than it."""
 
 _HALF = 2
 _EAGER_SCORE_PASSES = 17

@@ -23,16 +23,18 @@ from fasttfm.kernels.attention.launch import distinct, launch_options, like_head
 from fasttfm.kernels.attention.tile import (
     LOG2E,
     block,
-    hide,
+    hide_keys,
     keep_tile,
     key_range,
     line_of,
     load_rows,
+    load_tile,
     locate,
+    locate_queries,
     mask_of,
     product,
     rows_of,
-    store_rows,
+    store_tile,
     value_of,
 )
 from fasttfm.kernels.chip import Chip
@@ -40,7 +42,7 @@ from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Int64Pointers, MaskPointer, Pointer, Real, Varying
 from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, Tile
 
 
@@ -53,18 +55,16 @@ def _walk_keys(
     delta_tile,  # (ROWS,)
     k,  # first key of the head
     v,
-    mask,  # of the head
     seed_value,
     first,
     last,
     first_row,
     head,
+    masking,
     dropout,
     scale,
-    causal_offset,
     k_stride,
     v_stride,
-    mask_strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -79,10 +79,7 @@ def _walk_keys(
         offset = tl.cast(column, tl.int64)
         k_tile = load_rows(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
         s = product(q_tile, tl.trans(k_tile), PRECISION) * scale  # (ROWS, COLUMNS)
-        s = hide(
-            s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_strides,
-            head.queries, head.visible, causal_offset, CAUSAL, CHECKED,
-        )  # fmt: skip
+        s = hide_keys(s, first_row, column, head, masking, CAUSAL, CHECKED)
         p = tl.exp2(s - lse_tile[:, None])
         v_tile = load_rows(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
         dp = product(dout_tile, tl.trans(v_tile), PRECISION)
@@ -104,9 +101,7 @@ def _backward_queries(
     dq: Pointer,  # (B, H, L, D) out
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L) out
-    key_lengths: Int64Pointer,  # (B,) int or None
-    query_starts: Int64Pointer,  # (B + 1,) int or None: packed, see forward.py
-    key_starts: Int64Pointer,  # (B + 1,) int or None
+    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
     mask: MaskPointer,  # (B, H, L, S) through its strides, or None
     seed: Int64Pointer,  # (1,), or None: no dropout
     site: Varying,
@@ -129,12 +124,7 @@ def _backward_queries(
     COLUMNS: tl.constexpr,
 ):
     sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
-    tiles = (L + ROWS - 1) // ROWS
-    tile = tl.program_id(0) % tiles
-    if CAUSAL:
-        tile = tiles - 1 - tile  # the longest rows first
-    head = locate(tl.program_id(0) // tiles, sizes, key_lengths, query_starts, key_starts)
-    first_row = tile * ROWS
+    head, first_row = locate_queries(sizes, spans, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
     q_strides, k_strides, v_strides, out_strides, dout_strides, dq_strides = strides
@@ -143,10 +133,10 @@ def _backward_queries(
     count = head.queries - first_row
     k = rows_of(k, k_strides, head, head.first_key)
     v = rows_of(v, v_strides, head, head.first_key)
-    mask = mask_of(mask, mask_strides, head)
-    q_tile = load_rows(rows_of(q, q_strides, head, row), q_strides[2], count, ROWS, D)
-    out_tile = load_rows(rows_of(out, out_strides, head, row), out_strides[2], count, ROWS, DV)
-    dout_tile = load_rows(rows_of(dout, dout_strides, head, row), dout_strides[2], count, ROWS, DV)
+    masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
+    q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
+    out_tile = load_tile(out, out_strides, head, row, count, ROWS, DV)
+    dout_tile = load_tile(dout, dout_strides, head, row, count, ROWS, DV)
     rows = tl.arange(0, ROWS)
     inside = rows < count
     line = line_of(lse_strides, head, row) + rows
@@ -157,16 +147,14 @@ def _backward_queries(
     end, free = key_range(head.visible, first_row, causal_offset, CAUSAL, ROWS, COLUMNS)
     acc = tl.zeros((ROWS, block(D)), tl.float32)
     acc = _walk_keys(
-        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, mask, seed_value, 0, free, first_row, head, dropout,
-        scale * LOG2E, causal_offset, k_strides[2], v_strides[2], mask_strides,
-        D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
+        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, seed_value, 0, free, first_row, head, masking, dropout,
+        scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
     )  # fmt: skip
     acc = _walk_keys(
-        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, mask, seed_value, free, end, first_row, head, dropout,
-        scale * LOG2E, causal_offset, k_strides[2], v_strides[2], mask_strides,
-        D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, seed_value, free, end, first_row, head, masking, dropout,
+        scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
     )  # fmt: skip
-    store_rows(rows_of(dq, dq_strides, head, row), acc * scale, dq_strides[2], count, ROWS, D)
+    store_tile(dq, acc * scale, dq_strides, head, row, count, ROWS, D)
 
 
 @triton.jit
@@ -179,18 +167,16 @@ def _walk_queries(
     dout,
     lse,
     delta,
-    mask,  # of the head
     seed_value,
     first,
     last,
     first_column,
     head,
+    masking,
     dropout,
     scale,
-    causal_offset,
     q_stride,
     dout_stride,
-    mask_strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -210,10 +196,7 @@ def _walk_queries(
         q_tile = load_rows(q + offset * q_stride, q_stride, count, ROWS, D)
         lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))
         s = product(k_tile, tl.trans(q_tile), PRECISION) * scale  # (COLUMNS, ROWS)
-        s = hide(
-            s, row, first_column, tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None], mask, mask_strides,
-            head.queries, head.visible, causal_offset, CAUSAL, CHECKED,
-        )  # fmt: skip
+        s = hide_keys(s, row, first_column, head, masking, CAUSAL, CHECKED, True)
         p = tl.exp2(s - lse_tile[None, :])
         dout_tile = load_rows(dout + offset * dout_stride, dout_stride, count, ROWS, DV)
         delta_tile = tl.load(delta + rows, mask=rows < head.queries, other=0.0)
@@ -239,9 +222,7 @@ def _backward_keys(
     dv: Pointer,  # (B, H, S, DV) out
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L), of _backward_queries
-    key_lengths: Int64Pointer,  # (B,) int or None
-    query_starts: Int64Pointer,  # (B + 1,) int or None: packed, see forward.py
-    key_starts: Int64Pointer,  # (B + 1,) int or None
+    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
     mask: MaskPointer,  # (B, H, L, S) through its strides, or None
     seed: Int64Pointer,  # (1,), or None: no dropout
     site: Varying,
@@ -265,7 +246,7 @@ def _backward_keys(
 ):
     sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
     tiles = (S + COLUMNS - 1) // COLUMNS
-    head = locate(tl.program_id(0) // tiles, sizes, key_lengths, query_starts, key_starts)
+    head = locate(tl.program_id(0) // tiles, sizes, spans)
     first_column = (tl.program_id(0) % tiles) * COLUMNS
     if first_column >= head.keys:
         return
@@ -273,14 +254,14 @@ def _backward_keys(
     seed_value = value_of(seed)
     column = head.first_key + first_column
     count = head.keys - first_column
-    k_tile = load_rows(rows_of(k, k_strides, head, column), k_strides[2], count, COLUMNS, D)
-    v_tile = load_rows(rows_of(v, v_strides, head, column), v_strides[2], count, COLUMNS, DV)
+    k_tile = load_tile(k, k_strides, head, column, count, COLUMNS, D)
+    v_tile = load_tile(v, v_strides, head, column, count, COLUMNS, DV)
     q = rows_of(q, q_strides, head, head.first_query)
     dout = rows_of(dout, dout_strides, head, head.first_query)
     line = line_of(lse_strides, head, head.first_query)
     lse += line
     delta += line
-    mask = mask_of(mask, mask_strides, head)
+    masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
 
     first = 0  # rows from it on see some key of the tile
     free = 0  # rows from it on see all of them
@@ -292,20 +273,20 @@ def _backward_keys(
     dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
     if CAUSAL:
         dk_tile, dv_tile = _walk_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, mask, seed_value, first, tl.minimum(free, end),
-            first_column, head, dropout, scale * LOG2E, causal_offset, q_strides[2], dout_strides[2], mask_strides,
+            dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, seed_value, first, tl.minimum(free, end),
+            first_column, head, masking, dropout, scale * LOG2E, q_strides[2], dout_strides[2],
             D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
         )  # fmt: skip
     dk_tile, dv_tile = _walk_queries(
-        dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, mask, seed_value, free, end,
-        first_column, head, dropout, scale * LOG2E, causal_offset, q_strides[2], dout_strides[2], mask_strides,
+        dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, seed_value, free, end,
+        first_column, head, masking, dropout, scale * LOG2E, q_strides[2], dout_strides[2],
         D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
     )  # fmt: skip
     seen = (first_column + tl.arange(0, COLUMNS))[:, None] < head.visible
     dk_tile = tl.where(seen, dk_tile * scale, 0.0)
     dv_tile = tl.where(seen, dv_tile * dropout[2], 0.0)
-    store_rows(rows_of(dk, dk_strides, head, column), dk_tile, dk_strides[2], count, COLUMNS, D)
-    store_rows(rows_of(dv, dv_strides, head, column), dv_tile, dv_strides[2], count, COLUMNS, DV)
+    store_tile(dk, dk_tile, dk_strides, head, column, count, COLUMNS, D)
+    store_tile(dv, dv_tile, dv_strides, head, column, count, COLUMNS, DV)
 
 
 # ------------------------------------------------------------------------------------------------------------ tiles

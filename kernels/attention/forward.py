@@ -41,16 +41,17 @@ from fasttfm.kernels.attention.launch import (
 from fasttfm.kernels.attention.tile import (
     LOG2E,
     block,
-    hide,
+    hide_keys,
     keep_tile,
     key_range,
     line_of,
     load_rows,
-    locate,
+    load_tile,
+    locate_queries,
     mask_of,
     product,
     rows_of,
-    store_rows,
+    store_tile,
     value_of,
 )
 from fasttfm.kernels.chip import Chip
@@ -58,7 +59,7 @@ from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Int64Pointers, MaskPointer, Pointer, Real, Varying
 from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
 
@@ -70,18 +71,16 @@ def _walk(
     q_tile,  # (ROWS, D)
     k,  # first key of the head
     v,
-    mask,  # of the head
     seed_value,
     first,
     last,
     first_row,
     head,
+    masking,
     dropout,
     scale,
-    causal_offset,
     k_stride,
     v_stride,
-    mask_strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -96,13 +95,10 @@ def _walk(
         offset = tl.cast(column, tl.int64)
         k_tile = load_rows(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
         s = product(q_tile, tl.trans(k_tile), PRECISION) * scale  # (ROWS, COLUMNS)
-        s = hide(
-            s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_strides,
-            head.queries, head.visible, causal_offset, CAUSAL, CHECKED,
-        )  # fmt: skip
+        s = hide_keys(s, first_row, column, head, masking, CAUSAL, CHECKED)
         highest = tl.maximum(peak, tl.max(s, 1))
         base = highest
-        if CHECKED or mask is not None:
+        if CHECKED or masking[0] is not None:
             base = tl.where(highest == float("-inf"), 0.0, highest)  # no key seen yet: -inf - -inf would be NaN
         p = tl.exp2(s - base[:, None])
         fade = tl.exp2(peak - base)
@@ -122,9 +118,7 @@ def _forward(
     v: Pointer,  # (B, H, S, DV)
     out: Pointer,  # (B, H, L, DV) out
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
-    key_lengths: Int64Pointer,  # (B,) int or None
-    query_starts: Int64Pointer,  # (B + 1,) int or None: q, out, lse are packed, b's sequence begins at query_starts[b]
-    key_starts: Int64Pointer,  # (B + 1,) int or None, likewise for k and v
+    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
     mask: MaskPointer,  # (B, H, L, S) through its strides, or None
     seed: Int64Pointer,  # (1,) in device memory, so that a captured graph draws anew at each replay; None: no dropout
     site: Varying,
@@ -147,12 +141,7 @@ def _forward(
     COLUMNS: tl.constexpr,
 ):
     sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
-    tiles = (L + ROWS - 1) // ROWS
-    tile = tl.program_id(0) % tiles
-    if CAUSAL:
-        tile = tiles - 1 - tile  # the longest rows first, so that the last programs to run are short
-    head = locate(tl.program_id(0) // tiles, sizes, key_lengths, query_starts, key_starts)
-    first_row = tile * ROWS
+    head, first_row = locate_queries(sizes, spans, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
     q_strides, k_strides, v_strides, out_strides = strides
@@ -161,24 +150,24 @@ def _forward(
     count = head.queries - first_row
     k = rows_of(k, k_strides, head, head.first_key)
     v = rows_of(v, v_strides, head, head.first_key)
-    mask = mask_of(mask, mask_strides, head)
-    q_tile = load_rows(rows_of(q, q_strides, head, row), q_strides[2], count, ROWS, D)
+    masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
+    q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
 
     end, free = key_range(head.visible, first_row, causal_offset, CAUSAL, ROWS, COLUMNS)
     acc = tl.zeros((ROWS, block(DV)), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, mask, seed_value, 0, free, first_row, head, dropout, scale * LOG2E,
-        causal_offset, k_strides[2], v_strides[2], mask_strides, D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
+        acc, peak, total, q_tile, k, v, seed_value, 0, free, first_row, head, masking, dropout, scale * LOG2E,
+        k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
     )  # fmt: skip
     acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, mask, seed_value, free, end, first_row, head, dropout, scale * LOG2E,
-        causal_offset, k_strides[2], v_strides[2], mask_strides, D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+        acc, peak, total, q_tile, k, v, seed_value, free, end, first_row, head, masking, dropout, scale * LOG2E,
+        k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
     )  # fmt: skip
     empty = total == 0.0
     acc *= (dropout[2] / tl.where(empty, 1.0, total))[:, None]
-    store_rows(rows_of(out, out_strides, head, row), acc, out_strides[2], count, ROWS, DV)
+    store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
     rows = tl.arange(0, ROWS)
     logarithm = tl.where(empty, 0.0, peak + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(lse + line_of(lse_strides, head, row) + rows, logarithm, mask=rows < count)

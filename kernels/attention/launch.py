@@ -20,9 +20,6 @@ from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
 MAX_WIDTH = 256
 """Largest head size of queries, keys and values."""
 
-SHORT = 128
-"""Most keys of the short-row route."""
-
 
 class Packed(NamedTuple):
     """Sequences one after the other on both sides."""
@@ -53,7 +50,7 @@ class Call:
     queries: int
     keys: int
     arguments: tuple
-    """key_lengths, query_starts, key_starts, mask, seed and so on to S, which follow the tensors in every kernel."""
+    """spans, mask, seed and so on to S, which follow the tensors in every kernel."""
     mask_strides: tuple
     constants: dict[str, Any]
 
@@ -62,7 +59,7 @@ class Call:
         """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and how many of mask and
         dropout take registers as well."""
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
-        return self.chip, self.kind, width, sum(x is not None for x in self.arguments[3:5])
+        return self.chip, self.kind, width, sum(x is not None for x in self.arguments[1:3])
 
 
 def key_class(keys: int) -> int:
@@ -188,7 +185,7 @@ def prepare(
         queries=queries,
         keys=keys,
         arguments=(
-            key_lengths, query_starts, key_starts, mask, seed, site, threshold, keep_scale, scale,
+            (key_lengths, query_starts, key_starts), mask, seed, site, threshold, keep_scale, scale,
             clamped(causal_offset, queries, keys), heads, queries, keys,
         ),
         mask_strides=mask_strides,
@@ -227,7 +224,7 @@ def compile_case(
     other arguments.
     """
     element = "fp32" if kind == "tf32" else kind
-    known = {
+    known: dict[str, Any] = {
         "mask": {"none": None, "bool": "*u8", "add": f"*{element}"}[mask],
         "strides": (("i32:16",) * 3,) * list(kinds_of(kernel).values()).count("Pointer"),
         "sum_strides": ("i32:16",) * 2,
@@ -235,7 +232,7 @@ def compile_case(
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
     known |= {} if dropout else {"seed": None}
-    known |= {"key_lengths": None} if packed else {"query_starts": None, "key_starts": None}
+    known["spans"] = (None, "*i64", "*i64") if packed else ("*i64", None, None)
     known |= {} if sums else {"dq_sums": None, "dk_sums": None, "dv_sums": None}
     known |= constants
     given = {parameter: value for parameter, value in known.items() if parameter in kernel.arg_names}

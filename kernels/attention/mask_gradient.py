@@ -30,20 +30,19 @@ from fasttfm.kernels.attention.launch import (
 from fasttfm.kernels.attention.tile import (
     LOG2E,
     head_of,
-    hide,
+    hide_keys,
     keep_tile,
     line_of,
-    load_rows,
+    load_tile,
     mask_of,
     product,
-    rows_of,
     value_of,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Int64Pointers, MaskPointer, Pointer, Real, Varying
 from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
 
 
@@ -56,9 +55,7 @@ def _gradient(
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L), sum of dO * O
     parts: Float32Pointer,  # (shares, MB, MH, ML, MS) out
-    key_lengths: Int64Pointer,  # (B,) int or None
-    query_starts: Int64Pointer,  # None: packed sequences take no mask
-    key_starts: Int64Pointer,  # None
+    spans: Int64Pointers,  # key_lengths or None; None and None: packed sequences take no mask
     mask: MaskPointer,  # (B, H, L, S) through its strides
     seed: Int64Pointer,  # (1,), or None: no dropout
     site: Varying,
@@ -123,25 +120,21 @@ def _gradient(
         rest = reader // columns_read
         row = (mask_row + rest % rows_read) * ROWS
         rest = rest // rows_read
-        head = head_of(
-            mask_batch + rest // heads, mask_head + rest % heads, sizes, key_lengths, query_starts, key_starts
-        )
+        head = head_of(mask_batch + rest // heads, mask_head + rest % heads, sizes, spans)
         row_offset = tl.cast(row, tl.int64)
         column_offset = tl.cast(column, tl.int64)
         rows = row + tl.arange(0, ROWS)
-        q_tile = load_rows(rows_of(q, q_strides, head, row_offset), q_strides[2], L - row, ROWS, D)
+        q_tile = load_tile(q, q_strides, head, row_offset, L - row, ROWS, D)
         count = head.visible - column
-        k_tile = load_rows(rows_of(k, k_strides, head, column_offset), k_strides[2], count, COLUMNS, D)
-        dout_tile = load_rows(rows_of(dout, dout_strides, head, row_offset), dout_strides[2], L - row, ROWS, DV)
-        v_tile = load_rows(rows_of(v, v_strides, head, column_offset), v_strides[2], count, COLUMNS, DV)
+        k_tile = load_tile(k, k_strides, head, column_offset, count, COLUMNS, D)
+        dout_tile = load_tile(dout, dout_strides, head, row_offset, L - row, ROWS, DV)
+        v_tile = load_tile(v, v_strides, head, column_offset, count, COLUMNS, DV)
         line = line_of(lse_strides, head, rows)
         lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # no weight in rows past the end
         delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
-        s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
-        s = hide(
-            s, row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
-            mask_of(mask, mask_strides, head), mask_strides, L, head.visible, causal_offset, CAUSAL, True,
-        )  # fmt: skip
+        s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
+        masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
+        s = hide_keys(s, row, column, head, masking, CAUSAL, True)
         p = tl.exp2(s - lse_tile[:, None])
         dp = product(dout_tile, tl.trans(v_tile), PRECISION)
         if seed is not None:

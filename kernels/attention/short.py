@@ -43,14 +43,17 @@ from fasttfm.kernels.attention.tile import (
     LOG2E,
     block,
     hide,
+    hide_keys,
     keep_tile,
     line_of,
     load_rows,
+    load_tile,
     locate,
     mask_of,
     product,
     rows_of,
     store_rows,
+    store_tile,
     value_of,
 )
 from fasttfm.kernels.chip import Chip
@@ -58,7 +61,7 @@ from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Int64Pointers, MaskPointer, Pointer, Real, Varying
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
 
 
@@ -69,9 +72,7 @@ def _forward(
     v: Pointer,  # (B, H, S, DV)
     out: Pointer,  # (B, H, L, DV) out
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
-    key_lengths: Int64Pointer,  # (B,) int or None
-    query_starts: Int64Pointer,  # (B + 1,) int or None: packed, see forward.py
-    key_starts: Int64Pointer,  # (B + 1,) int or None
+    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
     mask: MaskPointer,  # (B, H, L, S) through its strides, or None
     seed: Int64Pointer,  # (1,) in device memory, or None: no dropout
     site: Varying,
@@ -95,7 +96,7 @@ def _forward(
 ):
     sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
     tiles = (L + ROWS - 1) // ROWS
-    head = locate(tl.program_id(0) // tiles, sizes, key_lengths, query_starts, key_starts)
+    head = locate(tl.program_id(0) // tiles, sizes, spans)
     first_row = (tl.program_id(0) % tiles) * ROWS
     if first_row >= head.queries:
         return
@@ -103,9 +104,9 @@ def _forward(
     rows = first_row + tl.arange(0, ROWS)
     count = head.queries - first_row
     row = head.first_query + first_row
-    q_tile = load_rows(rows_of(q, q_strides, head, row), q_strides[2], count, ROWS, D)
-    k_tile = load_rows(rows_of(k, k_strides, head, head.first_key), k_strides[2], head.visible, COLUMNS, D)
-    v_tile = load_rows(rows_of(v, v_strides, head, head.first_key), v_strides[2], head.visible, COLUMNS, DV)
+    q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
+    k_tile = load_tile(k, k_strides, head, head.first_key, head.visible, COLUMNS, D)
+    v_tile = load_tile(v, v_strides, head, head.first_key, head.visible, COLUMNS, DV)
     s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
     s = hide(
         s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
@@ -119,7 +120,7 @@ def _forward(
         p = tl.where(keep_tile(value_of(seed), dropout, head.plane, rows, 0, COLUMNS), p, 0.0)
     total = tl.where(total == 0.0, 1.0, total)
     acc = product(p.to(v_tile.dtype), v_tile, PRECISION) * (dropout[2] / total)[:, None]
-    store_rows(rows_of(out, out_strides, head, row), acc, out_strides[2], count, ROWS, DV)
+    store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
     tl.store(lse + line_of(lse_strides, head, head.first_query) + rows, peak + tl.log2(total), mask=rows < head.queries)
 
 
@@ -136,9 +137,7 @@ def _backward(
     dq_sums: Float32Pointer,  # (B, H, D) out: dq summed over L, what a projection's bias gets of it; None: not wanted
     dk_sums: Float32Pointer,  # (B, H, D) out: dk summed over S; None with dq_sums
     dv_sums: Float32Pointer,  # (B, H, DV) out, likewise
-    key_lengths: Int64Pointer,  # (B,) int or None
-    query_starts: Int64Pointer,  # (B + 1,) int or None: packed, see forward.py
-    key_starts: Int64Pointer,  # (B + 1,) int or None
+    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
     mask: MaskPointer,  # (B, H, L, S) through its strides, or None
     seed: Int64Pointer,  # (1,), or None: no dropout
     site: Varying,
@@ -162,15 +161,15 @@ def _backward(
     COLUMNS: tl.constexpr,
 ):
     sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
-    head = locate(tl.program_id(0), sizes, key_lengths, query_starts, key_starts)
+    head = locate(tl.program_id(0), sizes, spans)
     q_strides, k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides = strides
-    k_tile = load_rows(rows_of(k, k_strides, head, head.first_key), k_strides[2], head.visible, COLUMNS, D)
-    v_tile = load_rows(rows_of(v, v_strides, head, head.first_key), v_strides[2], head.visible, COLUMNS, DV)
+    k_tile = load_tile(k, k_strides, head, head.first_key, head.visible, COLUMNS, D)
+    v_tile = load_tile(v, v_strides, head, head.first_key, head.visible, COLUMNS, DV)
     q = rows_of(q, q_strides, head, head.first_query)
     dout = rows_of(dout, dout_strides, head, head.first_query)
     dq = rows_of(dq, dq_strides, head, head.first_query)
     lse += line_of(lse_strides, head, head.first_query)
-    mask = mask_of(mask, mask_strides, head)
+    masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
     seed_value = value_of(seed)
     dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
     dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
@@ -184,10 +183,7 @@ def _backward(
         dout_tile = load_rows(dout + offset * dout_strides[2], dout_strides[2], count, ROWS, DV)
         lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))  # no weight past the last row
         s = product(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)  # (COLUMNS, ROWS)
-        s = hide(
-            s, row, 0, tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None], mask, mask_strides,
-            head.queries, head.visible, causal_offset, CAUSAL, True,
-        )  # fmt: skip
+        s = hide_keys(s, row, 0, head, masking, CAUSAL, True, True)
         p = tl.exp2(s - lse_tile[None, :])
         dp = product(v_tile, tl.trans(dout_tile), PRECISION)
         kept = p
@@ -219,10 +215,8 @@ def _backward(
         column = tl.arange(0, block(DV))
         dv_sum = tl.sum(dv_tile, 0) * dropout[2]
         tl.store(dv_sums + head.b * sum_strides[1] + head.h * DV + column, dv_sum, mask=column < DV)
-    dk = rows_of(dk, dk_strides, head, head.first_key)
-    dv = rows_of(dv, dv_strides, head, head.first_key)
-    store_rows(dk, dk_tile * scale, dk_strides[2], head.keys, COLUMNS, D)
-    store_rows(dv, dv_tile * dropout[2], dv_strides[2], head.keys, COLUMNS, DV)
+    store_tile(dk, dk_tile * scale, dk_strides, head, head.first_key, head.keys, COLUMNS, D)
+    store_tile(dv, dv_tile * dropout[2], dv_strides, head, head.first_key, head.keys, COLUMNS, DV)
 
 
 # ------------------------------------------------------------------------------------------------------------ tiles

@@ -6,14 +6,17 @@ exp2(-inf) = 0 again when a backward pass computes them anew.
 
 The kernels of this folder share their parameters' meaning:
 
+    spans           (key_lengths, query_starts, key_starts): (B,) int or None, how many keys of a sequence are visible;
+                    (B + 1,) int or None, the tensors are packed, and b's sequence begins there among queries and keys
     strides         (batch, head, row) of every tensor (B, H, rows, width), each annotated Pointer, in their order
     mask_strides    (batch, head, query, key); 0 where the mask is broadcast
     lse_b, lse_h    of tensors (B, H, rows), whose rows are neighbours
     H, L, S         heads, and the most queries and keys of a sequence
     PRECISION       tf32, ieee, or upcast, as product() takes it
 
-In their bodies, and in what they call, these go in threes: dropout is (site, threshold, factor of kept values), sizes
-is (H, L, S). They are not launched so because Triton specialises on what a tuple holds.
+In their bodies, and in what they call, these go together: dropout is (site, threshold, factor of kept values), sizes
+is (H, L, S), masking is (mask of the head, its strides, causal offset). They are not launched so because Triton
+specialises on what a tuple holds.
 """
 
 from __future__ import annotations
@@ -51,9 +54,10 @@ def block(width):
 
 
 @triton.jit
-def head_of(batch, head, sizes, key_lengths, query_starts, key_starts):
+def head_of(batch, head, sizes, spans):
     """The Head of a batch row and a head's number."""
     H, L, S = sizes
+    key_lengths, query_starts, key_starts = spans
     b = tl.cast(batch, tl.int64)
     h = tl.cast(head, tl.int64)
     first_query = tl.full((), 0, tl.int64)
@@ -72,9 +76,19 @@ def head_of(batch, head, sizes, key_lengths, query_starts, key_starts):
 
 
 @triton.jit
-def locate(plane, sizes, key_lengths, query_starts, key_starts):
+def locate(plane, sizes, spans):
     """The Head of a plane."""
-    return head_of(plane // sizes[0], plane % sizes[0], sizes, key_lengths, query_starts, key_starts)
+    return head_of(plane // sizes[0], plane % sizes[0], sizes, spans)
+
+
+@triton.jit
+def locate_queries(sizes, spans, CAUSAL: tl.constexpr, ROWS: tl.constexpr):
+    """The Head of this program and the first of its ROWS queries, which may not exist."""
+    tiles = (sizes[1] + ROWS - 1) // ROWS
+    tile = tl.program_id(0) % tiles
+    if CAUSAL:
+        tile = tiles - 1 - tile  # the longest rows first, so that the last programs to run are short
+    return locate(tl.program_id(0) // tiles, sizes, spans), tile * ROWS
 
 
 @triton.jit
@@ -111,6 +125,18 @@ def value_of(seed):
 def keep_tile(seed_value, dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
     """True where dropout keeps a weight: (rows, COLUMNS) int1."""
     return keep_mask(seed_value, dropout[0], plane, rows, first_column, dropout[1], COLUMNS)
+
+
+@triton.jit
+def load_tile(x, strides, head, row, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """load_rows() from the head's `row` on, in the tensor's own count."""
+    return load_rows(rows_of(x, strides, head, row), strides[2], count, ROWS, WIDTH)
+
+
+@triton.jit
+def store_tile(x, values, strides, head, row, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The inverse of load_tile()."""
+    store_rows(rows_of(x, strides, head, row), values, strides[2], count, ROWS, WIDTH)
 
 
 @triton.jit
@@ -210,3 +236,27 @@ def hide(
             seen = seen & (columns + column <= rows + (row + causal_offset))  # 2-D only in the comparison
         s = tl.where(seen, s, float("-inf"))
     return s
+
+
+@triton.jit
+def hide_keys(
+    s,  # scores in base 2: (ROWS, COLUMNS), or (COLUMNS, ROWS)
+    row,  # the tile's first query
+    column,  # the tile's first key
+    head,
+    masking,  # mask of the head, its strides, causal offset
+    CAUSAL: tl.constexpr,
+    CHECKED: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
+):
+    """hide() for a tile of a head."""
+    if TRANSPOSED:
+        rows = tl.arange(0, s.shape[1])[None, :]
+        columns = tl.arange(0, s.shape[0])[:, None]
+    else:
+        rows = tl.arange(0, s.shape[0])[:, None]
+        columns = tl.arange(0, s.shape[1])[None, :]
+    return hide(
+        s, row, column, rows, columns, masking[0], masking[1],
+        head.queries, head.visible, masking[2], CAUSAL, CHECKED,
+    )  # fmt: skip

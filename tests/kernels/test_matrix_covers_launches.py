@@ -46,8 +46,8 @@ def variant_of(kernel, arguments: dict) -> tuple:
             pointer = arguments[name][-1] if isinstance(arguments[name], tuple) else arguments[name]
             if pointer is not None:
                 dtypes[kind] = pointer.removeprefix("*") if isinstance(pointer, str) else NAMES[pointer.dtype]
-    if arguments.get("query_starts") is not None:
-        dtypes["query_starts"] = "packed"
+    if "spans" in arguments:
+        dtypes["spans"] = "lengths" if arguments["spans"][1] is None else "packed"
     return full_name(kernel), tuple(sorted(dtypes.items()))
 
 
