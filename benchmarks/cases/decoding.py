@@ -45,6 +45,8 @@ WORKERS = ", a worker a core"
 """What providers are called that search batches of their own on as many cores as the others compute one with."""
 NOT_INVARIANT = "fasttfm, not batch-invariant"
 """What the last bits cost that do not depend on the batch."""
+INT8 = f"{OURS} int8"
+"""Its products in 8-bit integers, beside those in bfloat16."""
 _ALLOWED = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05}
 _LOSSY = 8
 """Sentences that are looked at below float32: scoring those that differ takes longer than translating them."""
@@ -139,6 +141,12 @@ def _work(
             providers[NOT_INVARIANT] = search(model, batch_invariant=False)
             if setting.threads > 1 and batch > 1:
                 providers[f"{OURS}{WORKERS}"] = search(model, workers=setting.threads)
+            if dtype != torch.float32:
+                in_int8 = ours(torch.float32)
+                in_int8.int8_products = True
+                providers[INT8] = search(in_int8)
+                if setting.threads > 1 and batch > 1:
+                    providers[f"{INT8}{WORKERS}"] = search(in_int8, workers=setting.threads)
         providers |= _peers(config, weights, dtype, batch, beam, length, setting)
     return Work(
         inputs=lambda i: (synthetic.sources(batch, SOURCE, config.vocab_size, seed=1_000 * setting.seed + i),),
