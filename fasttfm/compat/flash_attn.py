@@ -61,8 +61,11 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for qkv (B, L, 3, H, D)."""
+    q, k, v = qkv.unbind(2)
     return flash_attn_func(
-        *qkv.unbind(2),
+        q,
+        k,
+        v,
         dropout_p=dropout_p,
         softmax_scale=softmax_scale,
         causal=causal,
@@ -86,9 +89,11 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for kv (B, S, 2, Hk, D)."""
+    k, v = kv.unbind(2)
     return flash_attn_func(
         q,
-        *kv.unbind(2),
+        k,
+        v,
         dropout_p=dropout_p,
         softmax_scale=softmax_scale,
         causal=causal,
@@ -159,8 +164,11 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for qkv (T, 3, H, D)."""
+    q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
-        *qkv.unbind(1),
+        q,
+        k,
+        v,
         cu_seqlens,
         cu_seqlens,
         max_seqlen,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sacrebleu.metrics import BLEU, CHRF, TER
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, Result
 
 from fasttfm.errors import UserError
 
@@ -134,14 +134,14 @@ def compare(
         "chrf": CHRF(references=[references]),
         **({"ter": TER(references=[references])} if with_ter else {}),
     }
-    systems = [("baseline", list(baseline)), ("system", list(hypotheses))]
+    systems: list[tuple[str, Sequence[str]]] = [("baseline", baseline), ("system", hypotheses)]
     # no references: the metrics hold them already
     signatures, results = PairedTest(systems, metrics, references=None, test_type=kind, n_samples=trials)()
     comparisons = {}
     for name, title in zip(metrics, signatures):  # sacreBLEU's names of the metrics, in the order given
-        before, after = results[title]
+        before, after = (each for each in results[title] if isinstance(each, Result))
         signature = f"{title}|{signatures[title]}"
-        comparisons[name] = Comparison(before.score, after.score, after.p_value, signature)
+        comparisons[name] = Comparison(before.score, after.score, after.p_value or 0.0, signature)
     return comparisons
 
 
