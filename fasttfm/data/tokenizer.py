@@ -157,12 +157,15 @@ class Tokenizer:
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Of each token of encode(text): where its characters begin and end in text, spaces before it included.
 
-        A character that is spelt in bytes belongs to the last of them; the others begin and end where it begins.
+        A character that is spelt in bytes belongs to the last of them; the others begin and end where it begins. Raises
+        UserError for an imported model, whose prefixes and codes are no text.
         """
+        self._refuse_imported()
         return _spans(self._processor, "Encode", text.translate(_HIDE), text)
 
     def decoded_spans(self, ids: Sequence[int] | np.ndarray) -> list[tuple[int, int]]:
         """Of each id: where its characters begin and end in decode(ids), as in spans()."""
+        self._refuse_imported()
         ids = [int(i) for i in ids]
         return _spans(self._processor, "DecodeIds", ids, self._processor.DecodeIds(ids))
 
@@ -170,6 +173,12 @@ class Tokenizer:
         """The id of a piece; None where the vocabulary has it not."""
         number = self._processor.PieceToId(piece)
         return None if number == UNK else number
+
+    def _refuse_imported(self) -> None:
+        if self.vocabulary is not None:
+            raise UserError(
+                "words and markup cannot be aligned with an imported model: leave --markup or --alignment out"
+            )
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces themselves, for showing; a leading U+2581 marks the start of a word."""

@@ -7,7 +7,17 @@ import pytest
 
 from fasttfm.data import tokenizer as tokenizer_module
 from fasttfm.data.demo import demo_pairs
-from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, coverage_for, load_tokenizers, train_tokenizer
+from fasttfm.data.tokenizer import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    Tokenizer,
+    Vocabulary,
+    coverage_for,
+    load_tokenizers,
+    train_tokenizer,
+)
 from fasttfm.errors import Stopped, UserError
 
 
@@ -144,3 +154,24 @@ def test_what_is_raised_while_sentencepiece_reads_comes_out_as_it_was(lines: lis
     with pytest.raises(type(error)) as raised:
         train_tokenizer(interrupted(), vocab_size=800)
     assert raised.value is error
+
+
+def test_an_imported_vocabulary_numbers_the_pieces_and_is_kept_beside_the_model(tmp_path):
+    plain = train_tokenizer(["a dog runs", "two dogs run"], vocab_size=274)
+    pieces = plain.pieces(range(len(plain)))
+    turned = [*pieces[:4], "__de__", *pieces[:3:-1]]
+    tokenizer = Tokenizer(plain.model, Vocabulary(pieces=turned, prefix=["__de__"], silent=["__de__"], codes=True))
+    ids = tokenizer.encode("a dog")
+    assert tokenizer.pieces(ids) == plain.pieces(plain.encode("a dog"))
+    assert tokenizer.decode([*tokenizer.prefix, *ids, EOS]) == "a dog"
+    assert tokenizer.encode(">>xyz<< a dog") == [UNK, *ids]
+    tokenizer.save(tmp_path / "spm.model")
+    back = Tokenizer.load(tmp_path / "spm.model")
+    assert (back.vocabulary, back.encode("two dogs")) == (tokenizer.vocabulary, tokenizer.encode("two dogs"))
+    for call in (lambda: back.spans("a"), lambda: back.decoded_spans(ids)):
+        with pytest.raises(UserError, match="imported"):
+            call()
+    for content in ("{", "{}", '{"pieces": ["a"], "prefix": []}', '{"pieces": [1, 2, 3, 4], "prefix": []}'):
+        (tmp_path / "spm.vocabulary.json").write_text(content)
+        with pytest.raises(UserError, match="is damaged"):
+            Tokenizer.load(tmp_path / "spm.model")
