@@ -264,12 +264,12 @@ class _Rule(NamedTuple):
             return outputs
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
-            wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.places])
+            wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.positions])
             gradients = tuple(map(_unwrapped, gradients))
             saved = ctx.layout.merge(tuple(map(_unwrapped, ctx.saved_tensors)), ctx.others)
             results = self.backward(saved, wants, *gradients)  # type: ignore[misc]
             result: list[Tensor | None] = [None] * ctx.count
-            for i, gradient in zip(layout.places, self._by_name(results)):
+            for i, gradient in zip(layout.positions, self._by_name(results)):
                 result[i] = gradient
             return None, *result
 

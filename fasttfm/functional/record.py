@@ -39,14 +39,14 @@ class Layout:
     def __init__(self, kind: type) -> None:
         fields = list(_fields(kind))
         numbers = range(len(fields))
-        self.places = [i for i in numbers if _is_tensor(fields[i].type)]
+        self.positions = [i for i in numbers if _is_tensor(fields[i].type)]
         """Of the tensors among all fields."""
-        self.names = [fields[i].name for i in self.places]
+        self.names = [fields[i].name for i in self.positions]
         """Of the tensors."""
         self._fields = fields
-        others = [i for i in numbers if i not in self.places]
-        tensors_in, others_in = (_tuple([f"r{fields[i].path}" for i in part]) for part in (self.places, others))
-        from_parts = {i: f"t[{n}]" for n, i in enumerate(self.places)} | {i: f"o[{n}]" for n, i in enumerate(others)}
+        others = [i for i in numbers if i not in self.positions]
+        tensors_in, others_in = (_tuple([f"r{fields[i].path}" for i in part]) for part in (self.positions, others))
+        from_parts = {i: f"t[{n}]" for n, i in enumerate(self.positions)} | {i: f"o[{n}]" for n, i in enumerate(others)}
         self.tensors: Callable[[Any], tuple] = _compiled(f"lambda r: {tensors_in}")
         """Of a record."""
         self.parted: Callable[[Any], tuple[tuple, tuple]] = _compiled(f"lambda r: ({tensors_in}, {others_in})")
@@ -60,7 +60,7 @@ class Layout:
     def wants_gradient(self) -> Callable[[Any], bool | None]:
         """Whether a tensor of a record, which has some, requires a gradient; None where one is not plain memory."""
         plain, gradient = [], []
-        for i, field in enumerate(self._fields[place] for place in self.places):
+        for i, field in enumerate(self._fields[position] for position in self.positions):
             tensor, absent = f"t{i}", f"(t{i} := r{field.path}) is None"
             check = f"((kind := type({tensor})) is Tensor or kind is Parameter) and not {tensor}.is_neg()"
             optional = field.type == Tensor | None
