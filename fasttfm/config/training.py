@@ -49,7 +49,7 @@ class TrainingConfig:
     Checkpoints are in parts, too."""
     checkpoint_activations: bool = False
     """Keep only what each layer begins with and compute the rest again in the backward pass: the same gradients with
-    less memory, for a third more time."""
+    less memory, for a third more products."""
     ema_decay: float = 0.0
     """Per-update decay of a moving average of the weights, which is then what is validated and saved; 0: none."""
     max_update: int = 100_000
