@@ -53,19 +53,19 @@ def counted(report: Path) -> dict[str, Any]:
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
-    properties = [found for case in cases for found in case.iter("property") if found.get("name") == "mutations"]
+    properties = [entry for case in cases for entry in case.iter("property") if entry.get("name") == "mutations"]
     return {
         "cases": len(cases) - len(skipped),
         "passed": len(cases) - len(skipped) - len(bad),
         "failed": [case.get("name") for case in bad],
-        "mutations": [json.loads(found.get("value", "")) for found in properties],
+        "mutations": [json.loads(entry.get("value", "")) for entry in properties],
     }
 
 
-def sentence(found: Sequence[records.Record]) -> str:
+def sentence(lines: Sequence[records.Record]) -> str:
     """What the records say together, as docs/ptx.md and README quote it."""
-    cases, passed = (sum(record[name] for record in found) for name in ("cases", "passed"))
-    subjects = [subject for record in found for subject in record["mutations"]]
+    cases, passed = (sum(record[name] for record in lines) for name in ("cases", "passed"))
+    subjects = [subject for record in lines for subject in record["mutations"]]
     noticed, missed = (sum(subject[name] for subject in subjects) for name in ("noticed", "missed"))
     text = f"{passed:,} of {cases:,} cases pass"
     if subjects:
@@ -95,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             execute(chip, args.workers, report)
-            found = counted(report)
+            counts = counted(report)
         seconds = round(time.perf_counter() - began, 1)
-        record = {"benchmark": "executed", "chip": chip, **found, "seconds": seconds, "workers": args.workers}
+        record = {"benchmark": "executed", "chip": chip, **counts, "seconds": seconds, "workers": args.workers}
         write(args.results / "executed.jsonl", {**record, "machine": machine.describe()})
         written.append(record)
         print(f"{chip}: {sentence([record])}, {seconds:,.0f} s", flush=True)

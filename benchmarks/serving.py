@@ -74,12 +74,12 @@ class Clients:
                 connection.request("POST", "/translate", json.dumps({"text": texts}))
                 answer = json.loads(connection.getresponse().read())
                 taken = time.perf_counter() - begin
-                found = [best[0]["text"] for best in answer.get("translations", [])]
+                received = [best[0]["text"] for best in answer.get("translations", [])]
                 with self._lock:
                     if self._counting:
                         self.seconds.append(taken)
                         self.sentences += len(texts)
-                if found != [self.expected[text] for text in texts]:
+                if received != [self.expected[text] for text in texts]:
                     self.wrong = f"{texts} was answered with {answer}"
                     self._stop.set()
         except (OSError, ValueError, http.client.HTTPException) as error:

@@ -216,23 +216,23 @@ class TokenBatches:
         Remembers these for batch(). What comes out depends on (seed, epoch) and which pairs there are, nothing else.
         """
         indices = np.sort(np.concatenate(planned))
-        drawn, own = (
+        drawn, unsampled = (
             self._drawn(indices, epoch),
             ([*map(self.pairs.source, indices)], [*map(self.pairs.target, indices)]),
         )
-        lengths = np.array([[len(ids) for ids in side] for sides in (drawn, own) for side in sides])  # (4, pairs)
+        lengths = np.array([[len(ids) for ids in side] for sides in (drawn, unsampled) for side in sides])  # (4, pairs)
         growth = np.where(lengths[:2].max(axis=0) < self.max_tokens, (lengths[:2] - lengths[2:]).sum(axis=0), np.inf)
         most_grown = np.argsort(-growth, kind="stable")
         for share in _GIVEN_UP:
             stays = np.zeros(len(indices), dtype=bool)
             stays[most_grown[: max(math.ceil(share * len(indices)), int(np.isinf(growth).sum()))]] = True
-            kept = [[old if keep else new for new, old, keep in zip(*sides, stays)] for sides in zip(drawn, own)]
+            kept = [[old if keep else new for new, old, keep in zip(*sides, stays)] for sides in zip(drawn, unsampled)]
             widths = [np.array([len(ids) + 1 for ids in side], dtype=np.int64) for side in kept]
             batches = _cut(widths[0], widths[1], self._sizes, self.max_tokens, len(planned))
             if batches is not None:
                 break
         else:  # not even SentencePiece's own segmentations can be packed anew: as they were planned
-            kept = [*own]
+            kept = [*unsampled]
             batches = [(np.searchsorted(indices, each), self._size_of[each[0]]) for each in planned]
         self._window = {
             (epoch, int(indices[i])): (kept[0][i], kept[1][i], size) for places, size in batches for i in places

@@ -95,15 +95,15 @@ class Filter:
 
     def _is_written_in(self, text: str, script: str) -> bool:
         """Whether at least half of a text's letters are of a script; one without letters passes."""
-        letters = own = 0
+        letters = in_script = 0
         for character in text:
             if character.isalpha():
                 letters += 1
                 name = self._letters.get(character)
                 if name is None:
                     name = self._letters[character] = unicodedata.name(character, "")
-                own += name.startswith(SCRIPTS[script])
-        return own * 2 >= letters
+                in_script += name.startswith(SCRIPTS[script])
+        return in_script * 2 >= letters
 
 
 def check_script(flag: str, name: str | None) -> None:
@@ -128,9 +128,9 @@ def repeated_pairs(pairs: Iterable[Pair], count: int) -> np.ndarray:
 
 def report(name: str, dropped: dict[str, Dropped], max_length: int, say: Callable[[str], None]) -> None:
     """Say a line for each rule that left pairs out of the split `name`."""
-    for rule, found in dropped.items():
+    for rule, tally in dropped.items():
         limit = f" (more than {max_length} subwords, see --max-length)" if rule == "too long" else ""
-        one = found.count == 1
+        one = tally.count == 1
         words = {
             "empty": f"pair{' has' if one else 's have'} a side that is empty",
             "too long": f"pair{' has' if one else 's have'} a side that is too long",
@@ -139,4 +139,4 @@ def report(name: str, dropped: dict[str, Dropped], max_length: int, say: Callabl
             "script": f"pair{' is' if one else 's are'} written in another script (--src-script, --tgt-script)",
             "duplicate": f"pair{' came' if one else 's came'} before (--drop-duplicates)",
         }[rule]
-        say(f"warning: {name}: {found.count:,} {words}{limit}, left out; the first is {found.first}")
+        say(f"warning: {name}: {tally.count:,} {words}{limit}, left out; the first is {tally.first}")

@@ -100,14 +100,14 @@ class SubwordSampler:
             text = self._text(ids[starts[place] : starts[place] + sizes[place]].tolist())
             drawn[place] = self._merge_at_once(text, part_keys[place])
         emissions, part = self._states.walk(nodes, part_keys, drawn, self._next_state)
-        found, counts = self._states.emitted(emissions)
-        found = np.append(found, [i for each in drawn.values() for i in each]).astype(np.int64)
+        outputs, counts = self._states.emitted(emissions)
+        outputs = np.append(outputs, [i for each in drawn.values() for i in each]).astype(np.int64)
         part = np.append(np.repeat(part, counts), [place for place, each in drawn.items() for _ in each]).astype(
             np.int64
         )
         ends = np.cumsum(np.bincount(sentence[part], minlength=len(lengths)))
-        found = found[np.argsort(part, kind="stable")]
-        return [_one_unknown(each) for each in np.split(found, ends[:-1])]
+        outputs = outputs[np.argsort(part, kind="stable")]
+        return [_one_unknown(each) for each in np.split(outputs, ends[:-1])]
 
     def _has_room(self) -> bool:
         return self._states.size + len(self._parts) < _MOST_OUTCOMES
@@ -204,13 +204,13 @@ class SubwordSampler:
 
     def _merges(self, split: tuple[str, ...]) -> list[tuple[float, int]]:
         """(-score, left piece's place) of the merges that are possible, best first, as many as are ever needed."""
-        found = []
+        candidates = []
         for place in range(len(split) - 1):
             score = self._scores.get(split[place] + split[place + 1])
             if score is not None:
-                found.append((-score, place))
-        found.sort()
-        return found[: self._most_merges]
+                candidates.append((-score, place))
+        candidates.sort()
+        return candidates[: self._most_merges]
 
     def _table(self, merges: int) -> tuple[list[float], list[int]]:
         if merges not in self._tables:

@@ -53,10 +53,10 @@ def word_links(
 def _fitting(text: str, sources: Sequence[str]) -> list[int]:
     """Places of the source words that a word may be linked with: of its kind, where there are any."""
     if _is_word(text):
-        found = [place for place, each in enumerate(sources) if _is_word(each)]
+        matches = [place for place, each in enumerate(sources) if _is_word(each)]
     else:
-        found = [place for place, each in enumerate(sources) if each == text]
-    return found or list(range(len(sources)))
+        matches = [place for place, each in enumerate(sources) if each == text]
+    return matches or list(range(len(sources)))
 
 
 def _is_word(text: str) -> bool:
@@ -73,8 +73,8 @@ def _words_of(tokens: Sequence[Span], text: str, pattern: re.Pattern[str]) -> li
     word_at: list[int | None] = [None] * (len(text) + 1)
     for number, match in enumerate(pattern.finditer(text)):
         word_at[match.start() : match.end()] = [number] * (match.end() - match.start())
-    found = []
+    numbers = []
     for begin, end in tokens:
         letters = [place for place in range(begin, max(end, begin + 1)) if word_at[min(place, len(text))] is not None]
-        found.append(word_at[letters[0]] if letters else None)
-    return found
+        numbers.append(word_at[letters[0]] if letters else None)
+    return numbers

@@ -31,15 +31,15 @@ def cross_attention(
     layers = min(each.config.decoder_layers for each in getattr(model, "models", [model]))
     if layer > layers:
         raise UserError(f"decoding.alignment_layer {layer} is not there: the model has layers 1 to {layers}")
-    found: list[Tensor] = [torch.empty(0)] * len(sources)
+    maps: list[Tensor] = [torch.empty(0)] * len(sources)
     with inference(model, batch_invariant=True) as device:
         for batch in pair_batches(sources, targets, config.batch_tokens):
             source, source_lengths = padded([sources[place] for place in batch], device, LENGTHS)
             target, target_lengths = padded([[BOS, *targets[place]] for place in batch], device, LENGTHS)
             weights = model.cross_attention(source, target, source_lengths, target_lengths, layer=layer).cpu()
             for row, place in enumerate(batch):
-                found[place] = weights[row, : len(targets[place]) + 1, : len(sources[place])].clone()
-    return found
+                maps[place] = weights[row, : len(targets[place]) + 1, : len(sources[place])].clone()
+    return maps
 
 
 def coverage(attention: Tensor) -> float:
@@ -52,14 +52,14 @@ def coverage(attention: Tensor) -> float:
 
 
 def rescore_by_coverage(
-    model: Any, sources: Sequence[Sequence[int]], found: Sequence[Sequence[Hypothesis]], config: DecodingConfig
+    model: Any, sources: Sequence[Sequence[int]], nbest: Sequence[Sequence[Hypothesis]], config: DecodingConfig
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each source with config.coverage_penalty * coverage added to their scores, best first."""
-    pairs = [(place, each) for place, hypotheses in enumerate(found) for each in hypotheses]
+    pairs = [(place, each) for place, hypotheses in enumerate(nbest) for each in hypotheses]
     attention = cross_attention(
         model, [sources[place] for place, _ in pairs], [each.tokens for _, each in pairs], config
     )
-    rescored: list[list[Hypothesis]] = [[] for _ in found]
+    rescored: list[list[Hypothesis]] = [[] for _ in nbest]
     for (place, each), weights in zip(pairs, attention):
         rescored[place].append(replace(each, score=each.score + config.coverage_penalty * coverage(weights)))
     return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in rescored]

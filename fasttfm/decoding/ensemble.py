@@ -57,10 +57,10 @@ class Ensemble(nn.Module):
         return list(self.models)
 
     def _together(self, logits: list[Tensor]) -> Tensor:
-        found = torch.stack([each.float().log_softmax(dim=-1) for each in logits])  # (models, ..., V)
+        log_probabilities = torch.stack([each.float().log_softmax(dim=-1) for each in logits])  # (models, ..., V)
         if self.mean == "logarithm":
-            return found.mean(dim=0)
-        return found.logsumexp(dim=0) - torch.log(torch.tensor(float(len(logits))))
+            return log_probabilities.mean(dim=0)
+        return log_probabilities.logsumexp(dim=0) - torch.log(torch.tensor(float(len(logits))))
 
 
 class Caches:

@@ -41,15 +41,15 @@ class Groups:
         done = [True] * count
         chosen = []
         for group in range(self.groups):
-            own = slice(group * self.size, (group + 1) * self.size) if rows > 1 else slice(0, 1)
-            before = past[:, own] if rows > 1 else past[:, :1] * 0
+            members = slice(group * self.size, (group + 1) * self.size) if rows > 1 else slice(0, 1)
+            before = past[:, members] if rows > 1 else past[:, :1] * 0
             new = self.config.diverse_beam_strength * taken[:, None]  # (b, 1, V)
-            totals = by_row[:, own] + scores[:, own, None]  # (b, k, V)
+            totals = by_row[:, members] + scores[:, members, None]  # (b, k, V)
             ranked = (totals - before[:, :, None] - new).flatten(1)
             width = min(2 * self.size, ranked.shape[1])
             values, places = ranked.topk(width)
             best = totals.flatten(1).gather(1, places)  # (b, 2k) log-probability
-            parents, tokens = places // by_row.shape[2] + own.start, places % by_row.shape[2]
+            parents, tokens = places // by_row.shape[2] + members.start, places % by_row.shape[2]
             self._file(group, sentences, best, tokens, parents, history, step)
             live = values.masked_fill(tokens == EOS, -torch.inf)
             if width < 2 * self.size:
@@ -88,8 +88,8 @@ class Groups:
 
     def best(self) -> list[list[Hypothesis]]:
         """The config.nbest best of all groups, each output once."""
-        found = []
+        chosen = []
         for groups in self.finished:
             different = {tuple(each.tokens): each for finished in groups for each in finished.best_first()}
-            found.append(sorted(different.values(), key=lambda each: -each.score)[: self.config.nbest])
-        return found
+            chosen.append(sorted(different.values(), key=lambda each: -each.score)[: self.config.nbest])
+        return chosen

@@ -159,12 +159,12 @@ class _Insertion:
             ((*self._wanted(element, low, high, around), place) for place, element in enumerate(elements)),
             key=lambda each: (each[0], each[2]),
         )
-        found = []
+        insertions = []
         for first, last, place in wanted:
             first = max(first, low)
             low = max(last, first)
-            found.append((elements[place], first, low))
-        return found
+            insertions.append((elements[place], first, low))
+        return insertions
 
     def _wanted(self, element: Element, low: int, high: int, around: Element | None) -> tuple[int, int]:
         """The parts of the translation between low and high that an element would enclose."""

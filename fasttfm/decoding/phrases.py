@@ -95,14 +95,14 @@ class Required:
 
     def _open(self, met: int) -> list[tuple[int, int]]:
         """Requirement and alternative of all phrases that may begin; of equal requirements the first alone."""
-        found = []
+        entries = []
         for number, phrases in enumerate(self.requirements):
             if met >> number & 1:
                 continue
             if number and self.requirements[number - 1] == phrases and not met >> (number - 1) & 1:
                 continue
-            found += [(number, other) for other in range(len(phrases))]
-        return found
+            entries += [(number, other) for other in range(len(phrases))]
+        return entries
 
     def _step(self, state: State, token: int) -> State:
         ways: set[Way] = set()

@@ -54,7 +54,7 @@ class RequiredPhrases:
         width = min(2 * self.config.beam, log_probabilities.shape[1])
         values, ids = (part.view(len(sentences), rows, width).tolist() for part in largest(log_probabilities, width))
         totals = scores.tolist()
-        found = []
+        beams = []
         done = []
         for place, sentence in enumerate(sentences):
             required = self.required[sentence]
@@ -78,12 +78,12 @@ class RequiredPhrases:
             best = max((each.score for each in live), default=-torch.inf)
             bound = best / length_penalty(self.limits[sentence] + 1, self.config)
             done.append(bound <= self.finished[sentence].worst)
-            found.append(live + [_NOTHING] * (self.config.beam - len(live)))
+            beams.append(live + [_NOTHING] * (self.config.beam - len(live)))
         device = scores.device
         return Live(
-            torch.tensor([[each.score for each in live] for live in found], device=device),
-            torch.tensor([[each.token for each in live] for live in found], device=device),
-            torch.tensor([[each.row for each in live] for live in found], device=device),
+            torch.tensor([[each.score for each in live] for live in beams], device=device),
+            torch.tensor([[each.token for each in live] for live in beams], device=device),
+            torch.tensor([[each.row for each in live] for live in beams], device=device),
             done,
         )
 
@@ -113,9 +113,9 @@ class RequiredPhrases:
             elif required.continuations and required.needs(required.after_a_continuation(state)) > left:
                 values[list(required.continuations)] = -torch.inf
             now = required.needs(state)
-            for token, masked, own in zip(tokens, kept.tolist(), before.tolist()):
+            for token, masked, unmasked in zip(tokens, kept.tolist(), before.tolist()):
                 needs = required.needs(required.after(state, token))
-                values[token] = -torch.inf if needs > left else own if needs < now else masked
+                values[token] = -torch.inf if needs > left else unmasked if needs < now else masked
 
     def _allocate(self, extensions: list[_Extension]) -> list[_Extension]:
         """The extensions that live on, of some sorted by score."""

@@ -223,8 +223,13 @@ class Translator:
             self.model, [sources[row] for row, _, _ in pairs], [tokens for _, _, tokens in pairs], self.config
         )
         for (row, place, tokens), weights in zip(pairs, attention):
-            given, found = self.source_tokenizer.spans(lines[row]), self.target_tokenizer.decoded_spans(tokens)
-            links = word_links(weights[:, :-1], lines[row], given, results[row][place].text, found, pattern)
+            source_spans, target_spans = (
+                self.source_tokenizer.spans(lines[row]),
+                self.target_tokenizer.decoded_spans(tokens),
+            )
+            links = word_links(
+                weights[:, :-1], lines[row], source_spans, results[row][place].text, target_spans, pattern
+            )
             results[row][place] = replace(results[row][place], alignment=links)
 
     def translate_stream(

@@ -137,9 +137,9 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             decoder_input_ids = torch.cat([torch.full_like(labels[:, :1], BOS), shifted], dim=1)
         assert decoder_input_ids is not None
         hidden = self.model._decode(decoder_input_ids, None, memory, lengths, self.model._seed())
-        found = logits(hidden, self.model.output)
-        loss = None if labels is None else nn.functional.cross_entropy(found.flatten(0, 1).float(), labels.flatten())
-        return Seq2SeqLMOutput(loss=loss, logits=found, encoder_last_hidden_state=memory)
+        scores = logits(hidden, self.model.output)
+        loss = None if labels is None else nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
+        return Seq2SeqLMOutput(loss=loss, logits=scores, encoder_last_hidden_state=memory)
 
 
 def register() -> None:

@@ -199,7 +199,7 @@ class Step(_Half):
         for number in range(self.config.decoder_layers):
             layer = f"layers.{number}"
 
-            def own(y: Tensor, number: int = number, layer: str = layer) -> Tensor:
+            def attend_self(y: Tensor, number: int = number, layer: str = layer) -> Tensor:
                 name = f"{layer}.self_attn"
                 for part, past in ((1, keys), (2, values)):
                     new[part - 1].append(torch.cat([past[number], self.projected(y, name, part)], dim=2))
@@ -210,7 +210,7 @@ class Step(_Half):
                 query = self.projected(y, name, 0)
                 return self.attend(query, memory_keys[number], memory_values[number], name, mask)
 
-            x = self.sublayer(x, f"{layer}.norm1", own)
+            x = self.sublayer(x, f"{layer}.norm1", attend_self)
             x = self.sublayer(x, f"{layer}.norm2", over_source)
             x = self.sublayer(x, f"{layer}.norm3", lambda y, layer=layer: self.feed_forward(y, layer))
         if self.config.final_norm:

@@ -64,10 +64,10 @@ class _Layer:
     """The products of a decoder layer, and its norms in the order in which they are needed."""
 
     def __init__(self, layer: Any, norms: list[Any]) -> None:
-        own, cross = layer.self_attn, layer.multihead_attn
-        width = own.out_proj.weight.shape[0]
-        self.joint = frozen_linear(own.in_proj_weight, own.in_proj_bias)
-        self.own_output = frozen_linear(own.out_proj.weight, own.out_proj.bias)
+        attention, cross = layer.self_attn, layer.multihead_attn
+        width = attention.out_proj.weight.shape[0]
+        self.joint = frozen_linear(attention.in_proj_weight, attention.in_proj_bias)
+        self.self_output = frozen_linear(attention.out_proj.weight, attention.out_proj.bias)
         self.query = frozen_linear(cross.in_proj_weight[:width], _part(cross, width))
         self.cross_output = frozen_linear(cross.out_proj.weight, cross.out_proj.bias)
         self.hidden = frozen_linear(layer.linear1.weight, layer.linear1.bias, relu=True)
@@ -125,14 +125,14 @@ class DecoderStep:
         scale = self.table.shape[1] ** 0.5
         loops.embed(tokens.numpy(), array(self.table), positions[cache.length].float().numpy(), scale, self.pad, start)
         if self.first is not None:
-            nothing = np.zeros_like(stream)
-            self._add_norm(loops, (nothing, None, None), self.first, count, x, stream)
+            zeros = np.zeros_like(stream)
+            self._add_norm(loops, (zeros, None, None), self.first, count, x, stream)
         elif self.int8:
             loops.quantize_rows(x.array[:count], x.quantized, x.scales)
         for number, layer in enumerate(self.layers):
-            own, memory = cache.layer(number)
-            own.attend_into(loops, x.times(layer.joint), heads)
-            self._add_norm(loops, heads.times(layer.own_output), layer.norms[0], count, x, stream)
+            self_cache, memory = cache.layer(number)
+            self_cache.attend_into(loops, x.times(layer.joint), heads)
+            self._add_norm(loops, heads.times(layer.self_output), layer.norms[0], count, x, stream)
             memory.attend_into(loops, x.times(layer.query), heads)
             self._add_norm(loops, heads.times(layer.cross_output), layer.norms[1], count, x, stream)
             self._add_norm(loops, self._hidden(loops, x, layer, count, hidden), layer.norms[2], count, x, stream)

@@ -91,10 +91,10 @@ class App:
         if request.stream:
             return StreamingResponse(self._events(answers), media_type="text/event-stream")
         try:
-            found = await self._unless_gone(http, answers)
+            results = await self._unless_gone(http, answers)
         finally:
             _cancel(answers)
-        return JSONResponse({"translations": [[_plain(each) for each in best] for best in found]})
+        return JSONResponse({"translations": [[_plain(each) for each in best] for best in results]})
 
     def _refuse_strangers(self, http: HttpRequest) -> None:
         if self.token is None:

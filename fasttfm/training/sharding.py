@@ -65,12 +65,12 @@ def divided(part: Tensor, like: Any) -> Tensor:
 
 def whole_weights(model: nn.Module, workers: Workers) -> dict[str, Tensor]:
     """The weights of a divided model, whole and on the CPU, for rank 0; the others get nothing. All must call it."""
-    found = {}
+    whole = {}
     for name, tensor in model_weights(model).items():
         full = tensor.full_tensor().detach() if _is_divided(tensor) else tensor.detach()  # type: ignore[attr-defined]
         if workers.is_first:
-            found[name] = full.to("cpu", copy=True)
-    return found
+            whole[name] = full.to("cpu", copy=True)
+    return whole
 
 
 def load_parts(model: nn.Module, weights: dict[str, Tensor]) -> None:

@@ -233,7 +233,7 @@ class Updates:
         Waits for the device.
         """
         unread, self._unread = self._unread, []
-        found = []
+        skipped = []
         for (step, epoch, first, _), norm in zip(
             unread, torch.stack([n for *_, n in unread]).tolist() if unread else []
         ):
@@ -242,8 +242,8 @@ class Updates:
                 continue
             self.position.skipped += 1
             self.position.skipped_in_a_row += 1
-            found.append(Skipped(step=step, pairs=self._pairs(epoch, first)))
-        return found
+            skipped.append(Skipped(step=step, pairs=self._pairs(epoch, first)))
+        return skipped
 
     def _pairs(self, epoch: int, first: int) -> list[int]:
         """The pairs of the update that began with batch number `first` of an epoch, as they stand in the data."""

@@ -125,10 +125,10 @@ class Validator:
                 sums = self._loss(model, rank, size)
                 if self.decoding is None:
                     return sums, []
-                found = translate_ids(model, self._sources[rank::size], self.decoding)
+                outputs = translate_ids(model, self._sources[rank::size], self.decoding)
         finally:
             model.train(training)
-        return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in found]
+        return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in outputs]
 
     def _loss(self, model: Transformer, rank: int, size: int) -> list[float]:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)

@@ -102,7 +102,7 @@ def _integer(base: str, word: str, modes: set[str]) -> Meaning | None:
     if base in shifts:
         return Meaning((t, "u32"), t, shifts[base])
     positive = "np.maximum(%s, {0}.dtype.type(0))" if "relu" in modes else "%s"
-    found = {
+    meanings = {
         "mad": Meaning(three, t, "{0} * {1} + {2}"),
         "div": Meaning(two, t, "quotient({0}, {1})"),
         "rem": Meaning(two, t, "remainder({0}, {1})"),
@@ -119,13 +119,13 @@ def _integer(base: str, word: str, modes: set[str]) -> Meaning | None:
         "popc": Meaning((t,), "u32", "count_bits({0})"),
         "clz": Meaning(("u32",), "u32", "leading_zeros({0})"),
     }
-    return found.get(base)
+    return meanings.get(base)
 
 
 def _real(base: str, word: str, modes: set[str]) -> Meaning | None:
     t = _TYPES[word]
     ends = ("fmin", "fmax") if "NaN" not in modes else ("minimum", "maximum")
-    found = {
+    codes = {
         "add": ("{0} + {1}", 2),
         "sub": ("{0} - {1}", 2),
         "mul": ("{0} * {1}", 2),
@@ -140,7 +140,7 @@ def _real(base: str, word: str, modes: set[str]) -> Meaning | None:
     }
     if base == "selp":
         return Meaning((t, t, "p"), t, "np.where({2}, {0}, {1})")
-    text, count = found.get(base, ("", 0))
+    text, count = codes.get(base, ("", 0))
     if not text or modes & {"rz", "sat", "relu"}:
         return None
     if "ftz" in modes:
@@ -171,11 +171,11 @@ def _narrow(base: str, word: str, modes: set[str]) -> Meaning | None:
         if base != "fma":
             return None
         wide = f"({_widened(one, '{0}')}.astype(f64) * {_widened(one, '{1}')} + {_widened(one, '{2}')}).astype(f32)"
-        found = Meaning(("u16",) * 3, "u16", f"f32_to_{one}({wide})")
+        converted = Meaning(("u16",) * 3, "u16", f"f32_to_{one}({wide})")
     else:
         operands = [_widened(one, f"{{{i}}}") for i in range(len(real.operands))]
-        found = Meaning(("u16",) * len(operands), "u16", f"f32_to_{one}({real.expression.format(*operands)})")
-    return _each(found, "u32", "u16") if word.endswith("x2") else found
+        converted = Meaning(("u16",) * len(operands), "u16", f"f32_to_{one}({real.expression.format(*operands)})")
+    return _each(converted, "u32", "u16") if word.endswith("x2") else converted
 
 
 def _widened(word: str, operand: str) -> str:
@@ -252,14 +252,14 @@ def _conversion(types: list[str], modes: set[str]) -> Meaning | None:
     return None
 
 
-def of_three(found: Meaning) -> Meaning:
+def of_three(pair: Meaning) -> Meaning:
     """The same of three operands, as of two twice."""
-    return Meaning((*found.operands, found.operands[0]), found.result, found.expression.format(found.expression, "{2}"))
+    return Meaning((*pair.operands, pair.operands[0]), pair.result, pair.expression.format(pair.expression, "{2}"))
 
 
 def known(opcode: str, place: object) -> Meaning:
     """meaning(), or Unsupported by name and place."""
-    found = meaning(opcode)
-    if found is None:
+    meant = meaning(opcode)
+    if meant is None:
         raise Unsupported(f"opcode {opcode} is not known", place)  # type: ignore[arg-type]
-    return found
+    return meant

@@ -104,11 +104,11 @@ class Machine(StandIn):
             code, grid, metadata.num_warps * 32, metadata.shared, parameters_of(code.kernel, values),
             buffers(tensors), self._checks,
         )  # fmt: skip
-        found = launch.execute()
+        faults = launch.execute()
         took = time.perf_counter() - began
         self.launches.append(Done(metadata.name, grid, launch.threads, len(code.instructions), took))
-        self.notes += [fault for fault in found if fault.kind == "redundant"]
-        self.report([fault for fault in found if fault.kind != "redundant"])
+        self.notes += [fault for fault in faults if fault.kind == "redundant"]
+        self.report([fault for fault in faults if fault.kind != "redundant"])
 
     def report(self, faults: list[Fault]) -> None:
         self.faults += faults

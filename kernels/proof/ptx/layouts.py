@@ -51,8 +51,8 @@ def _python(ttgir: str, location: str) -> str:
 
 def _places(known: dict[str, str], location: str) -> Iterator[str]:
     text = known.get(location, "")
-    found = re.search(r'"([^"]+)":(\d+):(\d+)', text)
-    if found:
-        yield f"{found[1].rsplit('/', 1)[-1]}:{found[2]}:{found[3]}"
+    match = re.search(r'"([^"]+)":(\d+):(\d+)', text)
+    if match:
+        yield f"{match[1].rsplit('/', 1)[-1]}:{match[2]}:{match[3]}"
     for name in re.findall(r"#\w+", text):
         yield from _places(known, name)

@@ -70,12 +70,12 @@ class Buffer:
 
 def buffers(tensors: Iterable[torch.Tensor]) -> list[Buffer]:
     """One for every storage, in no order."""
-    found: dict[int, tuple[torch.UntypedStorage, list[torch.Tensor]]] = {}
+    by_storage: dict[int, tuple[torch.UntypedStorage, list[torch.Tensor]]] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            found.setdefault(storage.data_ptr(), (storage, []))[1].append(tensor)
-    return [Buffer(*of) for of in found.values()]
+            by_storage.setdefault(storage.data_ptr(), (storage, []))[1].append(tensor)
+    return [Buffer(*of) for of in by_storage.values()]
 
 
 class Global:
@@ -105,17 +105,17 @@ class Global:
             np.ones(address.shape, dtype=bool) if mask is None else np.broadcast_to(mask, _joint(address, mask)).copy()
         )
         address = np.broadcast_to(address, left.shape)
-        found = []
+        pieces = []
         for candidate in self.known:
             offsets = address - np.uint64(candidate.base)
-            here = left & candidate.inside(offsets, width)
-            if here.any():
-                self.aligned(index, offsets, here, width)
-                found.append((candidate, offsets, here))
-                left &= ~here
+            lanes = left & candidate.inside(offsets, width)
+            if lanes.any():
+                self.aligned(index, offsets, lanes, width)
+                pieces.append((candidate, offsets, lanes))
+                left &= ~lanes
         if left.any():
             self.run.fault("bounds", index, self.beside(address[left], width))
-        return found
+        return pieces
 
     def beside(self, addresses, width) -> str:
         """Where the first of the addresses lies."""
@@ -137,9 +137,9 @@ class Global:
         mask = run.where(guard)
         if mask is not None and not mask.any():
             return kept or (run.zero.astype(WORDS[size]),) * count
-        found = self.locate(index, address, mask, width)
-        if len(found) == 1 and found[0][2] is mask:
-            buffer, offsets, _ = found[0]
+        pieces = self.locate(index, address, mask, width)
+        if len(pieces) == 1 and pieces[0][2] is mask:
+            buffer, offsets, _ = pieces[0]
             parts = self.gather(index, buffer, offsets, mask, size, count)
             if mask is None or not kept:
                 return parts
@@ -147,9 +147,9 @@ class Global:
         shape = run.shape
         kept = kept or (np.zeros((1, 1), WORDS[size]),) * count
         made = [np.broadcast_to(old, shape).copy() for old in kept]
-        for buffer, offsets, here in found:
-            for to, part in zip(made, self.gather(index, buffer, offsets, here, size, count)):
-                np.copyto(to, part, where=here)
+        for buffer, offsets, lanes in pieces:
+            for to, part in zip(made, self.gather(index, buffer, offsets, lanes, size, count)):
+                np.copyto(to, part, where=lanes)
         return tuple(made)
 
     def gather(self, index, buffer, offsets, mask, size, count):
@@ -171,15 +171,15 @@ class Global:
         mask = run.where(guard)
         if mask is not None and not mask.any():
             return
-        for buffer, offsets, here in self.locate(index, address, mask, width):
+        for buffer, offsets, lanes in self.locate(index, address, mask, width):
             shape = run.shape
             flat = spread(offsets, shape)
             packed = join(values, shape, size)
             threads = run.threads
-            if here is None:
+            if lanes is None:
                 flat, packed, threads = flat.ravel(), packed.ravel(), threads.ravel()
             else:
-                chosen = np.broadcast_to(here, shape)
+                chosen = np.broadcast_to(lanes, shape)
                 flat, packed, threads = flat[chosen], packed[chosen], threads[chosen]
             good = (flat <= np.uint64(buffer.size - width)) & ((flat & np.uint64(width - 1)) == 0)
             if not good.all():
@@ -199,11 +199,11 @@ class Global:
         mask = run.where(guard)
         if mask is not None and not mask.any():
             return
-        for buffer, offsets, here in self.locate(index, address, mask, size):
+        for buffer, offsets, lanes in self.locate(index, address, mask, size):
             flat, data, threads = (spread(x, run.shape) for x in (offsets, value, run.threads))
             chosen = (flat <= np.uint64(buffer.size - size)) & ((flat & np.uint64(size - 1)) == 0)
-            if here is not None:
-                chosen = chosen & here
+            if lanes is not None:
+                chosen = chosen & lanes
             flat, data, threads = flat[chosen], data[chosen], threads[chosen]
             places = (flat >> np.uint64(size.bit_length() - 1)).view(np.int64)
             view = buffer.view(size)

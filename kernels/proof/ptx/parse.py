@@ -241,10 +241,10 @@ class _Reader:
             return Address(self.register(base) or Name(base), int(offset, 0) if offset else 0)
         if "|" in text:
             return Vector(tuple(self.operand(part, place) for part in text.split("|")))
-        found = self.known.get(text) if not self.scopes else self.simple(text, place)
-        if found is None:
-            found = self.known[text] = self.simple(text, place)
-        return found
+        parsed = self.known.get(text) if not self.scopes else self.simple(text, place)
+        if parsed is None:
+            parsed = self.known[text] = self.simple(text, place)
+        return parsed
 
     def simple(self, text: str, place: Place) -> object:
         known = self.register(text)

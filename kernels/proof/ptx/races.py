@@ -45,30 +45,30 @@ class SharedRaces:
         self.events.append(("write", index, address, mask, width, self.run.code if code is None else code))
         self.written = True
 
-    def barrier(self, here: np.ndarray | None) -> None:
+    def barrier(self, arrived: np.ndarray | None) -> None:
         """Programs `here` (None: all) are at a barrier: compares their stretch and forgets it."""
         if self.written:
-            self.compare(here)
-        self.events = [] if here is None else list(_without(self.events, here))
+            self.compare(arrived)
+        self.events = [] if arrived is None else list(_without(self.events, arrived))
         self.written = any(event[0] == "write" for event in self.events)
         self.met = self.met and bool(self.events)
 
-    def compare(self, here) -> None:
-        lone = here is None and all(
+    def compare(self, arrived) -> None:
+        lone = arrived is None and all(
             a.shape[0] == 1 and (m is None or m.shape[0] == 1) and c.shape[0] == 1 for _, _, a, m, _, c in self.events
         )  # what all programs do alike is compared for one
         rows = 1 if lone else self.run.programs
         table = self.writers[:rows].reshape(-1)
         if self.met:  # then a later access of a warp may hide an earlier one
-            _clear(self.follow(table, here, rows, self.events))  # lest threads that store alike be compared with it
-        touched = self.follow(table, here, rows, [event for event in self.events if event[0] == "write"])
-        _clear(self.follow(table, here, rows, [event for event in self.events if event[0] == "read"], touched))
+            _clear(self.follow(table, arrived, rows, self.events))  # lest threads that store alike be compared with it
+        touched = self.follow(table, arrived, rows, [event for event in self.events if event[0] == "write"])
+        _clear(self.follow(table, arrived, rows, [event for event in self.events if event[0] == "read"], touched))
 
-    def follow(self, table, here, rows, events, touched=None) -> list[tuple]:
+    def follow(self, table, arrived, rows, events, touched=None) -> list[tuple]:
         """Compares each event with what the table has and notes writers in it. Returns where it did."""
         touched = [] if touched is None else touched
         for kind, index, address, mask, width, code in events:
-            words, places, codes = self.cells(table, address, mask, width, code, here, rows)
+            words, places, codes = self.cells(table, address, mask, width, code, arrived, rows)
             before = words.take(places, axis=0)
             if before.any():
                 what = "written and read" if kind == "read" else "written twice"
@@ -78,10 +78,10 @@ class SharedRaces:
                 touched.append((words, places, index))
         return touched
 
-    def cells(self, table, address, mask, width, code, here, rows):
+    def cells(self, table, address, mask, width, code, arrived, rows):
         """The table by words of such accesses, the places of these in it, and the codes of who touches them."""
-        if here is not None:
-            mask = here if mask is None else mask & here
+        if arrived is not None:
+            mask = arrived if mask is None else mask & arrived
         span = max(1, width // self.grain)
         words = table.reshape(-1, span)
         shift = max(self.shift, width.bit_length() - 1)
@@ -104,8 +104,8 @@ class SharedRaces:
             self.report(index, whole[wrong], touched, what)
 
     def report(self, index, places, touched, what) -> None:
-        found = (i for w, p, i in reversed(touched) if np.isin(places[:1] // w.shape[1], p).any())
-        other = next(found, None)
+        others = (i for w, p, i in reversed(touched) if np.isin(places[:1] // w.shape[1], p).any())
+        other = next(others, None)
         byte = int(places[0]) % self.writers.shape[1] * self.grain
         self.run.fault("race", index, f"shared memory at byte {byte} is {what} with no barrier between", other)
 
@@ -115,9 +115,9 @@ def _clear(touched) -> None:
         words[places] = 0
 
 
-def _without(accesses, here) -> Iterator[tuple]:
+def _without(accesses, arrived) -> Iterator[tuple]:
     for kind, index, address, mask, width, code in accesses:
-        rest = ~here if mask is None else mask & ~here
+        rest = ~arrived if mask is None else mask & ~arrived
         if rest.any():
             yield kind, index, address, rest, width, code
 

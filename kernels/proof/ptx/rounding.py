@@ -89,9 +89,9 @@ def quotient(a, b):
     if a.dtype.kind == "u":
         return np.where(b == 0, ~a.dtype.type(0), a // np.where(b == 0, b.dtype.type(1), b))
     one = np.where(b == 0, b.dtype.type(1), b)
-    found = a // one
-    found = found + ((found < 0) & (found * one != a))
-    return np.where(b == 0, a.dtype.type(-1), found)
+    quotient = a // one
+    quotient = quotient + ((quotient < 0) & (quotient * one != a))
+    return np.where(b == 0, a.dtype.type(-1), quotient)
 
 
 def remainder(a, b):

@@ -36,11 +36,11 @@ class Code:
         self.global_grain = grain_of(self._widths("global"))
 
     def _widths(self, space: str) -> list[int]:
-        found = [4]
+        widths = [4]
         for i in self.instructions:
             if i.words[0] in ("ld", "st") and i.words[1].split("::")[0] == space:
-                found.append(int("".join(c for c in i.words[-1] if c.isdigit())) // 8)
-        return found
+                widths.append(int("".join(c for c in i.words[-1] if c.isdigit())) // 8)
+        return widths
 
 
 class Launch:
@@ -139,9 +139,9 @@ class Run:
             same = taken[:, :1]
             if (taken == same).all():
                 taken = same
-        here = self.active
+        live = self.active
         for to, part in ((target, taken), (following, ~taken)):
-            part = part if here is None else part & here
+            part = part if live is None else part & live
             if part.any():
                 if to < 0:
                     self.leave(part)
@@ -187,10 +187,10 @@ class Run:
         return table.take((address // np.uint64(PARAMETER)).astype(np.int64), mode="clip")
 
     def barrier(self, index: int, name) -> None:
-        here = self.rows(index)
+        arrived = self.rows(index)
         if self.checks:
-            self.races.barrier(here)
-            self.barriers = self.barriers + (1 if here is None else here.astype(np.int64))
+            self.races.barrier(arrived)
+            self.barriers = self.barriers + (1 if arrived is None else arrived.astype(np.int64))
             self.copies.remember()
             self.groups.remember()
 
@@ -245,12 +245,12 @@ class Run:
             value = value | ~self.active if mode == "all" else value & self.active
         warps = value.reshape(value.shape[0], -1, 32)
         if mode in ("any", "all"):
-            found = warps.any(2) if mode == "any" else warps.all(2)
+            votes = warps.any(2) if mode == "any" else warps.all(2)
         elif mode == "ballot":
-            found = (warps.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(2).astype(np.uint32)
+            votes = (warps.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(2).astype(np.uint32)
         else:
             raise Unsupported(f"vote of mode {mode}", self.launch.code.instructions[index].place)
-        return np.repeat(found, 32, axis=1)
+        return np.repeat(votes, 32, axis=1)
 
 
 def _join(waiting, block: int, mask) -> None:

@@ -33,10 +33,10 @@ class Shared:
         return turned.astype(np.int64)
 
     def complain(self, index, address, mask, width) -> None:
-        here = np.ones((1, 1), dtype=bool) if mask is None else mask
-        if (((address & np.uint32(width - 1)) != 0) & here).any():
+        lanes = np.ones((1, 1), dtype=bool) if mask is None else mask
+        if (((address & np.uint32(width - 1)) != 0) & lanes).any():
             self.run.fault("alignment", index, f"a shared address that {width} bytes do not divide")
-        if ((address.astype(np.int64) + width > self.size) & here).any():
+        if ((address.astype(np.int64) + width > self.size) & lanes).any():
             self.run.fault("bounds", index, f"an access of {width} bytes outside of {self.size} bytes of shared memory")
 
     def gather(self, index, address, mask, width) -> np.ndarray:
@@ -105,11 +105,11 @@ class Copies:
         packed = np.zeros(run.shape, dtype=WORDS[width])
         whole = mask is None and wanted.all()
         if reading.any():
-            found = run.memory.locate(index, source, None if whole else reading, width)
-            for buffer, offsets, here in found:
-                raw = run.memory.gather(index, buffer, offsets, here, min(width, 4), width // min(width, 4))
+            pieces = run.memory.locate(index, source, None if whole else reading, width)
+            for buffer, offsets, lanes in pieces:
+                raw = run.memory.gather(index, buffer, offsets, lanes, min(width, 4), width // min(width, 4))
                 words = join(raw, run.shape, min(width, 4))
-                packed = words if here is None else np.where(np.broadcast_to(here, run.shape), words, packed)
+                packed = words if lanes is None else np.where(np.broadcast_to(lanes, run.shape), words, packed)
         partial = (count != 0) & (count != width)
         if partial.any():
             step = np.arange(width, dtype=np.uint32)
@@ -136,17 +136,17 @@ class Copies:
         return None
 
     def commit(self, index) -> None:
-        here = self.run.rows(index)
-        self.committed = self.committed + (1 if here is None else here.astype(np.int64))
+        arrived = self.run.rows(index)
+        self.committed = self.committed + (1 if arrived is None else arrived.astype(np.int64))
 
     def wait(self, index, allowed: int) -> None:
         """All but the `allowed` youngest groups have arrived."""
-        here = self.run.rows(index)
+        arrived = self.run.rows(index)
         still = []
         for issued, to, mask, packed, width, group in self.pending:
             done = group < self.committed - allowed
-            if here is not None:
-                done = done & here
+            if arrived is not None:
+                done = done & arrived
             if done.any():
                 whole = done.all()
                 part = mask if whole else (done if mask is None else done & mask)

@@ -49,8 +49,8 @@ def translate(kernel: Kernel) -> list:
     everything = [i for block in kernel.blocks for i in block.instructions]
     late = {r.name for i in everything if "mma_async" in i.opcode for r in registers_of(i.operands[0])}
     copies = [tuple(r.name for o in i.operands for r in registers_of(o)) for i in everything if i.words[0] == "mov"]
-    while late and (found := {c[0] for c in copies if len(c) == 2 and c[1] in late} - late):
-        late |= found
+    while late and (earlier := {c[0] for c in copies if len(c) == 2 and c[1] in late} - late):
+        late |= earlier
     read = {r.name for i in everything for o in i.operands[_first_source(i) :] for r in registers_of(o)}
     lines: list[str] = []
     for number, block in enumerate(kernel.blocks):
@@ -230,25 +230,25 @@ class _Writer:
         self._computed(i)
 
     def _computed(self, i: Instruction) -> None:
-        found = arithmetic.known(i.opcode, i.place)
+        meant = arithmetic.known(i.opcode, i.place)
         target, *sources = i.operands
         if i.opcode.startswith("setp") and isinstance(target, Vector):
-            return self._compared_pairs(i, found, target.parts)
+            return self._compared_pairs(i, meant, target.parts)
         if i.words[0] in ("min", "max") and i.words[-1] == "f32" and len(sources) == 3:
-            found = arithmetic.of_three(found)
-        if len(sources) != len(found.operands):
+            meant = arithmetic.of_three(meant)
+        if len(sources) != len(meant.operands):
             raise Unsupported(f"{i.opcode} with {len(sources)} sources", i.place)
-        values = [self.value(source, kind, i) for source, kind in zip(sources, found.operands)]
-        self.assign(target, found.expression.format(*values), found.result, i)
+        values = [self.value(source, kind, i) for source, kind in zip(sources, meant.operands)]
+        self.assign(target, meant.expression.format(*values), meant.result, i)
         return None
 
-    def _compared_pairs(self, i: Instruction, found, targets) -> None:
+    def _compared_pairs(self, i: Instruction, meant, targets) -> None:
         """setp of pairs of halves: a predicate for the lower ones and one for the upper ones."""
         if not i.words[-1].endswith("x2"):
             raise Unsupported(f"form of {i.opcode}", i.place)
         values = [self.value(source, "u32", i) for source in i.operands[1:]]
         for side, target in enumerate(targets):
-            self.assign(target, found.expression.format(*(f"halves({v})[{side}]" for v in values)), "p", i)
+            self.assign(target, meant.expression.format(*(f"halves({v})[{side}]" for v in values)), "p", i)
 
     def _mov(self, i: Instruction) -> None:
         target, source = i.operands
