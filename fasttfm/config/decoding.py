@@ -9,11 +9,13 @@ from typing import Literal
 _MOST = (1 << 31) - 1
 """No setting that counts something is larger: tensors and tables are indexed with such numbers."""
 
-_LARGEST_ALPHA = 30
-"""With it the penalty of the longest output still is a float."""
-
-_LARGEST_WEIGHT = 1000
-"""Beside it no log-probability counts any more, and float32 still tells them apart."""
+_LARGEST = {
+    "alpha": 30,  # the penalty of the longest output still is a float
+    "max_len_a": 1_000,  # a model that never ends would search on for days
+    "coverage_penalty": 1_000,  # beside it no log-probability counts any more, and float32 still tells them apart
+    "diverse_beam_strength": 1_000,
+}
+"""Setting -> its largest value; the smallest is 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,15 +77,12 @@ class DecodingConfig:
         _at_least("sampling_seed", self.sampling_seed, 0, most=(1 << 63) - 1)
         if self.length_penalty not in ("gnmt", "power", "avg", "none"):
             raise ValueError(f"length_penalty {self.length_penalty!r} is unknown: choose gnmt, power, avg or none")
-        for name in ("alpha", "max_len_a", "coverage_penalty", "diverse_beam_strength"):
+        for name, most in _LARGEST.items():
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} {value!r} must be a finite number of at least 0")
-        if self.alpha > _LARGEST_ALPHA:
-            raise ValueError(f"alpha {self.alpha!r} must be at most {_LARGEST_ALPHA}")
-        for name in ("coverage_penalty", "diverse_beam_strength"):
-            if getattr(self, name) > _LARGEST_WEIGHT:
-                raise ValueError(f"{name} {getattr(self, name)!r} must be at most {_LARGEST_WEIGHT:,}")
+            if value > most:
+                raise ValueError(f"{name} {value!r} must be at most {most:,}")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"temperature {self.temperature!r} must be a finite number greater than 0")
         if not 0 < self.sampling_topp <= 1:

@@ -29,6 +29,7 @@ from fasttfm.decoding.hypotheses import length_penalty
         ({"sampling_topk": -1}, "sampling_topk -1"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram -1 must be a whole number of at least 0"),
         ({"max_len_b": -1}, "max_len_b -1"),
+        ({"max_len_a": 1e20}, r"max_len_a 1e\+20 must be at most 1,000"),
         ({"buffer_size": 0}, "buffer_size 0"),
         ({"beam": 1 << 31}, "beam 2147483648 must be at most 2,147,483,647"),
         ({"max_len_b": 10**30}, "max_len_b 10+ must be at most"),
