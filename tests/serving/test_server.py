@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -90,6 +92,49 @@ def ask(url, timeout=PATIENCE, **request):
 def texts(answer) -> list[str]:
     assert answer.status_code == 200, answer.text
     return [best[0]["text"] for best in answer.json()["translations"]]
+
+
+BROWSER = """
+const elements = {}, options = []
+const add = option => options.push(option)
+const element = id => elements[id] ??= { value: "", textContent: "", add }
+globalThis.document = { getElementById: element }
+globalThis.Option = function (name) { return new String(name) }
+const [address, lines, beam] = JSON.parse(process.argv[2])
+const fetched = globalThis.fetch
+globalThis.fetch = (path, options) => fetched(`${address}/${path}`, options)
+const page = require("fs").readFileSync(0, "utf8")
+const form = page.match(/id="form"/) && element("form")
+eval(page.match(/<script>([^]*)<\\/script>/)[1])
+setTimeout(async () => {
+  while (!options.length) await new Promise(done => setTimeout(done, 20))
+  element("model").value = String(options[0])
+  element("text").value = lines.join("\\n")
+  element("beam").value = beam
+  await form.onsubmit({ preventDefault() {} })
+  console.log(JSON.stringify([options.map(String), element("translation").textContent, element("state").textContent]))
+}, 0)
+"""
+"""The page's own script with as much of a browser as it asks for: elements by their id, and fetch below an address."""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script_of_the_page_translates_what_is_typed(url, translator):
+    page = requests.get(url, timeout=PATIENCE).text
+    named = set(re.findall(r'\$\("(\w+)"\)', page))
+    assert named <= set(re.findall(r'id="(\w+)"', page)), "an element that the script asks for is not there"
+
+    def shown(lines, beam):
+        words = json.dumps([url, lines, beam])
+        done = subprocess.run(
+            ["node", "-e", BROWSER, "--", "page", words], input=page, capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    lines = [*LINES[:3], ""]
+    assert shown(lines, "2") == [["small"], "\n".join(best[0].text for best in translator.translate_nbest(lines)), ""]
+    assert "beam" in shown(lines, "1000")[2]
 
 
 def test_a_text_and_a_list_are_translated_as_the_translator_does(url, translator):
