@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from fasttfm.errors import UserError
 
@@ -89,3 +91,18 @@ def unreadable(path: Path, error: OSError) -> UserError:
     reason = error.strerror or str(error)
     remedy = _REMEDIES.get(error.errno or 0, "it may be whole: check its disk, then run the same command again")
     return UserError(f"{path}: cannot be read: {reason}; {remedy}")
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object (or list, by kind) that a file holds; UserError where it is missing, cut off or something else."""
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: is missing: give the directory as it was saved") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise UserError(f"{path}: is cut off or no JSON ({error}): copy it anew") from None
+    if not isinstance(given, kind):
+        raise UserError(f"{path}: holds no {kind.__name__}: copy it anew")
+    return given

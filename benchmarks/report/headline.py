@@ -84,15 +84,14 @@ def usable(entry: Entry) -> bool:
 
 
 def claims(files: Loaded) -> list[Claim]:
-    """Everything that the records allow to be said, in the order of README's table."""
-    return [
-        *_end_to_end(files),
-        *_groups(files),
-        *_workers(files),
-        *_overhead(files),
-        *_launches(files),
-        *_examples(files),
-    ]
+    """Everything that the records allow to be said, each with its machine, in the order of README's table."""
+    parts = (_end_to_end, _groups, _workers, _overhead, _launches, _examples)
+    return [_with_machine(claim) for part in parts for claim in part(files)]
+
+
+def _with_machine(claim: Claim) -> Claim:
+    machines = dict.fromkeys(machine_name(entry.machine) for entry in claim.entries)
+    return replace(claim, what="; ".join([claim.what, *machines]))
 
 
 def _latest(entries: Sequence[Entry], name: str) -> dict[str, Entry]:
@@ -161,12 +160,12 @@ def _groups(files: Loaded) -> Iterator[Claim]:
             parts.setdefault(where, []).append(entry)
     newest = {group: machine_name(entry.machine) for group, entry in _latest(files.suite, "group").items()}
     for (group, machine, dtype), entries in parts.items():
-        result = _speed_up(group, machine, dtype, entries) if group in ("kernels", "blocks") else None
-        for claim in result or _throughput(machine, dtype, entries):
+        result = _speed_up(group, dtype, entries) if group in ("kernels", "blocks") else None
+        for claim in result or _throughput(dtype, entries):
             yield claim if machine == newest[group] else replace(claim, leads=False)
 
 
-def _speed_up(group: str, machine: str, dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
+def _speed_up(group: str, dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
     ratios: list[float] = []
     used: list[Entry] = []
     for rows in by_case(entries):
@@ -179,14 +178,14 @@ def _speed_up(group: str, machine: str, dtype: str, entries: Sequence[Entry]) ->
         return
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     yield Claim(
-        f"{len(ratios)} rows of {group}, {short_dtype(dtype)}, against plain PyTorch; {machine}",
+        f"{len(ratios)} rows of {group}, {short_dtype(dtype)}, against plain PyTorch",
         f"{mean:.2f}x as fast (geometric mean; {min(ratios):.2f}x to {max(ratios):.2f}x)",
         tuple(used),
         leads=group == "kernels",
     )
 
 
-def _throughput(machine: str, dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
+def _throughput(dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
     """Of every case the shapes that most providers ran, ours and the others' throughput side by side."""
     with_peers: dict[str, list[list[Entry]]] = {}
     for rows in by_case(entries):
@@ -208,7 +207,7 @@ def _throughput(machine: str, dtype: str, entries: Sequence[Entry]) -> Iterator[
             f"{row.record['provider']} {_significant(row.record['throughput']['value'])}" for row in best
         )
         yield Claim(
-            f"{record['case'].replace('_', ' ')}, {shape_text(record['shape'])}, {short_dtype(dtype)}; {machine}",
+            f"{record['case'].replace('_', ' ')}, {shape_text(record['shape'])}, {short_dtype(dtype)}",
             f"{figures} {record['throughput']['unit']}",
             tuple(rows),
             leads=any(all(record["shape"].get(k) == v for k, v in shape.items()) for shape in _LEADING_SHAPES),

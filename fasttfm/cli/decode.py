@@ -20,12 +20,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Decode line by line, so that it may stand in a pipe."""
+    from fasttfm.cli.encode import load_tokenizer
     from fasttfm.data.corpus import decode_lines
-    from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
     from fasttfm.errors import UserError
 
-    path = args.model
-    tokenizer = load_tokenizers(path)[args.target] if path.is_dir() else Tokenizer.load(path)
+    tokenizer = load_tokenizer(args)
     numbers = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))}
     if args.ids:
         numbers = {str(number): number for number in numbers.values()}
@@ -33,5 +32,5 @@ def run(args: argparse.Namespace) -> None:
         try:
             ids = [numbers[word] for word in line.split(" ") if word]
         except KeyError as error:
-            raise UserError(f"standard input: line {count:,}: {error.args[0]} is no subword of {path}") from None
+            raise UserError(f"standard input: line {count:,}: {error.args[0]} is no subword of {args.model}") from None
         sys.stdout.write(tokenizer.decode(ids) + "\n")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fasttfm.data.tokenizer import Tokenizer
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -24,13 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ids", action="store_true", help="numbers in place of subwords")
 
 
+def load_tokenizer(args: argparse.Namespace) -> Tokenizer:
+    """The tokenizer that encode and decode are asked for."""
+    from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
+
+    return load_tokenizers(args.model)[args.target] if args.model.is_dir() else Tokenizer.load(args.model)
+
+
 def run(args: argparse.Namespace) -> None:
     """Encode line by line, so that it may stand in a pipe."""
     from fasttfm.data.corpus import decode_lines
-    from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
 
-    path = args.model
-    tokenizer = load_tokenizers(path)[args.target] if path.is_dir() else Tokenizer.load(path)
+    tokenizer = load_tokenizer(args)
     for line in decode_lines(sys.stdin.buffer, "standard input"):
         ids = tokenizer.encode(line)
         sys.stdout.write(" ".join(map(str, ids) if args.ids else tokenizer.pieces(ids)) + "\n")

@@ -62,18 +62,8 @@ def flash_attn_qkvpacked_func(
 ) -> Tensor:
     """The same for qkv (B, L, 3, H, D)."""
     q, k, v = qkv.unbind(2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p=dropout_p,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(q, k, v, *options)
 
 
 def flash_attn_kvpacked_func(
@@ -90,18 +80,8 @@ def flash_attn_kvpacked_func(
 ) -> Tensor:
     """The same for kv (B, S, 2, Hk, D)."""
     k, v = kv.unbind(2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p=dropout_p,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(q, k, v, *options)
 
 
 def flash_attn_varlen_func(
@@ -165,19 +145,5 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Tensor:
     """The same for qkv (T, 3, H, D)."""
     q, k, v = qkv.unbind(1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p=dropout_p,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options)

@@ -179,43 +179,28 @@ def _search_batch(
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each source of one batch; workers: how many such batches are searched at once."""
     with inference(model, batch_invariant=config.batch_invariant) as device:
-        return _search(model, sources, prefixes, numbers, banned, required, continuations, config, device, workers)
-
-
-def _search(
-    model: Transformer,
-    sources: list[Sequence[int]],
-    prefixes: list[list[int]] | None,
-    numbers: Sequence[int],
-    banned: Sequence[Sequence[int]],
-    required: list[Sequence[Phrases]] | None,
-    continuations: frozenset[int],
-    config: DecodingConfig,
-    device: torch.device,
-    workers: int,
-) -> list[list[Hypothesis]]:
-    limits = [config.longest_output(len(source) - 1) for source in sources]
-    if prefixes is not None:
-        limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
-    phrases = None if required is None else [Required(each, continuations) for each in required]
-    if phrases is not None:
-        begun = prefixes or [[] for _ in sources]
-        limits = [longest_with_phrases(*each) for each in zip(limits, begun, phrases)]
-    element_bytes = next(model.parameters()).element_size()
-    needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
-    refuse_more_than_available(workers * needed, workers * len(sources), config, device)
-    constraints = Constraints(limits, prefixes, config, device, banned)
-    source, source_lengths = padded(sources, device, LENGTHS if config.batch_invariant else 1)
-    # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
-    lengths: Tensor | None = source_lengths
-    if not config.batch_invariant and all(len(each) == source.shape[1] for each in sources):
-        lengths = None
-    if phrases is not None:
-        steering = RequiredPhrases(phrases, prefixes, limits, constraints, config)
-        return steered_search(model, source, lengths, limits, steering)
-    if config.sampling:
-        return sample(model, source, lengths, limits, constraints, config, numbers)
-    if config.diverse_beam_groups > 1:
-        return steered_search(model, source, lengths, limits, Groups(limits, constraints, config))
-    search = greedy_search if config.beam == 1 else beam_search
-    return search(model, source, lengths, limits, constraints, config)
+        limits = [config.longest_output(len(source) - 1) for source in sources]
+        if prefixes is not None:
+            limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
+        phrases = None if required is None else [Required(each, continuations) for each in required]
+        if phrases is not None:
+            begun = prefixes or [[] for _ in sources]
+            limits = [longest_with_phrases(*each) for each in zip(limits, begun, phrases)]
+        element_bytes = next(model.parameters()).element_size()
+        needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
+        refuse_more_than_available(workers * needed, workers * len(sources), config, device)
+        constraints = Constraints(limits, prefixes, config, device, banned)
+        source, source_lengths = padded(sources, device, LENGTHS if config.batch_invariant else 1)
+        # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
+        lengths: Tensor | None = source_lengths
+        if not config.batch_invariant and all(len(each) == source.shape[1] for each in sources):
+            lengths = None
+        if phrases is not None:
+            steering = RequiredPhrases(phrases, prefixes, limits, constraints, config)
+            return steered_search(model, source, lengths, limits, steering)
+        if config.sampling:
+            return sample(model, source, lengths, limits, constraints, config, numbers)
+        if config.diverse_beam_groups > 1:
+            return steered_search(model, source, lengths, limits, Groups(limits, constraints, config))
+        search = greedy_search if config.beam == 1 else beam_search
+        return search(model, source, lengths, limits, constraints, config)

@@ -5,7 +5,7 @@
 q = round(x / row_scale) with row_scale = max |x| / 127 of the row alone, likewise for the outputs of the weight. Sums
 of integers are exact, so a row does not depend on the rows beside it, nor on who computes it: oneDNN where torch has
 its operator, torch._int_mm elsewhere. Rows are quantized, and results scaled, in one pass each with numba, in several
-without, to the same bits. Which product is fastest stands in benchmarks/results (python -m benchmarks.int8_products).
+without, to the same bits. `python -m benchmarks.int8_products` compares the products.
 Source: Dettmers et al. 2022, section 3.1 (vector-wise quantization).
 """
 

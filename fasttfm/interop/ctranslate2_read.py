@@ -22,9 +22,9 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable
+from fasttfm.files import read_json, unreadable
 from fasttfm.interop.channels import pairs_from_halves
-from fasttfm.interop.exchange import Arrangement, Model, number, read_json
+from fasttfm.interop.exchange import Arrangement, Model, number
 from fasttfm.interop.marian import tokenizer
 from fasttfm.reference import positional_encoding
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,7 +17,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, PAD, Tokenizer, load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.files import unreadable, write_file
+from fasttfm.files import write_file
 from fasttfm.models.pretrained import model_card, read_pretrained, read_values, write_model, write_pretrained
 
 NEVER = -1e4
@@ -124,21 +122,6 @@ def number(pieces: Sequence[str], piece: str, path: Path) -> int:
         return list(pieces).index(piece)
     except ValueError:
         raise UserError(f"{path}: has no token {piece}: give the files of one model") from None
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """A file that holds an object (or a list); UserError where it is missing, cut off or another."""
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing: give the directory as the other tool saved it") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError as error:
-        raise UserError(f"{path}: is cut off or no JSON ({error}): copy it anew") from None
-    if not isinstance(given, kind):
-        raise UserError(f"{path}: holds no {kind.__name__}: copy it anew")
-    return given
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -13,8 +13,9 @@ from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError
+from fasttfm.files import read_json
 from fasttfm.interop.bart_names import from_bart
-from fasttfm.interop.exchange import Arrangement, Model, read_json, read_tensors
+from fasttfm.interop.exchange import Arrangement, Model, read_tensors
 from fasttfm.interop.marian import bart_config, decoding, tokenizer
 
 _FIRST_POSITION = 2

@@ -19,9 +19,10 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Vocabulary
 from fasttfm.errors import UserError
+from fasttfm.files import read_json
 from fasttfm.interop.bart_names import from_bart, to_bart
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
-from fasttfm.interop.exchange import Arrangement, Model, number, read_json, read_tensors
+from fasttfm.interop.exchange import Arrangement, Model, number, read_tensors
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "swish"}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}

@@ -30,7 +30,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, Tokenizer, save_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable, write_file
+from fasttfm.files import read_json, unreadable, write_file
 from fasttfm.folders import replacing
 
 PRETRAINED_FILE = "config.json"
@@ -50,7 +50,7 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
         missing = "is not a directory" if folder.exists() else "does not exist"
         what = "has no config.yaml" if folder.is_dir() else missing
         raise UserError(f"{folder}: {what}: give the model directory that fasttfm train --out made")
-    given = _read_json(path)
+    given = read_json(path)
     if given.get("model_type") != MODEL_TYPE:
         raise UserError(
             f"{path}: is of a model of type {given.get('model_type')!r}: fasttfm import makes a model directory of one"
@@ -221,15 +221,3 @@ def _record_lines(model_dir: Path) -> list[str]:
         numbers = (f"{value:.2f}" if isinstance(value, int | float) else "-" for value in (loss, perplexity, bleu))
         table.append(f"| {record.get('step')} | {' | '.join(numbers)} |")
     return [*table, "", "Validation BLEU is that of sacreBLEU while training; see train.log.jsonl."]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError as error:
-        raise UserError(f"{path}: is cut off or no JSON ({error}): copy it anew") from None
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: is no JSON object: copy it anew")
-    return given
