@@ -2,8 +2,8 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, serving, the examples) keep their fields and have schemas of their own; kind(record) tells them apart. The
-schemas are JSON Schema, for other tools to read:
+preparing, serving, curves, the examples) keep their fields and have schemas of their own; kind(record) tells them
+apart. The schemas are JSON Schema, for other tools to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -165,6 +165,16 @@ INT8_PRODUCTS = _object(
 PREPARING = _object({"benchmark": {"const": "preparing"}, "measured": _ROWS, "machine": MACHINE})
 """Seconds and peak memory by pairs, written by `python -m benchmarks.preparing`."""
 
+CURVES = _object(
+    {
+        "benchmark": {"const": "curves"},
+        "comparison": _TEXT,
+        "runs": {"type": "object", "additionalProperties": _ROWS, "minProperties": 2},
+        "machine": MACHINE,
+    }
+)
+"""Losses by update of trainings that differ in one choice, written by `python -m benchmarks.curves`."""
+
 SERVING = _object({"benchmark": {"const": "serving"}, "text": _TEXT, "measured": _ROWS, "machine": MACHINE})
 """Sentences a second and what clients wait (p50_ms, p99_ms), written by `python -m benchmarks.serving`."""
 
@@ -235,6 +245,7 @@ SCHEMAS = {
     "int8_products": INT8_PRODUCTS,
     "preparing": PREPARING,
     "serving": SERVING,
+    "curves": CURVES,
     "example": EXAMPLE,
 }
 

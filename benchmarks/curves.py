@@ -1,0 +1,172 @@
+"""What a choice does to the loss: two or three trainings that differ in nothing else, as a record and a figure.
+
+    python -m benchmarks.curves norm --text data/wmt_news_ende --work runs/curves
+
+    shards      parts of the corpus one after the other, against evenly mixed ones
+    batching    pairs of any length together, against pairs of like length
+    norm        LayerNorm after the residual sum (the paper) against before the sub-layer (tensor2tensor)
+    positions   the paper's sinusoids against tensor2tensor's; two seeds show what chance does
+
+The corpus is one whose lines stand by their origin, such as WMT's news test sets of ten years. The model has 3 and 3
+layers of width 128. Losses are told by update, so that they are the same on an idle machine and on a busy one.
+A run that is in --work is not run again. Appends a line to benchmarks/results/curves.jsonl and draws
+docs/images/curves-NAME.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import command, curve_figures, end_to_end
+from benchmarks.batch_orders import ConsecutiveShards, RandomLengths
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
+from fasttfm.cli.parser import Parser
+from fasttfm.config.model import TransformerConfig
+from fasttfm.config.training import TrainingConfig
+from fasttfm.data.batches import TokenBatches
+from fasttfm.data.prepared import ParallelTokens, PreparedData
+from fasttfm.models import Transformer
+from fasttfm.training.updates import AUTOCAST, Updates
+from fasttfm.training.validate import Validator
+
+CORPUS = "wmt-news"
+MAX_TOKENS = 2048
+SHARDS = 8
+POINTS = 40
+"""Validations of a run."""
+VALID = 500
+"""Validation pairs, the first ones."""
+_MODEL = {"d_model": 128, "heads": 4, "d_ff": 512, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One training: what it does otherwise than the others."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    lr: float = 2e-3
+    seed: int = 1
+    batches: Callable[[ParallelTokens, int, int], Any] = TokenBatches
+
+
+def _consecutive(pairs: ParallelTokens, max_tokens: int, seed: int) -> ConsecutiveShards:
+    return ConsecutiveShards(pairs, max_tokens, seed, SHARDS)
+
+
+_PRE, _POST = {"norm_first": True, "final_norm": True}, {"norm_first": False, "final_norm": False}
+VARIANTS = {
+    "base": Variant(model=_PRE),
+    "consecutive": Variant(model=_PRE, batches=_consecutive),
+    "random": Variant(model=_PRE, batches=RandomLengths),
+    "post-norm": Variant(model=_POST),
+    "post-norm-slow": Variant(model=_POST, lr=5e-4),
+    "tensor2tensor": Variant(model={**_PRE, "positional_encoding": "tensor2tensor"}),
+    "base-seed-2": Variant(model=_PRE, seed=2),
+}
+COMPARISONS = {
+    "shards": {"evenly mixed": "base", f"{SHARDS} shards one after the other": "consecutive"},
+    "batching": {"pairs of like length": "base", "pairs of any length": "random"},
+    "norm": {
+        "pre-norm": "base",
+        "post-norm": "post-norm",
+        "post-norm, a quarter of the learning rate": "post-norm-slow",
+    },
+    "positions": {
+        "the paper's": "base",
+        "tensor2tensor's": "tensor2tensor",
+        "the paper's, another seed": "base-seed-2",
+    },
+}
+"""Comparison -> what a figure calls each run -> its variant."""
+
+
+def train(data: PreparedData, variant: Variant, updates: int) -> list[dict[str, Any]]:
+    """Train; the points of the curve: cross entropy a target token of the updates before and of the validation set."""
+    recipe = TrainingConfig(
+        lr=variant.lr,
+        warmup_updates=min(200, updates // 2),
+        schedule="inverse-sqrt",
+        clip_norm=1.0,
+        precision="bf16",
+        max_update=updates,
+        seed=variant.seed,
+    )
+    torch.manual_seed(recipe.seed)
+    model = Transformer(TransformerConfig(vocab_size=len(data.target_tokenizer), **{**_MODEL, **variant.model}))
+    batches = variant.batches(data.train, MAX_TOKENS, recipe.seed)
+    cpu = torch.device("cpu")
+    run = Updates(model.train(), batches, recipe, cpu)
+    validator = Validator(
+        data,
+        max_tokens=MAX_TOKENS,
+        label_smoothing=recipe.label_smoothing,
+        decoding=None,
+        device=cpu,
+        autocast=AUTOCAST[recipe.precision],
+    )
+    points: list[dict[str, Any]] = []
+    cells = tokens = 0
+    while run.position.step < updates:
+        run.perform()
+        if run.position.step % max(1, updates // POINTS) == 0 or run.position.step == updates:
+            cells, tokens = cells + run.sums.cells, tokens + run.sums.target_tokens
+            _, nll, _, counted = run.totals.tolist()
+            points.append(
+                {
+                    "update": run.position.step,
+                    "train": round(nll / counted, 4),
+                    "valid": round(validator(model).nll, 4),
+                    "target_tokens": tokens,
+                    "cells": cells,
+                }
+            )
+            run.forget_sums()
+            print(json.dumps(points[-1]), flush=True)
+    return points
+
+
+def curve(name: str, data: PreparedData, work: Path, updates: int) -> list[dict[str, Any]]:
+    """The points of a variant, from the folder of earlier runs where it is in there."""
+    kept = work / f"{name}-{updates}.json"
+    if not kept.exists():
+        print(f"{name}: {updates} updates", flush=True)
+        points = train(data, VARIANTS[name], updates)
+        kept.write_text(json.dumps(points))
+    return json.loads(kept.read_text())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.curves", description=__doc__.split("\n")[0])
+    parser.add_argument("comparison", choices=COMPARISONS)
+    parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the prepared data and finished runs")
+    parser.add_argument("--updates", type=int, default=1000, help="of each training; default: %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    parser.add_argument("--images", type=Path, default=curve_figures.IMAGES, help="folder of the figure")
+    args: argparse.Namespace = parser.parse_args(argv)
+    data = PreparedData.open(end_to_end.prepare(CORPUS, args.text, args.work))
+    data.valid = data.valid.part(0, min(VALID, len(data.valid)))
+    runs = COMPARISONS[args.comparison]
+    record = {
+        "benchmark": "curves",
+        "comparison": args.comparison,
+        "runs": {title: curve(name, data, args.work, args.updates) for title, name in runs.items()},
+        "machine": machine.describe(),
+    }
+    args.results.mkdir(parents=True, exist_ok=True)
+    with (args.results / "curves.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    print(curve_figures.draw(record, args.images))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
