@@ -1,0 +1,158 @@
+"""Questions whose answer is a passage of a text: the official JSON of SQuAD 1.1 and 2.0, plain or packed.
+
+A file holds articles, an article paragraphs, a paragraph its text (the context) and questions; an answer is its text
+and the character of the context where it begins. In 2.0 a question may be impossible: the context has no answer.
+Source: Rajpurkar et al. 2016 (SQuAD 1.1), Rajpurkar et al. 2018 (2.0).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasttfm.data.packed_files import DamagedPackingError, Hashed, unpacked
+from fasttfm.errors import UserError
+from fasttfm.files import unreadable
+
+_ANYWHERE = "give the official JSON of SQuAD 1.1 or 2.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A passage of a context; context[start:start + len(text)] is text."""
+
+    text: str
+    start: int
+    """In characters, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a context."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[Answer, ...]
+    """All that annotators gave, the first is trained on; none where the context has no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SquadData:
+    """All questions of a file."""
+
+    questions: tuple[Question, ...]
+    may_be_impossible: bool
+    """Whether "no answer" is a possible answer: SQuAD 2.0."""
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+
+def read_squad(path: Path | str) -> SquadData:
+    """The questions of a file in the official form.
+
+    Raises UserError, with the line and column of broken JSON or with article, paragraph and question, for what is
+    missing, of a wrong type, or an answer that its context does not have where it is said to begin.
+    """
+    path = Path(path)
+    content = read_json_text(path)
+    articles = _field(content, "data", list, str(path)) if isinstance(content, dict) else None
+    if articles is None:
+        raise UserError(f"{path}: holds no object with a list named data: {_ANYWHERE}")
+    questions = list(_questions(articles, str(path)))
+    if not questions:
+        raise UserError(f"{path}: has no question: {_ANYWHERE}")
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise UserError(f"{path}: two questions have the id {question.id!r}, which predictions go by: change one")
+        seen.add(question.id)
+    version = str(content.get("version", ""))
+    may_be_impossible = version.lower().lstrip("v").startswith("2") or any(not each.answers for each in questions)
+    return SquadData(tuple(questions), may_be_impossible)
+
+
+def read_json_text(path: Path) -> Any:
+    """What a JSON file holds, plain or packed. Raises UserError with the line and column where it is broken."""
+    content = bytearray()
+    try:
+        with Hashed(path) as file:
+            for part in unpacked(file, path):
+                content += part
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except DamagedPackingError as error:
+        raise UserError(
+            f"{path}: the {error.packing} data is cut off or damaged after {len(content):,} bytes of text "
+            f"({error.reason}): copy or download it again"
+        ) from None
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}: line {line:,} is not valid UTF-8 (byte {error.start + 1:,}): convert it") from None
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        what = "is cut off" if cut else "is no JSON"
+        raise UserError(
+            f"{path}: {what} at line {error.lineno:,}, column {error.colno:,} ({error.msg}): copy or download it again"
+        ) from None
+    except RecursionError:
+        raise UserError(f"{path}: is nested too deeply: {_ANYWHERE}") from None
+
+
+def _questions(articles: list[Any], name: str) -> Iterator[Question]:
+    for number, article in enumerate(articles, start=1):
+        where = f"{name}: article {number:,}"
+        for count, paragraph in enumerate(_field(article, "paragraphs", list, where), start=1):
+            spot = f"{where}, paragraph {count:,}"
+            context = _field(paragraph, "context", str, spot)
+            for order, asked in enumerate(_field(paragraph, "qas", list, spot), start=1):
+                yield _question(asked, context, f"{spot}, question {order:,}")
+
+
+def _question(asked: Any, context: str, where: str) -> Question:
+    identity, text = _field(asked, "id", str, where), _field(asked, "question", str, where)
+    where = f"{where} ({identity})"
+    impossible = asked.get("is_impossible", False)
+    if not isinstance(impossible, bool):
+        raise UserError(f"{where}: is_impossible is {impossible!r}, it must be true or false: {_ANYWHERE}")
+    given = _field(asked, "answers", list, where)
+    if impossible and given:
+        raise UserError(f"{where}: is impossible and yet has {len(given)} answers: leave one or the other out")
+    answers = tuple(_answer(answer, context, f"{where}, answer {place}") for place, answer in enumerate(given, start=1))
+    return Question(identity, text, context, answers)
+
+
+def _answer(answer: Any, context: str, where: str) -> Answer:
+    text, start = _field(answer, "text", str, where), _field(answer, "answer_start", int, where)
+    if not text.strip():
+        raise UserError(f"{where}: is empty: give its text")
+    if start < 0 or context[start : start + len(text)] != text:
+        there = context[max(start, 0) : max(start, 0) + len(text)]
+        raise UserError(
+            f"{where}: the context has {_short(there)} at answer_start {start}, not {_short(text)}: correct "
+            "answer_start (characters, not bytes, from 0)"
+        )
+    return Answer(text, start)
+
+
+def _field(value: Any, name: str, kind: type, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: is {type(value).__name__} and no object: {_ANYWHERE}")
+    if name not in value:
+        raise UserError(f"{where}: has no {name}: {_ANYWHERE}")
+    if not isinstance(value[name], kind) or isinstance(value[name], bool):
+        wanted = {list: "a list", str: "a text", int: "a whole number"}[kind]
+        raise UserError(f"{where}: {name} is {type(value[name]).__name__}, it must be {wanted}: {_ANYWHERE}")
+    return value[name]
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")

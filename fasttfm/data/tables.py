@@ -1,0 +1,101 @@
+"""Tables with a header: CSV, TSV and JSON lines, plain or packed, each row with its place in the file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasttfm.data.corpus import TextFile
+from fasttfm.errors import UserError
+
+_FORMS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
+csv.field_size_limit(1 << 24)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row."""
+
+    values: dict[str, str]
+    """Column -> text."""
+    where: str
+    """File and line, for messages."""
+
+
+def read_table(path: Path, needed: Sequence[str] = ()) -> list[Row]:
+    """All rows of a file whose name says its form: .csv, .tsv (no quotes) or .jsonl (an object a line).
+
+    needed: columns that every row must have. Raises UserError with the line for a row that has more or fewer fields
+    than the header, for what is no JSON object, and for a file without rows.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _PACKED:
+        suffixes.pop()
+    form = _FORMS.get(suffixes[-1] if suffixes else "")
+    if form is None:
+        raise UserError(
+            f"{path}: its name must end in .csv, .tsv or .jsonl (and .gz, .xz or .bz2 if packed): rename it"
+        )
+    rows = list(_objects(path) if form == "jsonl" else _separated(path, form))
+    if not rows:
+        raise UserError(f"{path}: has no rows: give a header and at least one row")
+    for row in rows:
+        if missing := [name for name in needed if name not in row.values]:
+            raise UserError(f"{row.where}: has no column {missing[0]}; it has {', '.join(row.values)}")
+    return rows
+
+
+def _separated(path: Path, form: str) -> Iterator[Row]:
+    lines = (f"{line}\n" for line in TextFile(path))
+    if form == "csv":
+        reader = csv.reader(lines, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
+    header: list[str] | None = None
+    line = 1
+    try:
+        for fields in reader:
+            where = f"{path}: line {line:,}"
+            line = reader.line_num + 1
+            if header is None:
+                header = fields
+                if len(set(header)) < len(header):
+                    twice = next(name for name in header if header.count(name) > 1)
+                    raise UserError(f"{where}: two columns are named {twice!r}: rename one")
+            elif fields:
+                if len(fields) != len(header):
+                    raise UserError(
+                        f"{where}: has {len(fields)} fields, the header has {len(header)} ({', '.join(header)}): is it "
+                        "cut off, or is a separator in a text?"
+                    )
+                yield Row(dict(zip(header, fields)), where)
+    except csv.Error as error:
+        raise UserError(f"{path}: line {line:,}: {error}: the row that begins there is cut off or wrong") from None
+
+
+def _objects(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(TextFile(path), start=1):
+        where = f"{path}: line {number:,}"
+        if not line.strip():
+            continue
+        try:
+            given = json.loads(line)
+        except ValueError as error:
+            column = f", column {error.colno:,}" if isinstance(error, json.JSONDecodeError) else ""
+            raise UserError(f"{where}{column}: is cut off or no JSON: write one object a line") from None
+        if not isinstance(given, dict):
+            raise UserError(f"{where}: is {type(given).__name__} and no object: write one object a line")
+        yield Row({str(name): _text(value, str(name), where) for name, value in given.items()}, where)
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float):  # a label; true and false as JSON writes them
+        return json.dumps(value)
+    raise UserError(f"{where}: {name} is {type(value).__name__}, it must be a text or a number")
