@@ -95,7 +95,13 @@ class Examples:
             tokens[place, : len(row.tokens)] = row.tokens
             segments[place, row.second : len(row.tokens)] = 1
         labels = self.labels[np.asarray(indices, np.int64)]
-        return TaskBatch(*map(torch.from_numpy, (tokens, segments, lengths, labels)), int(lengths.sum()))
+        return TaskBatch(
+            tokens=torch.from_numpy(tokens),
+            segments=torch.from_numpy(segments),
+            lengths=torch.from_numpy(lengths),
+            labels=torch.from_numpy(labels),
+            source_tokens=int(lengths.sum()),
+        )
 
 
 class TaskBatches:
@@ -104,6 +110,8 @@ class TaskBatches:
     max_tokens: the largest padded tokens of a batch; examples that alone exceed it are left out, `skipped` counts them.
     Raises ValueError where none is left.
     """
+
+    unit = "example"
 
     def __init__(self, examples: Examples, max_tokens: int, seed: int = 0) -> None:
         self.examples, self.max_tokens, self.seed = examples, max_tokens, seed
