@@ -20,6 +20,7 @@ LEVELS = (
     ("fasttfm.training", "fasttfm.interop", "fasttfm.serving"),
     ("fasttfm.cli",),
     ("fasttfm.__main__", "fasttfm"),
+    ("fasttfm.hub",),
     ("benchmarks.measure", "benchmarks.command", "benchmarks.peers"),
     ("benchmarks.limits",),
     ("benchmarks.cases", "benchmarks"),

@@ -23,11 +23,12 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.record import Layout, Overwritten, Size, flat, layout_of
 
 __all__ = ["Gradients", "Operator", "Overwritten", "Size", "casts", "lower_precision"]
 
-_library = torch.library.Library("fasttfm", "DEF")
+_library = torch.library.Library(NAMESPACE, "DEF")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -93,7 +94,7 @@ class Operator(Generic[Fields]):
         layout = layout_of(call)
         self._tensors, self._wants_gradient = layout.tensors, layout.wants_gradient
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
-        self.dispatched = dispatched = getattr(torch.ops.fasttfm, name).default
+        self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
         self._compute, self._decide, self._cast = compute, decide, autocast
 
         def run(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
@@ -124,11 +125,11 @@ class Operator(Generic[Fields]):
                 with enable_single_level_autograd_function():  # one level of torch.func: this kernel is called for each
                     return differentiate(keys, *args)
             if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-                raise RuntimeError(f"fasttfm::{name} has no forward-mode derivative: use fasttfm.reference for it")
+                raise RuntimeError(f"{NAMESPACE}::{name} has no forward-mode derivative: use fasttfm.reference for it")
             return run(keys, *args)
 
         self._register(layout, autograd, lambda args: compute(settled(args)), batched=backward is None)
-        torch.library.register_fake(f"fasttfm::{name}", lambda *args: fake(settled(args)), lib=_library)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args: fake(settled(args)), lib=_library)
 
     def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any], *, batched: bool) -> None:
         """Tells the dispatcher what runs by device, under autocast, with a gradient and, unless batched, under vmap."""
@@ -145,8 +146,8 @@ class Operator(Generic[Fields]):
 
         def refuse_batching(*args: Any) -> Any:
             raise RuntimeError(
-                f"fasttfm::{self.name} has no torch.vmap rule: it takes batches already, so give it the whole batch at "
-                "once"
+                f"{NAMESPACE}::{self.name} has no torch.vmap rule: it takes batches already, so give it the whole "
+                "batch at once"
             )
 
         for key in _DEVICES:
@@ -207,7 +208,7 @@ class _Rule(NamedTuple):
     def refuse(self, *_: Any) -> Any:
         """What differentiates an operator without a derivative."""
         raise RuntimeError(
-            f"fasttfm::{self.name} cannot be differentiated: second derivatives are not implemented; "
+            f"{NAMESPACE}::{self.name} cannot be differentiated: second derivatives are not implemented; "
             "use fasttfm.reference for them"
         )
 
@@ -294,7 +295,7 @@ class _Rule(NamedTuple):
             return [None] * len(self.layout.names)
         results = [gradients.pop(name, None) for name in self.layout.names]
         if gradients:
-            raise TypeError(f"fasttfm::{self.name} has no tensor named {', '.join(gradients)}")
+            raise TypeError(f"{NAMESPACE}::{self.name} has no tensor named {', '.join(gradients)}")
         return results
 
 
