@@ -257,6 +257,16 @@ def residual_add(
     return (_wide(residual) + dropout(_wide(x), dropout_p, seed, site)).to(residual.dtype)
 
 
+def gelu(x: Tensor, *, tanh: bool = False) -> Tensor:
+    """x * Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016), or its approximation by tanh; any shape."""
+    wide = _wide(x)
+    if tanh:
+        phi = 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (wide + 0.044715 * wide**3)))
+    else:
+        phi = 0.5 * (1.0 + torch.erf(wide * math.sqrt(0.5)))
+    return (wide * phi).to(x.dtype)
+
+
 def feed_forward(
     x: Tensor,
     weight1: Tensor,
@@ -267,12 +277,15 @@ def feed_forward(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     site: int = 0,
+    activation: str = "relu",
 ) -> Tensor:
     """max(0, x W1^T + b1) W2^T + b2 (equation 2), with dropout on the hidden activation (tensor2tensor).
 
-    x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's.
+    x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's. activation:
+    relu, or gelu or gelu_tanh in the place of max(0, .).
     """
-    hidden = torch.nn.functional.linear(x, weight1, bias1).relu()
+    hidden = torch.nn.functional.linear(x, weight1, bias1)
+    hidden = hidden.relu() if activation == "relu" else gelu(hidden, tanh=activation == "gelu_tanh")
     return torch.nn.functional.linear(dropout(hidden, dropout_p, seed, site), weight2, bias2)
 
 

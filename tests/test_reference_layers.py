@@ -72,6 +72,16 @@ def test_feed_forward_is_two_linear_layers_with_relu_between_them(bias):
     assert_same(ours, layers(x), [x, *layers.parameters()])
 
 
+@pytest.mark.parametrize(("activation", "approximate"), [("gelu", "none"), ("gelu_tanh", "tanh")])
+def test_feed_forward_with_gelu_is_that_of_torch(activation, approximate):
+    layers = nn.Sequential(nn.Linear(7, 19), nn.GELU(approximate), nn.Linear(19, 5)).double()
+    first, _, second = layers
+    x = 3 * double(2, 3, 7).detach()
+    x.requires_grad_()
+    ours = reference.feed_forward(x, first.weight, first.bias, second.weight, second.bias, activation=activation)
+    assert_same(ours, layers(x), [x, *layers.parameters()])
+
+
 def test_dropout_in_the_feed_forward_network_acts_on_the_hidden_activation():
     x, weight1, weight2 = double(6, 7), double(19, 7), double(5, 19)
     keep = reference.keep_mask((1, 6, 19), 0.4, SEED)[0]

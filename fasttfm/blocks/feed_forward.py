@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.blocks.dropout import Dropout
-from fasttfm.blocks.inspect import LINEAR, is_relu, ordinary, untouched
+from fasttfm.blocks.inspect import LINEAR, fused_activation, ordinary, untouched
 from fasttfm.blocks.merging import gradient_parts, read
 from fasttfm.blocks.residual import Output, last_product
 from fasttfm.functional.linear import frozen, linear
@@ -25,13 +25,14 @@ def feed_forward(
     *,
     leave_bias: bool = True,
 ) -> Output:
-    """linear2(dropout(activation(linear1(x)))), x (..., N); one operator where the activation is ReLU.
+    """linear2(dropout(activation(linear1(x)))), x (..., N); one operator where the activation is ReLU or GELU.
 
     A linear layer or a dropout that is more than its class is called. leave_bias: the norm that follows may add
     linear2's bias.
     """
     opened = untouched(linear1, LINEAR) and ordinary(x, linear1.weight, linear1.bias)
-    if not (opened and is_relu(activation) and isinstance(dropout, Dropout) and _opens(linear2)):
+    fused = fused_activation(activation)
+    if not (opened and fused and isinstance(dropout, Dropout) and _opens(linear2)):
         hidden = linear(x, read(linear1.weight), read(linear1.bias)) if opened else linear1(x)  # (..., F)
         hidden = activation(hidden)
         if not isinstance(dropout, Dropout):
@@ -39,8 +40,9 @@ def feed_forward(
         elif dropout.p:
             hidden = nn.functional.dropout(hidden, dropout.p)
         return last_product(hidden, linear2, leave_bias=leave_bias)
-    if frozen(x):  # the ReLU rides in the product, and nothing is kept for a gradient
-        hidden = linear(x, read(linear1.weight), read(linear1.bias), relu=True)
+    if frozen(x):  # a ReLU rides in the product, and nothing is kept for a gradient
+        hidden = linear(x, read(linear1.weight), read(linear1.bias), relu=fused == "relu")
+        hidden = hidden if fused == "relu" else activation(hidden)
         return last_product(hidden, linear2, leave_bias=leave_bias)
     bias2 = read(linear2.bias)
     left = bias2 is not None and leave_bias and norm_adds_bias(x)
@@ -51,6 +53,7 @@ def feed_forward(
         read(linear2.weight),
         None if left else bias2,
         bias1_parts=gradient_parts(linear1.bias),
+        activation=fused,
         **dropout.options(),
     )
     return Output(value, bias2 if left else None)

@@ -15,10 +15,13 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fasttfm.functional.activations import ACTIVATIONS, FUSED
+
 LINEAR: frozenset[type] = frozenset({nn.Linear, NonDynamicallyQuantizableLinear})
 DROPOUT: frozenset[type] = frozenset({nn.Dropout})
 NORM: frozenset[type] = frozenset({nn.LayerNorm})
 EMBEDDING: frozenset[type] = frozenset({nn.Embedding})
+_ACTIVATIONS: frozenset[type] = frozenset({nn.ReLU, nn.GELU})
 ATTENTION = frozenset({"attention"})
 """Of blocks.attention."""
 LAYER = frozenset({"layer"})
@@ -60,7 +63,16 @@ def ordinary(*tensors: Tensor | None) -> bool:
 
 
 def is_relu(activation: object) -> bool:
-    """Whether activation is the rectifier that the feed-forward operator fuses."""
-    if isinstance(activation, nn.Module):
-        return untouched(activation, frozenset({nn.ReLU}))
-    return activation is nn.functional.relu or activation is torch.relu
+    """Whether activation is the rectifier."""
+    return fused_activation(activation) == "relu"
+
+
+def fused_activation(activation: object) -> str | None:
+    """The name by which the feed-forward operator computes an activation; None where it does not."""
+    if isinstance(activation, nn.ReLU | nn.GELU) and untouched(activation, _ACTIVATIONS):
+        if isinstance(activation, nn.ReLU):
+            return "relu"
+        return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
+    if activation is torch.relu:
+        return "relu"
+    return next((name for name in FUSED if ACTIVATIONS[name] is activation), None)

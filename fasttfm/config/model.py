@@ -29,8 +29,8 @@ class TransformerConfig:
     """False: LayerNorm(x + Sublayer(x)), the paper. True: x + Sublayer(LayerNorm(x)), tensor2tensor."""
     final_norm: bool = False
     """One more LayerNorm on the output of the encoder and of the decoder; belongs to norm_first."""
-    activation: Literal["relu", "gelu", "silu"] = "relu"
-    """Between the two matrices of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    """Between the two matrices of the feed-forward sub-layer; gelu with the error function, gelu_tanh as in GPT-2."""
     dropout: float = 0.1
     """On every sub-layer's output before it is added to the residual (section 5.4)."""
     embedding_dropout: float | None = None
@@ -72,7 +72,7 @@ class TransformerConfig:
         if not 0 < self.layer_norm_eps < math.inf:
             raise ValueError(f"layer_norm_eps {self.layer_norm_eps} must be a finite number greater than 0")
         for name, allowed in (
-            ("activation", ("relu", "gelu", "silu")),
+            ("activation", ("relu", "gelu", "gelu_tanh", "silu")),
             ("positional_encoding", ("paper", "tensor2tensor")),
             ("init", ("xavier", "torch")),
             ("share_embeddings", ("all", "decoder", "none")),

@@ -31,6 +31,11 @@ class Dropout(NamedTuple):
         """Whether any element can be dropped; p below 1/131072 rounds to no dropout."""
         return self.seed is not None and reference.dropout_threshold(self.dropout_p) > 0
 
+    @property
+    def scale(self) -> float:
+        """What kept values are multiplied by."""
+        return reference.dropout_scale(self.dropout_p) if self.active else 1.0
+
 
 def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, site: int) -> Dropout:
     """Without a seed when nothing is to be dropped, else with one that is drawn now unless it came.

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network (Vaswani et al. 2017, equation 2), bias, ReLU and dropout fused."""
+"""The position-wise feed-forward network (Vaswani et al. 2017, equation 2); bias, ReLU and dropout fused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm import reference
-from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.activations import FUSED
+from fasttfm.functional.backends import chosen
 from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, keep_mask
-from fasttfm.functional.operator import Gradients, Operator, lower_precision
+from fasttfm.functional.gelu_feed_forward import gelu_feed_forward
+from fasttfm.functional.network import (
+    Derivatives,
+    autocast,
+    bias1_gradient,
+    by_name,
+    decide,
+    fake_derivatives,
+    in_parts,
+    kernel_choice,
+    one_dtype,
+)
+from fasttfm.functional.operator import Gradients, Operator
 from fasttfm.functional.rows import as_rows, shaped
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
@@ -26,6 +38,7 @@ def feed_forward(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     site: int = 0,
+    activation: str = "relu",
 ) -> Tensor:
     """dropout(max(0, x W1^T + b1)) W2^T + b2 (equation 2; dropout on the hidden activation as in tensor2tensor).
 
@@ -33,12 +46,22 @@ def feed_forward(
     floating dtype (autocast casts them to its own); a bias may be None. bias1_parts (P, F) float32 takes the gradient
     of bias1 in its stead, as parts that read_parameters() adds up. dropout_p in [0, 1], rounded to 1/65536; seed (1,)
     int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model
-    apart. Returns (..., N'). Keeps x and the hidden activation for the backward pass, once: M * (N + F) elements (plus
-    M * F / 8 bytes of mask where a Triton kernel wrote it), against M * (N + 2 F) elements and M * F bytes of torch.nn.
-    Raises ValueError for shapes or dtypes that do not agree or a dropout_p outside [0, 1].
+    apart. activation: relu, gelu (x * Phi(x), BERT's) or gelu_tanh (its approximation by tanh, GPT-2's) in the place of
+    max(0, .). Returns (..., N').
+
+    Keeps x and, of the hidden layer, one thing for the backward pass: M * (N + F) elements. With ReLU that is the
+    activation (plus M * F / 8 bytes of mask where a Triton kernel wrote it), against M * (N + 2 F) elements and M * F
+    bytes of torch.nn. With GELU, whose derivative no bit tells, it is x W1^T + b1, from which the activation is
+    computed again; torch.nn keeps M * F elements more, with dropout twice that and M * F bytes. Raises ValueError for
+    shapes or dtypes that do not agree, a dropout_p outside [0, 1] or an unknown activation.
     """
     _check(x, weight1, bias1, weight2, bias2)
     dropout = dropout_for(x.device, dropout_p, seed, site)
+    if activation != "relu":
+        if activation not in FUSED:
+            raise ValueError(f"feed_forward: activation is {activation!r}: choose {', '.join(FUSED)}")
+        tanh = activation == "gelu_tanh"
+        return gelu_feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, tanh, dropout, "torch")[0]
     return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, dropout, chosen())[0]
 
 
@@ -69,15 +92,6 @@ def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bi
             )
 
 
-def _one_dtype(x: Tensor, *others: Tensor | None) -> None:
-    if any(t is not None and t.dtype != x.dtype for t in others):
-        raise ValueError(
-            "feed_forward takes tensors of one dtype: got x "
-            + ", ".join([str(x.dtype), *(str(t.dtype) for t in others if t is not None)])
-            + " (x, weights, biases); cast them, or run under torch.autocast"
-        )
-
-
 class _Call(NamedTuple):
     x: Tensor
     weight1: Tensor
@@ -87,7 +101,7 @@ class _Call(NamedTuple):
     bias1_parts: Tensor | None
     dropout: Dropout
     route: str
-    """torch; table: a kernel's choice between its ways; fused: its own products, where Triton was asked for by name."""
+    """As network.decide() tells."""
 
 
 class _Saved(NamedTuple):
@@ -99,7 +113,6 @@ class _Saved(NamedTuple):
     has_bias1: bool
     has_bias2: bool
     in_parts: int
-    """Parts of bias1's gradient, (in_parts, F) float32, where these are wanted instead of their sum; else 0."""
     scale: float
     route: str
 
@@ -109,23 +122,6 @@ class _Backward(NamedTuple):
     saved: _Saved
 
 
-def _decide(call: _Call) -> str:
-    if call.route in ("fused", "table"):
-        return call.route
-    if kernel_route(call.route, call.x) == "torch":
-        return "torch"
-    return "fused" if call.route == "triton" else "table"
-
-
-def _kernel_route(route: str) -> str | None:
-    return "fused" if route == "fused" else None
-
-
-def _scale(dropout: Dropout) -> float:
-    """What kept values are multiplied by."""
-    return reference.dropout_scale(dropout.dropout_p) if dropout.active else 1.0
-
-
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     """The output (..., N'), the hidden activation (M, F), zero where dropped but not yet scaled, and the mask's bits.
 
@@ -133,20 +129,20 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     where no kernel wrote them: hidden > 0 says the same.
     """
     x, weight1, bias1, weight2, bias2, _, dropout, route = call
-    _one_dtype(x, weight1, bias1, weight2, bias2)
+    one_dtype(x, weight1, bias1, weight2, bias2)
     rows = as_rows(x)
     if route != "torch":
         from fasttfm.kernels import feed_forward as kernel
 
         out, hidden, bits = kernel.feed_forward(
-            rows, weight1, bias1, weight2, bias2, route=_kernel_route(route), **dropout._asdict()
+            rows, weight1, bias1, weight2, bias2, route=kernel_choice(route), **dropout._asdict()
         )
         return shaped(out, x), hidden, bits
     hidden = torch.nn.functional.linear(rows, weight1, bias1).relu_()
     keep = keep_mask(hidden, dropout)
     if keep.numel():
         hidden *= as_factor(keep, hidden.dtype)
-    out = scaled_linear(hidden, weight2, bias2, _scale(dropout))
+    out = scaled_linear(hidden, weight2, bias2, dropout.scale)
     return shaped(out, x), hidden, x.new_empty(0, dtype=torch.int32)
 
 
@@ -175,8 +171,8 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
         weight2=call.weight2,
         has_bias1=call.bias1 is not None,
         has_bias2=call.bias2 is not None,
-        in_parts=0 if call.bias1_parts is None else call.bias1_parts.shape[0],
-        scale=_scale(call.dropout),
+        in_parts=in_parts(call.bias1_parts),
+        scale=call.dropout.scale,
         route=call.route,
     )
 
@@ -184,70 +180,29 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
 def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor | None, *_: None) -> Gradients:
     if dout is None:
         return None
-    dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, saved)
-    return {
-        "x": dx,
-        "weight1": dweight1,
-        "bias1": dbias1 if saved.has_bias1 and not saved.in_parts else None,
-        "bias1_parts": dbias1 if saved.in_parts else None,
-        "weight2": dweight2,
-        "bias2": dbias2 if saved.has_bias2 else None,
-    }
+    return by_name(saved, _feed_forward_backward(dout, saved))
 
 
-def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that is not wanted is empty."""
-    x, hidden, bits, weight1, weight2, has_bias1, has_bias2, in_parts, scale, route = call.saved
+def _compute_backward(call: _Backward) -> Derivatives:
+    x, hidden, bits, weight1, weight2, has_bias1, has_bias2, parts, scale, route = call.saved
     dout, rows = as_rows(call.dout), as_rows(x)
     if route != "torch":
         from fasttfm.kernels import feed_forward as kernel
 
         dx, dweight1, dbias1, dweight2, dbias2 = kernel.feed_forward_backward(
             dout, rows, hidden, bits, weight1, weight2,
-            bias1=has_bias1, bias2=has_bias2, scale=scale, route=_kernel_route(route), in_parts=in_parts > 0,
+            bias1=has_bias1, bias2=has_bias2, scale=scale, route=kernel_choice(route), in_parts=parts > 0,
         )  # fmt: skip
         return shaped(dx, x), dweight1, dbias1, dweight2, dbias2
     # hidden > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
     dhidden = scaled_mm(dout, weight2, scale)
     dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
-    absent = x.new_empty(0)
-    dbias1 = dhidden.sum(0) if has_bias1 else absent
-    if in_parts:
-        dbias1 = torch.nn.functional.pad(dbias1[None].float(), (0, 0, 0, in_parts - 1))
     return (
         shaped(torch.mm(dhidden, weight1), x),
         torch.mm(dhidden.t(), rows),
-        dbias1,
+        bias1_gradient(call.saved, dhidden),
         scaled_mm(dout.t(), hidden, scale),
-        dout.sum(0) if has_bias2 else absent,
-    )
-
-
-def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    saved = call.saved
-    weight1, weight2 = saved.weight1, saved.weight2
-    hidden, out = weight1.shape[0], weight2.shape[0]
-    dbias1 = (
-        weight1.new_empty(saved.in_parts, hidden, dtype=torch.float32)
-        if saved.in_parts
-        else weight1.new_empty(hidden if saved.has_bias1 else 0)
-    )
-    return (
-        saved.x.new_empty(saved.x.shape),
-        weight1.new_empty(weight1.shape),
-        dbias1,
-        weight2.new_empty(weight2.shape),
-        weight2.new_empty(out if saved.has_bias2 else 0),
-    )
-
-
-def _autocast(call: _Call, dtype: torch.dtype) -> _Call:
-    return call._replace(
-        x=lower_precision(call.x, dtype),
-        weight1=lower_precision(call.weight1, dtype),
-        bias1=lower_precision(call.bias1, dtype),
-        weight2=lower_precision(call.weight2, dtype),
-        bias2=lower_precision(call.bias2, dtype),
+        dout.sum(0) if has_bias2 else x.new_empty(0),
     )
 
 
@@ -256,7 +211,7 @@ _feed_forward_backward = Operator(
     _Backward,
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
-    _fake_backward,
+    fake_derivatives,
 )
 _feed_forward = Operator(
     "feed_forward",
@@ -264,8 +219,8 @@ _feed_forward = Operator(
     "(Tensor, Tensor, Tensor)",
     _compute,
     _fake,
-    decide=_decide,
+    decide=decide,
     save=_save,
     backward=_differentiate,
-    autocast=_autocast,
+    autocast=autocast,
 )

@@ -20,7 +20,7 @@ from fasttfm.interop.exchange import Model
 from fasttfm.reference import positional_encoding
 
 SPECIAL = {PAD: "<blank>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
-_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH"}
+_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 _LONGEST = 1024
 
 

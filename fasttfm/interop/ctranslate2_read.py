@@ -31,7 +31,7 @@ from fasttfm.reference import positional_encoding
 _TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16, 5: np.uint16}
 _BFLOAT16 = 5
 _VERSIONS = (5, 6)
-_ACTIVATIONS = {0: "relu", 2: "silu", 3: "gelu"}
+_ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu"}
 _TOLERANCE = 1e-3
 """Of a sinusoid: position times a frequency in float32, for positions up to some thousands."""
 _SENTENCEPIECE = {

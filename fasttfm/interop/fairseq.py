@@ -44,7 +44,7 @@ _UNSUPPORTED = {
     "scale_resids": "scaled residuals",
 }
 """Settings of architectures that we have not, and what they mean."""
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu", "swish": "silu"}
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "swish": "silu"}
 
 
 def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path]) -> Model:

@@ -24,8 +24,8 @@ from fasttfm.interop.bart_names import from_bart, to_bart
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
 from fasttfm.interop.exchange import Arrangement, Model, number, read_tensors
 
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "swish"}
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "swish"}
+ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh", "silu": "silu"}
 """Hugging Face's names of those that we have."""
 _EPSILON = 1e-5
 _LONGEST = 512

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, save_tokenizers
 from fasttfm.errors import UserError
+from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.interop.exchange import Model
 from fasttfm.reference import positional_encoding
 
@@ -142,7 +143,7 @@ class _Half(nn.Module):
         return self.norm(x + function(x), name)
 
     def feed_forward(self, x: Tensor, layer: str) -> Tensor:
-        hidden = getattr(nn.functional, self.config.activation)(self.linear(x, f"{layer}.linear1"))
+        hidden = ACTIVATIONS[self.config.activation](self.linear(x, f"{layer}.linear1"))
         return self.linear(hidden, f"{layer}.linear2")
 
 

@@ -22,6 +22,7 @@ from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.inspect import LAYER, untouched
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.config.model import TransformerConfig
+from fasttfm.functional.activations import ACTIVATIONS
 
 SITES_PER_LAYER = 8
 """Numbers reserved for the dropouts of a layer."""
@@ -53,7 +54,7 @@ class _Layer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm_first = config.norm_first
-        self.activation = getattr(nn.functional, config.activation)
+        self.activation = ACTIVATIONS[config.activation]
         self.dropout_p = config.dropout
         self.attention_dropout_p = config.attention_dropout
         self.relu_dropout_p = config.relu_dropout

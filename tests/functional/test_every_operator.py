@@ -58,7 +58,9 @@ def uses() -> Iterator[tuple[Callable[..., Tensor], list[Tensor]]]:
         leaves((3, 16), (3, 16), (16,), (16,)),
     )
     yield lambda x, r: F.residual_add(x, r, **drop), leaves((3, 16), (3, 16))
-    yield lambda *t: F.feed_forward(*t, **drop), leaves((7, 8), (40, 8), (40,), (8, 40), (8,))
+    for activation in ("relu", "gelu"):
+        options = {**drop, "activation": activation}
+        yield lambda *t, o=options: F.feed_forward(*t, **o), leaves((7, 8), (40, 8), (40,), (8, 40), (8,))
     yield lambda w: F.embed(torch.tensor([[1, 4, 0]]), w, scale=2.0, **drop), leaves((9, 16))
     yield lambda x: F.cross_entropy(x, target, label_smoothing=0.1)[0], leaves((5, 9))
     yield lambda x: F.cross_entropy(x * 1.0, target, inplace=True)[0], leaves((5, 9))

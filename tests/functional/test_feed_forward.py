@@ -9,6 +9,7 @@ from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
 
 SEED = torch.tensor([99])
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
@@ -35,20 +36,23 @@ def assert_same(found, expected):
         torch.testing.assert_close(mine, other, rtol=0, atol=TOLERANCE[other.dtype] * max(1.0, largest))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25, 1.0])
-def test_the_pytorch_route_equals_the_reference(dtype, dropout_p):
+def test_the_pytorch_route_equals_the_reference(dtype, dropout_p, activation):
     inputs = leaves(dtype=dtype)
-    options = {"dropout_p": dropout_p, "seed": SEED, "site": 2}
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": 2, "activation": activation}
     assert_same(solve(functional.feed_forward, inputs, **options), solve(reference.feed_forward, inputs, **options))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25])
-def test_without_biases(dropout_p):
+def test_without_biases(dropout_p, activation):
     x, weight1, _, weight2, _ = leaves()
+    options = {"dropout_p": dropout_p, "seed": SEED, "activation": activation}
 
     def way(function):
-        return lambda x, a, b: function(x, a, None, b, None, dropout_p=dropout_p, seed=SEED)
+        return lambda x, a, b: function(x, a, None, b, None, **options)
 
     inputs = [x, weight1, weight2]
     assert_same(solve(way(functional.feed_forward), inputs), solve(way(reference.feed_forward), inputs))
@@ -109,6 +113,24 @@ def saved_mask_bytes(rows, columns):
 
 
 # ---------------------------------------------------------------------------------------------- as a torch operator
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+def test_of_gelu_its_input_alone_is_kept(activation, dropout_p):
+    M, N, F = 64, 32, 128
+    first, second = nn.Linear(N, F), nn.Linear(F, N)
+    x = torch.randn(M, N, requires_grad=True)
+    gelu = nn.GELU("tanh" if activation == "gelu_tanh" else "none")
+    layers = nn.Sequential(first, gelu, nn.Dropout(dropout_p) if dropout_p else nn.Identity(), second)
+    options = {"dropout_p": dropout_p, "seed": SEED, "activation": activation}
+
+    def ours():
+        return functional.feed_forward(x, first.weight, first.bias, second.weight, second.bias, **options)
+
+    mask = M * F + 8 if dropout_p else 0  # and the seed
+    assert saved_bytes(ours) == 4 * M * (N + F) + mask
+    assert saved_bytes(lambda: layers(x)) == 4 * M * (N + 2 * F) + (saved_mask_bytes(M, F) if dropout_p else 0)
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
@@ -200,3 +222,8 @@ def test_what_does_not_fit_is_named(place, wrong, message):
     inputs[place] = wrong
     with pytest.raises(ValueError, match=message):
         functional.feed_forward(*inputs)
+
+
+def test_an_unknown_activation_is_named():
+    with pytest.raises(ValueError, match="activation is 'swish': choose relu, gelu, gelu_tanh"):
+        functional.feed_forward(*leaves(), activation="swish")

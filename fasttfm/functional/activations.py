@@ -1,0 +1,25 @@
+"""The activations of feed-forward networks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), GPT-2's approximation of GELU; any shape and dtype."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": F.silu,
+}
+"""gelu is x * Phi(x), with the error function (Hendrycks and Gimpel 2016); BERT's."""
+
+FUSED = ("relu", "gelu", "gelu_tanh")
+"""Those that functional.feed_forward() computes inside its products."""
