@@ -57,6 +57,13 @@ def add_parser(subparsers) -> None:
         "--vocab-size", type=int, default=8000, help="subwords, special ones included (default: %(default)s)"
     )
     parser.add_argument(
+        "--vocab-pairs",
+        type=int,
+        default=200_000,
+        metavar="N",
+        help="train the vocabulary on at most N pairs, taken evenly from all; they take memory (default: %(default)s)",
+    )
+    parser.add_argument(
         "--separate-vocab", action="store_true", help="one vocabulary of that size for each side, not a joint one"
     )
     parser.add_argument("--model-type", choices=MODEL_TYPES, default="bpe", help="default: %(default)s")
@@ -146,6 +153,7 @@ def run(args) -> None:
 
     options = PrepareOptions(
         vocab_size=args.vocab_size,
+        vocab_pairs=args.vocab_pairs,
         separate_vocab=args.separate_vocab,
         model_type=args.model_type,
         character_coverage=args.character_coverage,

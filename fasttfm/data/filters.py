@@ -13,14 +13,24 @@ The first rule that holds counts. Rules of this kind stand at the beginning of e
 from __future__ import annotations
 
 import hashlib
+import itertools
+import tempfile
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from fasttfm.data.corpus import Pair
 from fasttfm.errors import UserError
+
+_ENTRY = np.dtype([("digest", np.uint64), ("place", np.int64)])
+_BUCKET = 1 << 17
+"""Pairs of a bucket of digests, about; of very large corpora more, as a process may not open any number of files."""
+_MOST_BITS = 7
+_BLOCK = 1 << 16
 
 RULES = ("empty", "too long", "ratio", "identical", "script", "duplicate")
 
@@ -112,18 +122,40 @@ def check_script(flag: str, name: str | None) -> None:
         raise UserError(f"{flag} {name}: one of {', '.join(SCRIPTS)} is allowed")
 
 
-def repeated_pairs(pairs: Iterable[Pair], count: int) -> np.ndarray:
-    """(count,) bool: whether the same two lines came before. Takes 24 bytes a pair while it works, one after.
+def repeated_pairs(pairs: Iterable[Pair], count: int, folder: Path) -> np.ndarray:
+    """(count,) bool: whether the same two lines came before. Memory holds that and one of many buckets of digests.
 
+    folder: where the buckets are kept meanwhile, 16 bytes a pair.
     Lines are compared by 64 bits of a digest: of 36 million pairs one in 28,000 runs would lose a pair that is new.
     """
-    digests = np.empty(count, np.uint64)
-    for i, pair in enumerate(pairs):
-        content = f"{pair.source.strip()}\n{pair.target.strip()}".encode()
-        digests[i] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-    repeated = np.ones(count, dtype=bool)
-    repeated[np.unique(digests, return_index=True)[1]] = False
+    repeated = np.zeros(count, dtype=bool)
+    if not count:
+        return repeated
+    bits = min(_MOST_BITS, max(0, (count // _BUCKET).bit_length()))
+    digests = _digests(pairs)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".digests") as buckets, ExitStack() as stack:
+        files = [stack.enter_context(Path(buckets, str(i)).open("w+b")) for i in range(1 << bits)]
+        for begin in range(0, count, _BLOCK):
+            block = np.fromiter(itertools.islice(digests, _BLOCK), np.uint64)
+            entries = np.empty(len(block), _ENTRY)
+            entries["digest"], entries["place"] = block, np.arange(begin, begin + len(block))
+            # equal digests meet in one bucket, in the order of their places
+            bucket = (block >> np.uint64(64 - bits)) if bits else np.zeros_like(block)
+            for number in np.unique(bucket).tolist():
+                files[number].write(entries[bucket == number].tobytes())
+        for file in files:
+            file.seek(0)
+            entries = np.frombuffer(file.read(), _ENTRY)
+            again = np.ones(len(entries), dtype=bool)
+            again[np.unique(entries["digest"], return_index=True)[1]] = False
+            repeated[entries["place"][again]] = True
     return repeated
+
+
+def _digests(pairs: Iterable[Pair]) -> Iterator[int]:
+    for pair in pairs:
+        content = f"{pair.source.strip()}\n{pair.target.strip()}".encode()
+        yield int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def report(name: str, dropped: dict[str, Dropped], max_length: int, say: Callable[[str], None]) -> None:

@@ -33,8 +33,6 @@ from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.wording import counted
 
-VOCABULARY_PAIRS = 1_000_000
-"""The vocabulary is trained on at most this many pairs, taken evenly from the whole corpus."""
 _CHUNK = 20_000  # pairs split at a time
 _MOST_THREADS = 1024
 _LARGEST_WEIGHT = 1000
@@ -58,6 +56,9 @@ class PrepareOptions:
     """SentencePiece's normalisation rule."""
     max_length: int = 256
     """Pairs with more subwords on a side are left out."""
+    vocab_pairs: int = 200_000
+    """The vocabulary is trained on at most so many pairs, taken evenly from the whole corpus: SentencePiece holds them
+    in memory, about 1 kB each of 25 words a side."""
     subset: int | None = None
     """Take only so many pairs of each training file, the first ones: a trial run."""
     max_ratio: float | None = None
@@ -86,6 +87,8 @@ class PrepareOptions:
             raise UserError(f"--vocab-size {self.vocab_size}: less than {1 << 31:,} is allowed")
         if self.max_length < 1:
             raise UserError(f"--max-length {self.max_length}: at least 1 subword must be allowed")
+        if self.vocab_pairs < 1:
+            raise UserError(f"--vocab-pairs {self.vocab_pairs}: at least 1 is needed")
         if self.subset is not None and self.subset < 1:
             raise UserError(f"--subset {self.subset}: at least 1 pair is needed")
         if self.max_ratio is not None and not self.max_ratio >= 1:
@@ -210,7 +213,7 @@ def _fill(
         options.max_ratio,
         options.drop_identical,
         (options.source_script, options.target_script),
-        repeated_pairs(train_text, len(train_text)) if options.drop_duplicates else None,
+        repeated_pairs(train_text, len(train_text), directory) if options.drop_duplicates else None,
     )
     train = _write_split(directory, "train", train_text, tokenizers, rules, threads, valid.keys, options.weights)
     report("train", rules.dropped, options.max_length, say)
@@ -325,7 +328,7 @@ def _write_split(
 
 
 def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokenizer, Tokenizer]:
-    step = -(-len(text) // VOCABULARY_PAIRS)
+    step = -(-len(text) // options.vocab_pairs)
 
     def lines(side: int) -> Iterator[str]:
         for pair in itertools.islice(text, 0, None, step):

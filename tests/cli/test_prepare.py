@@ -39,7 +39,7 @@ def test_the_documented_command_line_works(text: list[str], tmp_path: Path, caps
 def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
     options = "--vocab-size 300 --model-type unigram --separate-vocab --no-byte-fallback --max-length 12 --threads 2"
     options += " --character-coverage 0.999 --normalization nmt_nfkc --max-ratio 2.5 --drop-duplicates --drop-identical"
-    options += " --src-script latin --tgt-script latin --subset 150"
+    options += " --src-script latin --tgt-script latin --subset 150 --vocab-pairs 140"
     options += " --weight 2 --source-tag <2de> --valid-source-tag <2de>"
     assert main(["prepare", *text, *options.split(), "--out", str(tmp_path / "DATA")]) == 0
     data = PreparedData.open(tmp_path / "DATA")
@@ -51,6 +51,7 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
         "byte_fallback": False,
         "normalization": "nmt_nfkc",
         "max_length": 12,
+        "vocab_pairs": 140,
         "subset": 150,
         "max_ratio": 2.5,
         "drop_duplicates": True,
@@ -73,6 +74,7 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
         (["--threads", "99999999999999999999"], "--threads 99999999999999999999: between 1 and 1,024 is allowed"),
         (["--valid-src", os.devnull], f"{os.devnull} has 0 lines but "),
         (["--character-coverage", "0.97"], "--character-coverage 0.97: between 0.98 and 1.0 is allowed"),
+        (["--vocab-pairs", "0"], "--vocab-pairs 0: at least 1 is needed"),
         (["--tgt", "."], ".: this is a directory"),
         (["--threads", "0"], "--threads 0: between 1 and 1,024 is allowed"),
         (["--src", "nowhere.en"], "nowhere.en: no such file"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fasttfm.cli.main import main
+from fasttfm.data import filters
 from fasttfm.data.corpus import Pair
 from fasttfm.data.filters import RULES, Filter, repeated_pairs, report
 from fasttfm.data.prepared import PreparedData
@@ -36,10 +38,9 @@ def test_rules_are_off_unless_asked_for():
     assert {rule: found.count for rule, found in rules.dropped.items()} == {"empty": 1, "too long": 1}
 
 
-def test_every_rule_leaves_out_its_pair():
-    lines, rules = kept(
-        max_ratio=3.0, drop_identical=True, scripts=("latin", "latin"), repeated=repeated_pairs(PAIRS, len(PAIRS))
-    )
+def test_every_rule_leaves_out_its_pair(tmp_path: Path):
+    repeated = repeated_pairs(PAIRS, len(PAIRS), tmp_path)
+    lines, rules = kept(max_ratio=3.0, drop_identical=True, scripts=("latin", "latin"), repeated=repeated)
     assert lines == [1, 8]  # digits are of no script
     assert {rule: (found.count, found.first) for rule, found in rules.dropped.items()} == {
         rule: (1, f"t.en:{line}") for rule, line in zip(RULES, (2, 3, 4, 5, 6, 7))
@@ -57,7 +58,10 @@ def test_japanese_takes_three_scripts_and_chinese_one():
     assert not Filter(99, scripts=("latin", None)).keeps(pair, [1], [1])
 
 
-def test_repeated_pairs_are_those_that_came_before():
+@pytest.mark.parametrize("bucket", [1 << 17, 100, 1])
+def test_repeated_pairs_are_those_that_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: int):
+    monkeypatch.setattr(filters, "_BUCKET", bucket)
+    monkeypatch.setattr(filters, "_BLOCK", 300)
     rng = np.random.default_rng(0)
     pairs = [Pair(f"s{n}", f"t{n % 7}", Path("t"), 1) for n in rng.integers(0, 300, 2000)]
     seen: set[tuple[str, str]] = set()
@@ -65,7 +69,22 @@ def test_repeated_pairs_are_those_that_came_before():
     for pair in pairs:
         expected.append((pair.source, pair.target) in seen)
         seen.add((pair.source, pair.target))
-    assert repeated_pairs(pairs, len(pairs)).tolist() == expected
+    assert repeated_pairs(pairs, len(pairs), tmp_path).tolist() == expected
+    assert not list(tmp_path.iterdir())
+
+
+def test_looking_for_repeated_pairs_takes_memory_for_a_bucket_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(filters, "_BUCKET", 1000)
+    monkeypatch.setattr(filters, "_BLOCK", 1000)
+    count = 60_000
+    pairs = (Pair(str(n), "", Path("t"), 1) for n in range(count))
+    tracemalloc.start()
+    try:
+        assert not repeated_pairs(pairs, count, tmp_path).any()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * count  # less than the digests alone
 
 
 def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
