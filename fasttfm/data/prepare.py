@@ -328,12 +328,12 @@ def _write_split(
 
 
 def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokenizer, Tokenizer]:
-    step = -(-len(text) // options.vocab_pairs)
+    count, most = len(text), min(options.vocab_pairs, len(text))
 
     def lines(side: int) -> Iterator[str]:
-        for pair in itertools.islice(text, 0, None, step):
+        for i, pair in enumerate(text):
             line = pair.target if side else pair.source
-            if line.strip():
+            if i * most // count < (i + 1) * most // count and line.strip():
                 yield line
 
     def train(sides: Sequence[int]) -> Tokenizer:

@@ -39,7 +39,7 @@ def test_the_documented_command_line_works(text: list[str], tmp_path: Path, caps
 def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
     options = "--vocab-size 300 --model-type unigram --separate-vocab --no-byte-fallback --max-length 12 --threads 2"
     options += " --character-coverage 0.999 --normalization nmt_nfkc --max-ratio 2.5 --drop-duplicates --drop-identical"
-    options += " --src-script latin --tgt-script latin --subset 150 --vocab-pairs 140"
+    options += " --src-script latin --tgt-script latin --subset 150 --vocab-pairs 149"
     options += " --weight 2 --source-tag <2de> --valid-source-tag <2de>"
     assert main(["prepare", *text, *options.split(), "--out", str(tmp_path / "DATA")]) == 0
     data = PreparedData.open(tmp_path / "DATA")
@@ -51,7 +51,7 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
         "byte_fallback": False,
         "normalization": "nmt_nfkc",
         "max_length": 12,
-        "vocab_pairs": 140,
+        "vocab_pairs": 149,
         "subset": 150,
         "max_ratio": 2.5,
         "drop_duplicates": True,

@@ -1,11 +1,13 @@
 """The prepared directory: what is in it, what is refused, and that no kill leaves half of one."""
 
+import itertools
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fasttfm.data import prepare as prepare_module
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.data.prepared import ParallelTokens, PreparedData
@@ -327,3 +329,23 @@ def test_damaged_validation_text_is_named(text, tmp_path: Path, broken: bytes):
     (tmp_path / "DATA" / "valid.tgt.txt").write_bytes(broken)
     with pytest.raises(UserError, match=r"valid\.tgt\.txt: (has 1 line for 20 pairs|damaged)"):
         _ = PreparedData.open(tmp_path / "DATA").valid_target_text
+
+
+def test_the_vocabulary_is_of_a_sample_taken_evenly_from_all_pairs(tmp_path, monkeypatch):
+    for side in ("a", "b"):
+        (tmp_path / side).write_text("".join(f"{side}{n}\n" for n in range(100)))
+    given: list[str] = []
+
+    def train(lines, **_):
+        given.extend(lines)
+        raise UserError("enough")
+
+    monkeypatch.setattr(prepare_module, "train_tokenizer", train)
+    files = [tmp_path / "a"], [tmp_path / "b"]
+    with pytest.raises(UserError, match="enough"):
+        prepare(*files, *files, tmp_path / "DATA", PrepareOptions(vocab_pairs=60))
+    assert len(given) == 120
+    assert [name[0] for name in given] == ["a"] * 60 + ["b"] * 60
+    numbers = [int(name[1:]) for name in given[:60]]
+    assert {b - a for a, b in itertools.pairwise(numbers)} == {1, 2}
+    assert numbers[-1] == 99
