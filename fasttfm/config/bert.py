@@ -1,0 +1,175 @@
+"""What the encoder-only models are made of: BERT, and ALBERT and ELECTRA by the fields in which they differ from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fasttfm.config.model import TransformerConfig
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BertConfig:
+    """A post-norm encoder with learned positions (Devlin et al. 2019). Wrong values raise ValueError on construction.
+
+    The defaults are bert-base.
+    """
+
+    vocab_size: int
+    """Number of tokens."""
+    d_model: int = 768
+    """Width of the residual stream; a multiple of heads."""
+    heads: int = 12
+    """Attention heads; each works on d_model / heads channels."""
+    d_ff: int = 3072
+    """Width of the feed-forward sub-layer's hidden activation."""
+    layers: int = 12
+    """Number of layers, each counted as often as it is used."""
+    embedding_size: int | None = None
+    """Width of the embeddings; one other than d_model is followed by a linear map (ALBERT, ELECTRA). None: d_model."""
+    share: Literal["none", "attention", "ffn", "all"] = "none"
+    """What all layers have in common: nothing, the attention, the feed-forward network (each with its norm), or both
+    (Lan et al. 2020, section 3.1)."""
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    """In the feed-forward sub-layer and the head; gelu is exact, gelu_tanh its approximation (ALBERT v2)."""
+    dropout: float = 0.1
+    """On the embeddings, on every sub-layer's output and on the pooled vector before a classifier."""
+    attention_dropout: float = 0.1
+    """On the attention weights."""
+    layer_norm_eps: float = 1e-12
+    """Added to the variance."""
+    max_length: int = 512
+    """Most tokens of a sequence: there is a learned vector for each position."""
+    segments: int = 2
+    """Kinds of segment: sentence A and sentence B."""
+    pooler: bool = True
+    """A linear layer with tanh on the first token's hidden state, for whatever classifies the whole sequence."""
+    sentence_head: bool = True
+    """Two more logits on the pooled vector: next-sentence prediction, or sentence order. Needs pooler."""
+    init_std: float = 0.02
+    """Standard deviation of fresh weights; biases begin at 0."""
+    pad_id: int = 0
+    """Token that fills short sequences: it is never attended to and carries no loss."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "layers", "max_length", "segments", "embedding_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} {value!r} must be a whole number of at least 1")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation {self.activation!r} is unknown: choose {' or '.join(ACTIVATIONS)}")
+        shares = ("none", "attention", "ffn", "all")
+        if self.share not in shares:
+            raise ValueError(f"share {self.share!r} is unknown: choose {' or '.join(shares)}")
+        if not 0 < self.init_std < math.inf:
+            raise ValueError(f"init_std {self.init_std} must be a finite number greater than 0")
+        if self.sentence_head and not self.pooler:
+            raise ValueError("sentence_head needs pooler: it reads the pooled vector")
+        self.layer_config()  # which refuses what a layer cannot be
+
+    @property
+    def embedding_width(self) -> int:
+        """The embeddings' width in force."""
+        return self.d_model if self.embedding_size is None else self.embedding_size
+
+    def layer_config(self) -> TransformerConfig:
+        """One layer of it, as models.layers takes it; its activation is the model's."""
+        return TransformerConfig(
+            vocab_size=self.vocab_size,
+            d_model=self.d_model,
+            heads=self.heads,
+            d_ff=self.d_ff,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            layer_norm_eps=self.layer_norm_eps,
+            pad_id=self.pad_id,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlbertConfig(BertConfig):
+    """BERT with narrow embeddings and shared layers (Lan et al. 2020). The defaults are albert-base (version 2)."""
+
+    embedding_size: int | None = 128
+    """Width of the embeddings; one other than d_model is followed by a linear map. None: d_model."""
+    share: Literal["none", "attention", "ffn", "all"] = "all"
+    """What all layers have in common: nothing, the attention, the feed-forward network (each with its norm), or both
+    (Lan et al. 2020, section 3.1)."""
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
+    """In the feed-forward sub-layer and the head; gelu is exact, gelu_tanh its approximation (ALBERT v2)."""
+    dropout: float = 0.0
+    """On the embeddings and on every sub-layer's output; ALBERT learns better without."""
+    attention_dropout: float = 0.0
+    """On the attention weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElectraConfig(BertConfig):
+    """A discriminator, and the generator that makes its input (Clark et al. 2020). The defaults are electra-small."""
+
+    d_model: int = 256
+    """Width of the discriminator's residual stream; a multiple of heads."""
+    heads: int = 4
+    """The discriminator's attention heads."""
+    d_ff: int = 1024
+    """Width of the discriminator's hidden activation."""
+    embedding_size: int | None = 128
+    """Width of the embeddings, which generator and discriminator share. None: d_model."""
+    pooler: bool = False
+    """ELECTRA has none."""
+    sentence_head: bool = False
+    """ELECTRA has none."""
+    generator_size: float = 0.25
+    """The generator's width, heads and d_ff as a share of the discriminator's; it is as deep."""
+    discriminator_weight: float = 50.0
+    """What the discriminator's loss counts beside the generator's."""
+
+    def __post_init__(self) -> None:
+        BertConfig.__post_init__(self)
+        if self.share != "none":
+            raise ValueError(f"share {self.share}: ELECTRA's layers are not shared")
+        if self.pooler:
+            raise ValueError("pooler: ELECTRA has none")
+        if not 0 < self.generator_size <= 1:
+            raise ValueError(f"generator_size {self.generator_size} must lie in (0, 1]")
+        if not 0 <= self.discriminator_weight < math.inf:
+            raise ValueError(f"discriminator_weight {self.discriminator_weight} must be a finite number of at least 0")
+        self.generator()
+
+    def discriminator(self) -> BertConfig:
+        """The discriminator alone."""
+        return self._part(self.d_model, self.heads, self.d_ff)
+
+    def generator(self) -> BertConfig:
+        """The generator alone."""
+        heads = max(1, round(self.heads * self.generator_size))
+        width = round(self.d_model * self.generator_size)
+        if width % heads:
+            raise ValueError(
+                f"generator_size {self.generator_size} makes a generator of width {width}, which is not a multiple of "
+                f"its {heads} heads: choose another"
+            )
+        return self._part(width, heads, max(1, round(self.d_ff * self.generator_size)))
+
+    def _part(self, d_model: int, heads: int, d_ff: int) -> BertConfig:
+        return BertConfig(
+            vocab_size=self.vocab_size,
+            d_model=d_model,
+            heads=heads,
+            d_ff=d_ff,
+            layers=self.layers,
+            embedding_size=self.embedding_width,
+            activation=self.activation,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            layer_norm_eps=self.layer_norm_eps,
+            max_length=self.max_length,
+            segments=self.segments,
+            pooler=False,
+            sentence_head=False,
+            init_std=self.init_std,
+            pad_id=self.pad_id,
+        )
