@@ -12,8 +12,6 @@ ALBERT is the same with other fields of the configuration (models/albert.py), EL
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,15 +23,9 @@ from fasttfm.blocks.loss import logits
 from fasttfm.blocks.merging import Rows, Work, merged
 from fasttfm.blocks.packing import Packing
 from fasttfm.config.bert import BertConfig
+from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.linear import linear
 from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack
-
-
-def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """The function that BertConfig.activation names."""
-    if name == "gelu_tanh":
-        return functools.partial(nn.functional.gelu, approximate="tanh")
-    return getattr(nn.functional, name)
 
 
 class Embeddings(nn.Module):
@@ -140,7 +132,6 @@ def _layers(config: BertConfig) -> list[EncoderLayer]:
     layers = [EncoderLayer(config.layer_config()) for _ in range(1 if config.share == "all" else config.layers)]
     first = layers[0]
     for layer in layers:
-        layer.activation = activation_function(config.activation)
         if config.share == "attention":
             layer.self_attn, layer.norm1 = first.self_attn, first.norm1
         elif config.share == "ffn":
@@ -170,7 +161,7 @@ class MaskedHead(nn.Module):
         super().__init__()
         width = config.embedding_width
         self.transform = nn.Linear(config.d_model, width)
-        self.activation = activation_function(config.activation)
+        self.activation = ACTIVATIONS[config.activation]
         self.norm = nn.LayerNorm(width, config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         reset_parameters(self, config.init_std)

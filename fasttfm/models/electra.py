@@ -19,7 +19,8 @@ from fasttfm import functional as F
 from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.packing import Packing
 from fasttfm.config.bert import BertConfig, ElectraConfig
-from fasttfm.models.bert import Bert, MaskedHead, activation_function, inputs, reset_parameters
+from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.models.bert import Bert, MaskedHead, inputs, reset_parameters
 
 
 class ReplacedHead(nn.Module):
@@ -28,7 +29,7 @@ class ReplacedHead(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.transform = nn.Linear(config.d_model, config.d_model)
-        self.activation = activation_function(config.activation)
+        self.activation = ACTIVATIONS[config.activation]
         self.output = nn.Linear(config.d_model, 1)
         reset_parameters(self, config.init_std)
 
