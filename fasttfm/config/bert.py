@@ -8,6 +8,7 @@ from typing import Literal
 
 from fasttfm.config.model import TransformerConfig
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BertConfig:
     """A post-norm encoder with learned positions (Devlin et al. 2019). Wrong values raise ValueError on construction.
