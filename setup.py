@@ -57,7 +57,7 @@ setup(
     packages=sorted(packages),
     package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
     package_data={
-        "fasttfm": ["py.typed", "presets/*.yaml", "serving/*.html"],
+        "fasttfm": ["py.typed", "presets/*.yaml", "presets/*/*.yaml", "serving/*.html"],
         "fasttfm.kernels.proof": ["*.csv"],
         "fasttfm.kernels.tiles": ["tuned/*"],
     },

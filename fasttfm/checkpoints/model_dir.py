@@ -1,6 +1,6 @@
 """The model directory: everything that translating needs, and a guard against mixing two runs in one place.
 
-MODEL/config.yaml             the resolved configuration, all sections
+MODEL/config.yaml             the kind of model, and the resolved configuration, all sections
       data.yaml               what the prepared data were
       spm.model               (or spm.src.model and spm.tgt.model)
       checkpoints/            see fasttfm.checkpoints.checkpoint
@@ -10,18 +10,15 @@ MODEL/config.yaml             the resolved configuration, all sections
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import yaml
 
 from fasttfm.checkpoints.steps import saved_steps
-from fasttfm.config import FROM_DATA, SECTIONS, Config, Values, field_types, read_yaml
+from fasttfm.config import FROM_DATA, KINDS, TRANSFORMER, RunConfig, Values, field_types, kind_of, read_yaml
 from fasttfm.errors import UserError
 from fasttfm.files import entries, refuse_dangling_link, replace_file
 from fasttfm.locks import LOCK_FILE
-
-if TYPE_CHECKING:
-    from fasttfm.data.prepared import PreparedData
 
 CONFIG_FILE = "config.yaml"
 DATA_FILE = "data.yaml"
@@ -47,6 +44,19 @@ _MAY_CHANGE = {
 }
 
 
+class Data(Protocol):
+    """A prepared directory."""
+
+    path: Path
+    description: dict[str, Any]
+    """Its data.yaml, with the `fingerprint` of what it was made from."""
+
+    @property
+    def model_files(self) -> list[Path]:
+        """The vocabulary's files, which a model directory copies."""
+        ...
+
+
 def refuse_strangers(path: Path) -> None:
     """Raise UserError when `path` is a file, a dangling link, or a directory that holds something else than a model."""
     refuse_dangling_link(path)
@@ -58,7 +68,7 @@ def refuse_strangers(path: Path) -> None:
         raise UserError(f"{path}: is not empty and no model directory; give --out a new or empty directory")
 
 
-def prepare_model_dir(path: Path, config: Config, data: PreparedData) -> None:
+def prepare_model_dir(path: Path, config: RunConfig, data: Data) -> None:
     """Create `path` for a new run, or check that it may be gone on with.
 
     Raises UserError for a run that was begun with another model, recipe, vocabulary or corpus.
@@ -73,12 +83,18 @@ def prepare_model_dir(path: Path, config: Config, data: PreparedData) -> None:
         replace_file(path / file.name, file.read_bytes())
 
 
-def read_config(path: Path) -> Values:
-    """config.yaml of a model directory; UserError when there is none."""
+def read_kind(path: Path) -> str:
+    """The kind of model that a model directory holds (a key of config.KINDS); UserError where there is none."""
     if not (path / CONFIG_FILE).is_file():
         raise UserError(f"{path}: is not a model directory (it has no {CONFIG_FILE}); fasttfm train --out makes one")
-    values = read_yaml(path / CONFIG_FILE)
-    for section, cls in SECTIONS.items():
+    return kind_of(path / CONFIG_FILE)
+
+
+def read_config(path: Path, kind: str = TRANSFORMER) -> Values:
+    """config.yaml of a model directory; UserError when there is none, or it is of another kind of model."""
+    read_kind(path)
+    values = read_yaml(path / CONFIG_FILE, kind)
+    for section, cls in KINDS[kind].items():
         for name in field_types(cls):
             if name not in values[section]:
                 raise UserError(
@@ -88,8 +104,8 @@ def read_config(path: Path) -> Values:
     return values
 
 
-def _refuse_other_recipe(path: Path, config: Config) -> None:
-    before, now = read_config(path), config.to_values()
+def _refuse_other_recipe(path: Path, config: RunConfig) -> None:
+    before, now = read_config(path, config.kind), config.to_values()
     for section in ("model", "data", "training"):
         for name, value in now[section].items():
             old = before[section][name]
@@ -105,7 +121,7 @@ def _refuse_other_recipe(path: Path, config: Config) -> None:
             )
 
 
-def _refuse_other_data(path: Path, data: PreparedData) -> None:
+def _refuse_other_data(path: Path, data: Data) -> None:
     for file in data.model_files:
         copy = path / file.name
         if not copy.exists() or copy.read_bytes() != file.read_bytes():

@@ -1,19 +1,33 @@
 """Configuration: a frozen dataclass a section, filled from presets, YAML and the command line by the loader."""
 
 from fasttfm.config.convert import convert, to_float, to_int
-from fasttfm.config.fields import FROM_DATA, SECTIONS, Values, all_fields, field_help, field_types, section_of
+from fasttfm.config.fields import (
+    FROM_DATA,
+    KINDS,
+    SECTIONS,
+    TRANSFORMER,
+    Values,
+    all_fields,
+    field_help,
+    field_types,
+    section_of,
+)
 from fasttfm.config.flags import add_flags, flag_values
-from fasttfm.config.loader import Config, build, check, gather, resolve, with_defaults
-from fasttfm.config.yaml_file import dump_yaml, read_yaml
+from fasttfm.config.loader import Config, RunConfig, build, build_run, check, gather, resolve, with_defaults
+from fasttfm.config.yaml_file import dump_yaml, kind_of, read_yaml
 
 __all__ = [
     "FROM_DATA",
+    "KINDS",
     "SECTIONS",
+    "TRANSFORMER",
     "Config",
+    "RunConfig",
     "Values",
     "add_flags",
     "all_fields",
     "build",
+    "build_run",
     "check",
     "convert",
     "dump_yaml",
@@ -21,6 +35,7 @@ __all__ = [
     "field_types",
     "flag_values",
     "gather",
+    "kind_of",
     "read_yaml",
     "resolve",
     "section_of",

@@ -1,9 +1,10 @@
-"""The four sections of a configuration, each of them one frozen dataclass, and what their fields are.
+"""The sections of a configuration, each of them one frozen dataclass, and what their fields are.
 
     model     TransformerConfig     data      DataConfig
     training  TrainingConfig        decoding  DecodingConfig
 
-Field names are unique over all sections, so `--d-model 128` says by itself that it means model.d_model.
+These are of the kind transformer; what other kinds of model have in their place is in KINDS. Field names are unique
+over all sections of a kind, so `--d-model 128` says by itself that it means model.d_model.
 """
 
 from __future__ import annotations
@@ -20,16 +21,24 @@ from typing import Any
 
 from fasttfm.config.data import DataConfig
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.documents import DocumentsConfig
+from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 
-SECTIONS: dict[str, type] = {
-    "model": TransformerConfig,
-    "data": DataConfig,
-    "training": TrainingConfig,
-    "decoding": DecodingConfig,
+TRANSFORMER = "transformer"
+KINDS: dict[str, dict[str, type]] = {
+    TRANSFORMER: {
+        "model": TransformerConfig,
+        "data": DataConfig,
+        "training": TrainingConfig,
+        "decoding": DecodingConfig,
+    },
+    "gpt": {"model": GPTConfig, "data": DocumentsConfig, "training": TrainingConfig},
 }
+"""Kind of model -> section -> dataclass; models/kinds.py has the class of each kind's models."""
+SECTIONS = KINDS[TRANSFORMER]
 FROM_DATA = ("vocab_size", "source_vocab_size", "pad_id")
 """Model fields that the prepared data decide, so that no preset and no flag sets them."""
 
@@ -37,16 +46,19 @@ FROM_DATA = ("vocab_size", "source_vocab_size", "pad_id")
 class Values(dict[str, dict[str, Any]]):
     """Section -> field -> value, already of the field's type; only what was given, no defaults."""
 
+    kind: str
+    """A key of KINDS."""
     places: dict[str, str]
     """Field -> where its value was given: `my.yaml, line 3`, or the flag `--d-model`."""
 
-    def __init__(self) -> None:
-        super().__init__({section: {} for section in SECTIONS})
+    def __init__(self, kind: str = TRANSFORMER) -> None:
+        super().__init__({section: {} for section in KINDS[kind]})
+        self.kind = kind
         self.places = {}
 
     def put(self, name: str, value: Any, location: str) -> None:
         """Set field `name`, whatever it was before."""
-        self[section_of(name)][name] = value
+        self[section_of(name, self.kind)][name] = value
         self.places[name] = location
 
 
@@ -71,10 +83,10 @@ def field_help(cls: type) -> dict[str, str]:
 
 
 @cache
-def all_fields() -> dict[str, str]:
-    """Field name -> section, over all sections. Two sections may not share a name: a flag could not tell them apart."""
+def all_fields(kind: str = TRANSFORMER) -> dict[str, str]:
+    """Field name -> section, over a kind's sections. Two may not share a name: a flag could not tell them apart."""
     fields: dict[str, str] = {}
-    for section, cls in SECTIONS.items():
+    for section, cls in KINDS[kind].items():
         for name in field_types(cls):
             if name in fields:
                 raise TypeError(f"field {name} is in section {fields[name]} and in section {section}")
@@ -82,11 +94,12 @@ def all_fields() -> dict[str, str]:
     return fields
 
 
-def section_of(name: str) -> str:
+def section_of(name: str, kind: str = TRANSFORMER) -> str:
     """The section that field `name` belongs to; UserError with the nearest known name when there is none."""
-    if name not in all_fields():
-        raise UserError(f"{name} is unknown: {nearest(name, all_fields())}")
-    return all_fields()[name]
+    fields = all_fields(kind)
+    if name not in fields:
+        raise UserError(f"{name} is unknown: {nearest(name, fields)}")
+    return fields[name]
 
 
 def flag_name(name: str) -> str:

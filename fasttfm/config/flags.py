@@ -8,32 +8,43 @@ import typing
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from fasttfm.config.fields import FROM_DATA, SECTIONS, all_fields, field_help, field_types, flag_name
+from fasttfm.config.fields import FROM_DATA, KINDS, TRANSFORMER, all_fields, field_help, field_types, flag_name
 
 
-def add_flags(parser: argparse.ArgumentParser, sections: Iterable[str] = tuple(SECTIONS)) -> None:
-    """One flag for each field of `sections`, with the field's sentence as help; none is required or has a default."""
-    for section in sections:
-        cls = SECTIONS[section]
+def add_flags(
+    parser: argparse.ArgumentParser, sections: Iterable[str] | None = None, *, kind: str = TRANSFORMER
+) -> None:
+    """One flag for each field of `sections` (None: all of the kind), with the field's sentence as help.
+
+    None is required or has a default.
+    """
+    for section in KINDS[kind] if sections is None else sections:
+        cls = KINDS[kind][section]
         group = parser.add_argument_group(f"{section} settings")
         defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-        for name, kind in field_types(cls).items():
+        for name, value_type in field_types(cls).items():
             if name in FROM_DATA:
                 continue
             sentence = f"{field_help(cls).get(name, '')} [{_show_default(defaults[name])}]".replace("%", "%%")
-            if kind is bool:
+            if value_type is bool:
                 action = argparse.BooleanOptionalAction
                 group.add_argument(flag_name(name), dest=name, action=action, default=argparse.SUPPRESS, help=sentence)
             else:
                 group.add_argument(
-                    flag_name(name), dest=name, default=argparse.SUPPRESS, metavar=_placeholder(kind), help=sentence
+                    flag_name(name),
+                    dest=name,
+                    default=argparse.SUPPRESS,
+                    metavar=_placeholder(value_type),
+                    help=sentence,
                 )
 
 
-def flag_values(args: argparse.Namespace, sections: Iterable[str] = tuple(SECTIONS)) -> dict[str, Any]:
-    """The fields of `sections` that were given on the command line."""
-    given = vars(args)
-    return {name: given[name] for name, section in all_fields().items() if section in tuple(sections) and name in given}
+def flag_values(
+    args: argparse.Namespace, sections: Iterable[str] | None = None, *, kind: str = TRANSFORMER
+) -> dict[str, Any]:
+    """The fields of `sections` (None: all of the kind) that were given on the command line."""
+    given, wanted = vars(args), tuple(KINDS[kind] if sections is None else sections)
+    return {name: given[name] for name, section in all_fields(kind).items() if section in wanted and name in given}
 
 
 def _placeholder(kind: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from fasttfm.config.convert import convert
 from fasttfm.config.data import DataConfig
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.config.fields import FROM_DATA, SECTIONS, Values, field_types, flag_name, section_of
+from fasttfm.config.fields import FROM_DATA, KINDS, TRANSFORMER, Values, field_types, flag_name, section_of
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.config.yaml_file import dump_yaml, read_yaml
@@ -26,22 +26,35 @@ from fasttfm.presets import preset_path
 _ANY_VOCABULARY = 8000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
-    """All that a run is made of. Build it with `resolve`."""
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All that a run is made of, of any kind of model. Build it with `build_run`."""
 
-    model: TransformerConfig
-    data: DataConfig
+    kind: str
+    """A key of KINDS, which says what the sections are."""
+    model: Any
+    data: Any
     training: TrainingConfig
-    decoding: DecodingConfig
+    decoding: Any = None
+    """None for the kinds that have no such section."""
 
     def to_values(self) -> dict[str, dict[str, Any]]:
         """Every field of every section as plain values."""
-        return {section: dataclasses.asdict(getattr(self, section)) for section in SECTIONS}
+        return {section: dataclasses.asdict(getattr(self, section)) for section in KINDS[self.kind]}
 
     def to_yaml(self) -> str:
         """The whole configuration as a YAML text that `read_yaml` reads back to an equal one."""
-        return dump_yaml(self.to_values())
+        return dump_yaml(self.to_values(), self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    """All that a run of the encoder-decoder Transformer is made of. Build it with `resolve`."""
+
+    kind: str = TRANSFORMER
+    model: TransformerConfig
+    data: DataConfig
+    decoding: DecodingConfig
 
 
 def resolve(
@@ -59,53 +72,78 @@ def resolve(
 
 
 def gather(
-    preset: str | None = None, files: Iterable[str | Path] = (), overrides: Mapping[str, Any] | None = None
+    preset: str | None = None,
+    files: Iterable[str | Path] = (),
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    kind: str = TRANSFORMER,
 ) -> Values:
-    """What preset, files and overrides say together, without defaults and without what the data decide."""
-    values = Values()
-    sources = [preset_path(preset)] if preset else []
+    """What preset, files and overrides say together, without defaults and without what the data decide.
+
+    kind: of the model, a key of KINDS.
+    """
+    values = Values(kind)
+    sources = [preset_path(preset, kind)] if preset else []
     for path in [*sources, *map(Path, files)]:
-        given = read_yaml(path)
+        given = read_yaml(path, kind)
         for fields in given.values():
             for name, value in fields.items():
                 values.put(name, value, given.places[name])
     for name, value in (overrides or {}).items():
-        kind = field_types(SECTIONS[section_of(name)])[name]
-        values.put(name, convert(value, kind, flag_name(name)), flag_name(name))
+        value_type = field_types(KINDS[kind][section_of(name, kind)])[name]
+        values.put(name, convert(value, value_type, flag_name(name)), flag_name(name))
     return values
 
 
 def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> Config:
-    """Construct the four sections. A value out of range becomes a UserError with the place where it was given.
+    """Construct the sections of a translation run. As build_run().
 
-    from_data: vocab_size and source_vocab_size of prepared data (the latter None or absent for a joint vocabulary). A
-    value that says otherwise is refused. Without from_data the values decide, as in the config.yaml of a model.
+    from_data: vocab_size and source_vocab_size of prepared data (the latter None or absent for a joint vocabulary).
     """
+    return Config(**_built(values, from_data, TRANSFORMER))
+
+
+def build_run(values: Values, from_data: Mapping[str, int | None] | None = None) -> RunConfig:
+    """Construct the sections of a kind. A value out of range becomes a UserError with the place where it was given.
+
+    from_data: vocab_size of prepared data. A value that says otherwise is refused. Without from_data the values decide,
+    as in the config.yaml of a model.
+    """
+    return RunConfig(kind=values.kind, **_built(values, from_data, values.kind))
+
+
+def _built(values: Values, from_data: Mapping[str, int | None] | None, kind: str) -> dict[str, Any]:
+    """Section -> its dataclass."""
     sections: dict[str, dict[str, Any]] = dict(values)
     if from_data is not None:
-        decided = {**_undecided_defaults(), **from_data}
+        decided = {**_undecided_defaults(kind), **from_data}
         _refuse_other_than(decided, values)
         sections["model"] = {**values["model"], **decided}
     built = {}
-    for section, cls in SECTIONS.items():
+    for section, cls in KINDS[kind].items():
         try:
             built[section] = cls(**sections[section])
         except (ValueError, TypeError) as error:
             raise UserError(_with_places(str(error), section, values)) from error
-    return Config(**built)
+    return built
 
 
 def check(values: Values) -> None:
     """Raise UserError for what is out of range, whatever the data will be."""
     fields = values["model"]
     vocab_size = fields.get("vocab_size", _ANY_VOCABULARY)
-    build(values, {"vocab_size": vocab_size, "source_vocab_size": fields.get("source_vocab_size")})
+    sizes = {name: fields.get(name) for name in FROM_DATA if name in field_types(KINDS[values.kind]["model"])}
+    _built(
+        values,
+        {**{name: size for name, size in sizes.items() if name != "pad_id"}, "vocab_size": vocab_size},
+        values.kind,
+    )
 
 
 def with_defaults(values: Values) -> dict[str, dict[str, Any]]:
     """`values` with every field that has a default filled in: what --dump-config prints."""
     filled = {}
-    for section, cls in SECTIONS.items():
+    for section, cls in KINDS[values.kind].items():
         fields = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
         filled[section] = {**fields, **values.get(section, {})}
     for name in FROM_DATA:
@@ -113,10 +151,12 @@ def with_defaults(values: Values) -> dict[str, dict[str, Any]]:
     return filled
 
 
-def _undecided_defaults() -> dict[str, Any]:
+def _undecided_defaults(kind: str) -> dict[str, Any]:
     """The defaults of the fields that data decide, except of vocab_size, which has none."""
-    fields = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
-    return {name: fields[name] for name in FROM_DATA if fields[name] is not dataclasses.MISSING}
+    fields = {field.name: field.default for field in dataclasses.fields(KINDS[kind]["model"])}
+    return {
+        name: fields[name] for name in FROM_DATA if fields.get(name, dataclasses.MISSING) is not dataclasses.MISSING
+    }
 
 
 def _refuse_other_than(decided: Mapping[str, int | None], values: Values) -> None:
@@ -134,7 +174,7 @@ def _refuse_other_than(decided: Mapping[str, int | None], values: Values) -> Non
 
 def _with_places(message: str, section: str, values: Values) -> str:
     """A dataclass's message with its fields as the user gave them: by flag, or by file and line."""
-    known = field_types(SECTIONS[section])
+    known = field_types(KINDS[values.kind][section])
     lines = []
     flags = False
     for name in dict.fromkeys(re.findall(r"\w+", message)):

@@ -10,8 +10,14 @@ from typing import Any
 import yaml
 
 from fasttfm.config.convert import NUMBER, WHOLE_NUMBER, convert
-from fasttfm.config.fields import SECTIONS, Values, all_fields, field_types, nearest, section_of
+from fasttfm.config.fields import KINDS, SECTIONS, TRANSFORMER, Values, all_fields, field_types, nearest, section_of
 from fasttfm.errors import UserError
+
+_COMMANDS = {
+    TRANSFORMER: "fasttfm translate and its neighbours take it",
+    "gpt": "fasttfm lm takes it",
+}
+"""Kind of model -> which commands take one."""
 
 
 class _CoreLoader(yaml.SafeLoader):
@@ -47,19 +53,41 @@ for _tag in ("int", "float"):
     _CoreLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 
 
-def read_yaml(path: str | Path) -> Values:
-    """Read a configuration file. Every complaint names the file and the line."""
+def kind_of(path: str | Path) -> str:
+    """The kind of model that a configuration file says it is of (`kind: gpt`), transformer where it does not say."""
     path = Path(path)
-    values = Values()
-    for section, section_node, line in _entries(_compose(path), path, "the file"):
-        if section not in SECTIONS:
-            raise UserError(f"{path}, line {line}: section {section!r} is unknown: {nearest(section, SECTIONS)}")
-        known = field_types(SECTIONS[section])
+    return _kind(list(_entries(_compose(path), path, "the file")), path)
+
+
+def _kind(entries: list[tuple[str, yaml.Node, int]], path: Path) -> str:
+    for name, node, line in entries:
+        if name == "kind":
+            if not isinstance(node, yaml.ScalarNode) or node.value not in KINDS:
+                given = node.value if isinstance(node, yaml.ScalarNode) else "a list"
+                raise UserError(f"{path}, line {line}: kind {given!r} is unknown: there are {', '.join(KINDS)}")
+            return str(node.value)
+    return TRANSFORMER
+
+
+def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
+    """Read a configuration file of a kind of model. Every complaint names the file and the line."""
+    path = Path(path)
+    entries = list(_entries(_compose(path), path, "the file"))
+    says = _kind(entries, path)
+    if says != kind and (says != TRANSFORMER or any(name == "kind" for name, *_ in entries)):
+        raise UserError(f"{path}: is of a model of kind {says}, where one of kind {kind} is needed: {_COMMANDS[says]}")
+    values, sections = Values(kind), KINDS[kind]
+    for section, section_node, line in entries:
+        if section == "kind":
+            continue
+        if section not in sections:
+            raise UserError(f"{path}, line {line}: section {section!r} is unknown: {nearest(section, sections)}")
+        known = field_types(sections[section])
         for name, node, line in _entries(section_node, path, f"section {section}"):
             if name not in known:
-                hint = nearest(name, all_fields())
-                if name in all_fields():
-                    hint = f"{name} belongs to section {section_of(name)}"
+                hint = nearest(name, all_fields(kind))
+                if name in all_fields(kind):
+                    hint = f"{name} belongs to section {section_of(name, kind)}"
                 raise UserError(f"{path}, line {line}: {section}.{name} is unknown: {hint}")
             try:
                 value = _CoreLoader("").construct_object(node, deep=True)
@@ -111,9 +139,9 @@ def _entries(node: yaml.Node | None, path: Path, what: str) -> Iterable[tuple[st
         yield key, value_node, line
 
 
-def dump_yaml(values: dict[str, dict[str, Any]]) -> str:
+def dump_yaml(values: dict[str, dict[str, Any]], kind: str = TRANSFORMER) -> str:
     """Values as YAML, one field a line, in the order given; `read_yaml` reads them back equal."""
-    lines = []
+    lines = [f"kind: {kind}"]
     for section, fields in values.items():
         lines.append(f"{section}:" if fields else f"{section}: {{}}")
         for name, value in fields.items():

@@ -120,6 +120,7 @@ class TokenBatches:
         if sampling and tokenizers is None:
             raise ValueError("sampling needs the tokenizers")
         self.pairs = pairs
+        self.unit = "pair"
         self.max_tokens = max_tokens
         self.seed = seed
         self._verification = verification

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from fasttfm.models.decoder_step import DecoderStep, runs_straight
 from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
 from fasttfm.presets import preset_section
+
+if TYPE_CHECKING:
+    from fasttfm.data.batches import Batch
 
 _SOURCE_SITE, _TARGET_SITE = 0, 1  # of the embeddings' dropouts, before those of the layers
 
@@ -192,6 +195,19 @@ class Transformer(nn.Module):
         """
         targets = _Targets(target_out, label_smoothing, packed_tokens)
         return self(source, target_in, source_lengths, target_lengths, targets=targets)
+
+    def batch_loss(self, batch: Batch, *, label_smoothing: float = 0.1, packed: bool = False) -> tuple[Tensor, Tensor]:
+        """loss() of a batch of pairs, without its number of tokens."""
+        loss, nll, _ = self.loss(
+            batch.source,
+            batch.target_in,
+            batch.target_out,
+            batch.source_lengths,
+            batch.target_lengths,
+            label_smoothing=label_smoothing,
+            packed_tokens=(batch.source_tokens, batch.target_tokens) if packed else None,
+        )
+        return loss, nll
 
     def _seed(self) -> Tensor | None:
         """One for all dropouts of a pass, whose sites tell them apart."""

@@ -1,4 +1,7 @@
-"""The recipes that come with the package: one commented YAML file each, model and training together."""
+"""The recipes that come with the package: one commented YAML file each, model and training together.
+
+Those of translation lie in this folder, those of another kind of model in one of the kind's name.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,28 @@ import yaml
 from fasttfm.errors import UserError
 
 _FOLDER = Path(__file__).parent
+_TRANSFORMER = "transformer"
 
 
-def preset_names() -> list[str]:
-    """Names of all presets, sorted."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+def preset_names(kind: str = _TRANSFORMER) -> list[str]:
+    """Names of all presets of a kind of model, sorted."""
+    return sorted(path.stem for path in _folder(kind).glob("*.yaml"))
 
 
-def preset_path(name: str) -> Path:
+def preset_path(name: str, kind: str = _TRANSFORMER) -> Path:
     """The YAML file of preset `name`; UserError that names the nearest when there is none."""
-    names = preset_names()
+    names = preset_names(kind)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UserError(f"preset {name!r} is unknown: {hint}there are {', '.join(names)}")
-    return _FOLDER / f"{name}.yaml"
+    return _folder(kind) / f"{name}.yaml"
 
 
-def preset_section(name: str, section: str) -> dict[str, Any]:
+def preset_section(name: str, section: str, kind: str = _TRANSFORMER) -> dict[str, Any]:
     """One section (model, data, training or decoding) of preset `name`, as the file has it."""
-    return dict(yaml.safe_load(preset_path(name).read_text(encoding="utf-8")).get(section) or {})
+    return dict(yaml.safe_load(preset_path(name, kind).read_text(encoding="utf-8")).get(section) or {})
+
+
+def _folder(kind: str) -> Path:
+    return _FOLDER if kind == _TRANSFORMER else _FOLDER / kind

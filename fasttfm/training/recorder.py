@@ -17,8 +17,8 @@ from fasttfm.training.throughput import Throughput
 from fasttfm.wording import counted
 
 if TYPE_CHECKING:
+    from fasttfm.training.protocols import Score
     from fasttfm.training.updates import Skipped, Updates
-    from fasttfm.training.validate import Validation
 
 _HOPELESS = 10
 """A loss of so many times that of guessing is pointed out. Models begin at one to three times."""
@@ -77,20 +77,21 @@ class Recorder:
         self._warn(record)
 
     def skipped(self, update: Skipped) -> None:
-        """Record an update that changed nothing; the pairs are those of the prepared data, counted from 0."""
-        self._log({"kind": "skipped", "step": update.step, "pairs": update.pairs})
+        """Record an update that changed nothing; its pairs (rows) are those of the prepared data, counted from 0."""
+        unit = self.updates.batches.unit
+        self._log({"kind": "skipped", "step": update.step, f"{unit}s": update.elements})
         self.progress.say(
-            f"warning: update {update.step:,} was skipped: the gradient of its {counted(len(update.pairs), 'pair')} "
+            f"warning: update {update.step:,} was skipped: the gradient of its {counted(len(update.elements), unit)} "
             f"({self.log.path.name} names them) was not finite"
         )
 
-    def validation(self, score: Validation, step: int, is_best: bool, seconds: float) -> None:
-        """Record a validation and keep its translations."""
+    def validation(self, score: Score, step: int, is_best: bool, seconds: float) -> None:
+        """Record a validation and keep what the model wrote."""
         record = {"epoch": self.updates.position.epoch + 1, "best": is_best, "seconds": round(seconds, 2)}
         self._score("valid", score, step, f"valid.step-{step:09d}.txt", record)
         self.progress.say(f"update {step:,}: {score}{' (best so far)' if is_best else ''}")
 
-    def average(self, score: Validation, step: int, steps: list[int]) -> None:
+    def average(self, score: Score, step: int, steps: list[int]) -> None:
         """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
         self._score("average", score, step, "valid.average.txt", {"average_of": steps})
 
@@ -111,18 +112,17 @@ class Recorder:
         for callback in self._callbacks:
             callback.on_log(record)
 
-    def _score(self, kind: str, score: Validation, step: int, file: str, more: dict[str, Any]) -> None:
-        record = {"kind": kind, "step": step, "loss": score.loss, "nll": score.nll, "perplexity": score.perplexity}
-        if score.bleu is not None:
-            record["bleu"] = score.bleu
+    def _score(self, kind: str, score: Score, step: int, file: str, more: dict[str, Any]) -> None:
+        record = {"kind": kind, "step": step, **score.record()}
+        if score.outputs:
             folder = self.model_dir / "hypotheses"
             folder.mkdir(exist_ok=True)
-            text = "".join(f"{line}\n" for line in score.translations)
+            text = "".join(f"{line}\n" for line in score.outputs)
             (folder / file).write_text(text, encoding="utf-8")
         record |= more
         self.log.write(record)
         for callback in self._callbacks:
-            callback.on_validate(record, score.translations)
+            callback.on_validate(record, score.outputs)
 
     def _warn(self, record: dict[str, Any]) -> None:
         guessing = math.log(self.updates.model.config.vocab_size)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
@@ -20,16 +20,13 @@ from fasttfm.errors import UserError
 from fasttfm.training.sharding import divided, load_parts, local, read_parts
 from fasttfm.training.updates import Updates
 
-if TYPE_CHECKING:
-    from fasttfm.models import Transformer
-
 
 @dataclass(kw_only=True, slots=True)
 class Saving:
     """Saves and resumes the run of one model directory."""
 
     model_dir: Path
-    model: Transformer
+    model: nn.Module
     updates: Updates
     saved: tuple[int, int] = (0, 0)
     """Step and last validation at the newest checkpoint, which may be on its way to the disk."""

@@ -16,19 +16,20 @@ from torch import Tensor, nn
 
 from fasttfm.checkpoints.shards import MODEL, SHARDS, STATE
 from fasttfm.checkpoints.weights import model_weights
+from fasttfm.models.layers import Stack
 
 if TYPE_CHECKING:
-    from fasttfm.models import Transformer
     from fasttfm.training.workers import Workers
 
 
-def shard(model: Transformer, device: torch.device, ranks: int) -> None:
+def shard(model: nn.Module, device: torch.device, ranks: int) -> None:
     """Divide a model, whose weights are the same on all ranks and may be on the CPU, among the ranks' devices."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = init_device_mesh(device.type, (ranks,))
-    for layer in [*model.encoder.layers, *model.decoder.layers]:
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    for layer in dict.fromkeys(layer for stack in stacks for layer in stack.layers):  # a shared one once
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     for module in model.modules():

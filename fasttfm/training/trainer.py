@@ -7,24 +7,23 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
+from torch import nn
 
 from fasttfm.checkpoints.steps import saved_steps, step_folder
 from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.batches import TokenBatches
 from fasttfm.errors import Stopped, UserError
 from fasttfm.folders import Verification
-from fasttfm.models import Transformer
 from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
+from fasttfm.training.protocols import Score, Scorer, TrainableModel, TrainingBatches
 from fasttfm.training.recorder import Recorder
 from fasttfm.training.saving import DivergedWeights, Saving
 from fasttfm.training.sharding import whole_weights
 from fasttfm.training.updates import Updates
-from fasttfm.training.validate import Validation, Validator
 from fasttfm.training.workers import Workers
 from fasttfm.wording import counted
 
@@ -37,12 +36,12 @@ class Trainer:
 
     def __init__(
         self,
-        model: Transformer,
-        batches: TokenBatches,
+        model: TrainableModel,
+        batches: TrainingBatches,
         config: TrainingConfig,
         model_dir: Path,
         *,
-        validator: Validator | None,
+        validator: Scorer | None,
         device: torch.device,
         verification: Verification | None = None,
         workers: Workers | None = None,
@@ -60,10 +59,10 @@ class Trainer:
         self.validator = validator
         self.workers = workers or Workers()
         self.updates = Updates(model, batches, config, device, self.workers)
-        self.saving = Saving(model_dir=model_dir, model=model, updates=self.updates)
+        self.saving = Saving(model_dir=model_dir, model=self.updates.module, updates=self.updates)
         self.verification = verification
         self.callbacks = callbacks
-        self.last_score: Validation | None = None
+        self.last_score: Score | None = None
         self._started = time.monotonic()
         self._elapsed = 0.0
         """Seconds since the run began, earlier sessions included, as rank 0 last told it."""
@@ -75,7 +74,7 @@ class Trainer:
         raise Stopped with a line for the user.
         """
         before = self.saving.resume()
-        self.model.train()
+        self.updates.module.train()
         self.updates.rehearse()
         self._started = time.monotonic()
         self._recorder = Recorder(self.model_dir, self.updates, self.callbacks) if self.workers.is_first else None
@@ -89,7 +88,7 @@ class Trainer:
             if self._recorder is not None:
                 self._recorder.close()
 
-    def record_average(self, score: Validation, steps: list[int]) -> None:
+    def record_average(self, score: Score, steps: list[int]) -> None:
         """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
         recorder = Recorder(self.model_dir, self.updates, self.callbacks)
         recorder.average(score, self.updates.position.step, steps)
@@ -214,25 +213,25 @@ class Trainer:
         )
         return improved
 
-    def _whole_model(self) -> Transformer:
+    def _whole_model(self) -> nn.Module:
         """The model as it is validated, with the average of its weights if there is one; for rank 0.
 
         Of a divided model, a whole one on rank 0's device. All ranks must call it.
         """
         if not self.updates.is_sharded:
-            return self.model
+            return self.updates.module
         self.updates.optimization.swap_average()
         try:
-            weights = whole_weights(self.model, self.workers)
+            weights = whole_weights(self.updates.module, self.workers)
         finally:
             self.updates.optimization.swap_average()
         if not self.workers.is_first:
-            return self.model
-        whole = Transformer(self.model.config)
+            return self.updates.module
+        whole = cast(type[nn.Module], type(self.model))(self.model.config)
         load_weights(whole, weights, self.model_dir)
         return whole.to(self.updates.device)
 
-    def _score(self, model: Transformer, interruption: Interruption) -> Validation | None:
+    def _score(self, model: nn.Module, interruption: Interruption) -> Score | None:
         """The validation of a model, of a divided one that _whole_model() made; None for who takes no part."""
         if self.validator is None:
             return None
@@ -244,7 +243,7 @@ class Trainer:
         finally:
             self.updates.optimization.swap_average()
 
-    def _judge(self, score: Validation) -> bool:
+    def _judge(self, score: Score) -> bool:
         """Record a validation, and tell whether the result is among the best that are kept."""
         assert self._recorder is not None
         position = self.updates.position

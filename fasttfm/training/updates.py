@@ -12,21 +12,18 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.batches import Batch, TokenBatches
 from fasttfm.training.optimization import Optimization
+from fasttfm.training.protocols import TrainableModel, TrainingBatch, TrainingBatches
 from fasttfm.training.schedule import learning_rate
 from fasttfm.training.sharding import shard
 from fasttfm.training.workers import Workers, share_of_rows
-
-if TYPE_CHECKING:
-    from fasttfm.models import Transformer
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -73,8 +70,8 @@ class Skipped:
 
     step: int
     """Its number."""
-    pairs: list[int]
-    """Training pairs that it was computed from, by their places in the prepared data."""
+    elements: list[int]
+    """What it was computed from (pairs, rows), by their places in the prepared data."""
 
 
 class Updates:
@@ -82,14 +79,16 @@ class Updates:
 
     def __init__(
         self,
-        model: Transformer,
-        batches: TokenBatches,
+        model: TrainableModel,
+        batches: TrainingBatches,
         config: TrainingConfig,
         device: torch.device,
         workers: Workers | None = None,
     ) -> None:
         """workers: the ranks that divide each update among them; None for this process alone."""
         self.model = model
+        self.module = cast(nn.Module, model)
+        """The same object."""
         self.workers = workers or Workers()
         self.batches = batches
         self.config = config
@@ -98,8 +97,8 @@ class Updates:
         self.is_sharded = config.shard and self.workers.size > 1
         model.checkpoint_activations(config.checkpoint_activations)
         if self.is_sharded:
-            shard(model, device, self.workers.size)
-        self.optimization = Optimization(model, config, device, self.workers)
+            shard(self.module, device, self.workers.size)
+        self.optimization = Optimization(self.module, config, device, self.workers)
         self.position = Position()
         self.sums = Sums()
         # loss, nll, gradient norm and target tokens of the updates that were not skipped add up on the device and are
@@ -175,21 +174,13 @@ class Updates:
             self.optimization.backward(loss * 0)
         return counts, divisor
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Label-smoothed and plain loss of a batch, summed over its target tokens, 0-d each."""
+        config = self.config
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            loss, nll, _ = self.model.loss(
-                batch.source,
-                batch.target_in,
-                batch.target_out,
-                batch.source_lengths,
-                batch.target_lengths,
-                label_smoothing=self.config.label_smoothing,
-                packed_tokens=(batch.source_tokens, batch.target_tokens) if self.config.packed else None,
-            )
-        return loss, nll
+            return self.model.batch_loss(batch, label_smoothing=config.label_smoothing, packed=config.packed)
 
-    def next_batch(self, index: int = 0) -> Batch | None:
+    def next_batch(self, index: int = 0) -> TrainingBatch | None:
         """This rank's rows of the batch at the current position, on the device; None when it has none of them.
 
         index: of the batch among those of its update.
@@ -242,18 +233,18 @@ class Updates:
                 continue
             self.position.skipped += 1
             self.position.skipped_in_a_row += 1
-            skipped.append(Skipped(step=step, pairs=self._pairs(epoch, first)))
+            skipped.append(Skipped(step=step, elements=self._elements(epoch, first)))
         return skipped
 
-    def _pairs(self, epoch: int, first: int) -> list[int]:
-        """The pairs of the update that began with batch number `first` of an epoch, as they stand in the data."""
-        pairs: list[int] = []
+    def _elements(self, epoch: int, first: int) -> list[int]:
+        """The elements of the update that began with batch number `first` of an epoch, as they stand in the data."""
+        elements: list[int] = []
         for _ in range(self.config.update_freq):
             order = self.batches.epoch(epoch)
-            pairs += order[first].tolist()
+            elements += order[first].tolist()
             epoch, first = (epoch, first + 1) if first + 1 < len(order) else (epoch + 1, 0)
         self._order = self.batches.epoch(self.position.epoch)  # with sampling another window has been drawn
-        return pairs
+        return elements
 
     def forget_sums(self) -> None:
         """Begin a new line of the log."""
@@ -297,7 +288,7 @@ class Updates:
         """This rank's rows [begin, end) of an update's batch number `index`."""
         return share_of_rows(self.workers.rank, self.workers.size, index, self.config.update_freq, rows)
 
-    def _add_gradient(self, batch: Batch, divisor: int) -> None:
+    def _add_gradient(self, batch: TrainingBatch, divisor: int) -> None:
         loss, nll = self.loss(batch)
         self.optimization.backward(loss / divisor)
         self._losses += torch.stack([loss.detach(), nll.detach()]).double()
@@ -310,7 +301,7 @@ class Updates:
         self.optimization.forget()
 
 
-def _counts(batch: Batch) -> np.ndarray:
+def _counts(batch: TrainingBatch) -> np.ndarray:
     """Target tokens, tokens and cells of a batch."""
     return np.array([batch.target_tokens, batch.source_tokens + batch.target_tokens, batch.cells], float)
 

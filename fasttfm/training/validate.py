@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,6 +41,16 @@ class Validation:
     def perplexity(self) -> float:
         """exp(nll)."""
         return math.exp(min(self.nll, 700))
+
+    @property
+    def outputs(self) -> list[str]:
+        """What is kept beside the log."""
+        return self.translations
+
+    def record(self) -> dict[str, Any]:
+        """The numbers by name, as a line of the log has them."""
+        numbers = {"loss": self.loss, "nll": self.nll, "perplexity": self.perplexity}
+        return numbers if self.bleu is None else {**numbers, "bleu": self.bleu}
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -134,14 +144,7 @@ class Validator:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         tokens = 0
         for batch in self._batches[rank::size]:
-            loss, nll, _ = model.loss(
-                batch.source,
-                batch.target_in,
-                batch.target_out,
-                batch.source_lengths,
-                batch.target_lengths,
-                label_smoothing=self.label_smoothing,
-            )
+            loss, nll = model.batch_loss(batch, label_smoothing=self.label_smoothing)
             sums += torch.stack([loss, nll]).double()
             tokens += batch.target_tokens
         return [*sums.tolist(), tokens]

@@ -1,0 +1,66 @@
+"""What a GPT is made of: one frozen dataclass; GPT-1, 2 and 3 are sizes and an order of the norms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fasttfm.config.model import TransformerConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPTConfig:
+    """A decoder-only language model (Radford et al. 2018, 2019; Brown et al. 2020). Wrong values raise ValueError."""
+
+    vocab_size: int
+    """Number of tokens."""
+    d_model: int = 768
+    """Width of the residual stream; a multiple of heads."""
+    heads: int = 12
+    """Attention heads; each works on d_model / heads channels."""
+    d_ff: int = 3072
+    """Width of the feed-forward sub-layer's hidden activation; four times d_model in all of them."""
+    layers: int = 12
+    """Number of layers."""
+    norm_first: bool = True
+    """True: x + Sublayer(LayerNorm(x)) and a norm after the last layer, GPT-2 and 3. False: LayerNorm(x + Sublayer(x)),
+    GPT-1."""
+    activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
+    """Between the two matrices of the feed-forward sub-layer; gelu_tanh is GELU by its formula with tanh, as in all."""
+    dropout: float = 0.1
+    """On embedding + position and on every sub-layer's output before it is added to the residual."""
+    attention_dropout: float = 0.1
+    """On the attention weights after the softmax."""
+    layer_norm_eps: float = 1e-5
+    """Added to the variance."""
+    max_length: int = 1024
+    """Positions that have a learned vector: no row and no generated text may be longer."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
+            raise ValueError(f"layers {self.layers!r} must be a whole number of at least 1")
+        self.layer_config()
+
+    def layer_config(self) -> TransformerConfig:
+        """What the shared layers (models/layers.py) are told; ValueError for what they refuse."""
+        return TransformerConfig(
+            vocab_size=self.vocab_size,
+            d_model=self.d_model,
+            heads=self.heads,
+            d_ff=self.d_ff,
+            encoder_layers=self.layers,
+            decoder_layers=self.layers,
+            norm_first=self.norm_first,
+            final_norm=self.norm_first,
+            activation=self.activation,  # type: ignore[arg-type]
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            layer_norm_eps=self.layer_norm_eps,
+            max_length=self.max_length,
+        )
+
+    @property
+    def branch_std(self) -> float:
+        """Of the last matrix of every sub-layer at initialisation: GPT-2's 0.02 / sqrt(2 layers); GPT-1's is 0.02."""
+        return 0.02 / math.sqrt(2 * self.layers) if self.norm_first else 0.02

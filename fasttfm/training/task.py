@@ -1,0 +1,54 @@
+"""What is trained on what: the parts of a run that differ from one kind of model to the next."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttfm.checkpoints.checkpoint import read_weights
+from fasttfm.checkpoints.model_dir import CONFIG_FILE
+from fasttfm.checkpoints.steps import resolve_checkpoint
+from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.weights import load_weights
+from fasttfm.config import RunConfig, Values
+from fasttfm.errors import UserError
+from fasttfm.folders import Verification
+from fasttfm.training.protocols import Scorer, TrainingBatches
+
+
+class Task(ABC):
+    """Makes data, configuration, model, batches and validation of a run (fasttfm.training.run)."""
+
+    @abstractmethod
+    def open(self, data_dir: Path) -> Any:
+        """The TrainingData of a prepared directory; UserError when it is none."""
+
+    @abstractmethod
+    def build(self, values: Values, data: Any) -> RunConfig:
+        """The configuration, with what the data decide; UserError for values that do not fit."""
+
+    @abstractmethod
+    def model(self, config: Any) -> Any:
+        """A TrainableModel with weights drawn from torch's generator, on the CPU; config: the section `model`."""
+
+    @abstractmethod
+    def batches(self, config: Any, data: Any, verification: Verification | None) -> TrainingBatches:
+        """The training batches; config is what build() gave. verification: to be looked at before data are used."""
+
+    @abstractmethod
+    def validator(self, config: Any, data: Any, device: torch.device) -> Scorer:
+        """What validates."""
+
+    def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:
+        """Put the weights of a checkpoint, or of a model directory's best one, into a model that begins.
+
+        These must be of the same vocabulary and shape. Raises UserError.
+        """
+        if not init_from.exists():
+            raise UserError(f"--init-from {init_from}: does not exist: give a checkpoint or a model directory")
+        checkpoint = resolve_checkpoint(init_from) if (init_from / CONFIG_FILE).is_file() else init_from
+        check_vocabulary(checkpoint, model_dir)
+        load_weights(model, read_weights(checkpoint), checkpoint)
