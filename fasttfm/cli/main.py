@@ -34,6 +34,7 @@ GROUPS = {
         "average": ("average", "average the last checkpoints of a model"),
         "consolidate": ("consolidate", "make a checkpoint in parts (train --shard) a whole one"),
         "recipe": ("recipe", "from download to BLEU: the published set-ups by name"),
+        "distill": ("distill", "train a small model by a large one: translation, BERT"),
         "demo-data": ("demo", "write the built-in English-German demo corpus"),
     },
     "translations and scores": {

@@ -1,0 +1,134 @@
+"""Sequence-level distillation: a teacher's translations of the training text as a student's training data.
+
+A student learns a teacher's search results more easily than what people wrote: they vary less. What it is validated on
+stays what people wrote. Source: Kim and Rush 2016 ("Sequence-Level Knowledge Distillation"), section 3.2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttfm.checkpoints.steps import resolve_checkpoint
+from fasttfm.data.prepare import PrepareOptions, prepare
+from fasttfm.data.prepared import PreparedData
+from fasttfm.decoding import Translator
+from fasttfm.errors import UserError
+from fasttfm.files import replace_file
+from fasttfm.locks import locked
+from fasttfm.wording import counted
+
+_CHUNK = 2000
+"""Sentences that are translated, and kept, at a time."""
+
+
+def distill_translation(
+    teacher: Path,
+    data_dir: Path,
+    out: Path,
+    *,
+    checkpoint: str = "best",
+    device: torch.device | None = None,
+    say: Callable[[str], None] = print,
+    **decoding: Any,
+) -> None:
+    """Write a prepared directory `out` of the sources in data_dir with the teacher's translations as targets.
+
+    The vocabularies and the validation pairs are those of data_dir. decoding: fields of DecodingConfig that differ from
+    the teacher's own. What is translated is kept in `out`.partial, from which the same command goes on after a stop.
+    Raises UserError for a teacher or data that cannot be used.
+    """
+    data = PreparedData.open(data_dir)
+    if out.resolve() == data_dir.resolve():
+        raise UserError(f"--out {out}: is the data that is read: choose another --out")
+    translator = Translator.from_directory(teacher, checkpoint, device=device, **decoding)
+    part = out.with_name(f"{out.name}.partial")
+    with translator, locked(part, "translating into it"):
+        _begin(part, teacher, checkpoint, data, translator)
+        _translate(translator, data, part, say)
+        prepare(
+            [part / "train.src"],
+            [part / "train.tgt"],
+            [data_dir / "valid.src.txt"],
+            [data_dir / "valid.tgt.txt"],
+            out,
+            PrepareOptions(max_length=data.description["fingerprint"]["options"]["max_length"]),
+            models=[path for path in data.model_files if path.suffix == ".model"],
+            say=say,
+        )
+    shutil.rmtree(part)
+
+
+def _begin(part: Path, teacher: Path, checkpoint: str, data: PreparedData, translator: Translator) -> None:
+    """Make the folder of what is translated so far, or check that it is of this teacher, data and search."""
+    saved = resolve_checkpoint(teacher, checkpoint)
+    weights = hashlib.sha256()
+    for file in sorted(path for path in saved.rglob("*") if path.is_file()):
+        weights.update(file.read_bytes())
+    config = translator.config
+    of = {
+        "teacher": weights.hexdigest(),
+        "search": {name: getattr(config, name) for name in config.__dataclass_fields__},
+        "data": data.description["fingerprint"],
+    }
+    description = json.dumps(of, sort_keys=True, indent=1, default=str).encode()
+    path = part / "of.json"
+    if path.exists() and path.read_bytes() != description:
+        raise UserError(
+            f"{part}: holds translations by another teacher, search or data: delete it, or give another --out"
+        )
+    replace_file(path, description)
+
+
+def _translate(translator: Translator, data: PreparedData, work: Path, say: Callable[[str], None]) -> None:
+    """Bring train.src and train.tgt of the work folder to the whole training text."""
+    source, target = work / "train.src", work / "train.tgt"
+    done = _whole_lines(target)
+    total = len(data.train)
+    if done:
+        say(f"going on after {counted(done, 'sentence')} of {total:,}")
+    lines = _sources(data, done)
+    with source.open("ab") as sources, target.open("ab") as targets:
+        _cut(sources, done)
+        while chunk := list(islice(lines, _CHUNK)):
+            translations = translator.translate(chunk)
+            # sources first: the targets tell how far the work is
+            for file, texts in ((sources, chunk), (targets, translations)):
+                file.write("".join(f"{text}\n" for text in texts).encode())
+                file.flush()
+            done += len(chunk)
+            say(f"translated {done:,} of {total:,} sentences")
+
+
+def _sources(data: PreparedData, first: int) -> Iterator[str]:
+    """The text of the training sources from number `first`."""
+    for i in range(first, len(data.train)):
+        yield data.source_tokenizer.decode(data.train.source(i))
+
+
+def _whole_lines(path: Path) -> int:
+    """The complete lines of a file; what a kill left of another is cut off."""
+    if not path.exists():
+        return 0
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    return content.count(b"\n")
+
+
+def _cut(file: Any, lines: int) -> None:
+    """Cut an open file off after so many lines."""
+    content = Path(file.name).read_bytes()
+    end = 0
+    for _ in range(lines):
+        end = content.index(b"\n", end) + 1
+    file.truncate(end)
