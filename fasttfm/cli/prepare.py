@@ -37,6 +37,18 @@ def add_parser(subparsers) -> None:
         "--dataset", metavar="NAME", help=f"download the text in place of these four: {', '.join(DATASETS)}"
     )
     parser.add_argument(
+        "--dataset-folder",
+        type=Path,
+        metavar="FOLDER",
+        help="take the text from what Hugging Face's datasets saved with save_to_disk() (extra: datasets)",
+    )
+    parser.add_argument(
+        "--languages",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="of a --dataset-folder: columns, or keys of its column translation, such as en de",
+    )
+    parser.add_argument(
         "--data-dir",
         type=Path,
         default=Path("data"),
@@ -181,18 +193,28 @@ def _say(line: str) -> None:
 def _texts(args) -> tuple[Sequence[Path], Sequence[Path], Sequence[Path], Sequence[Path]]:
     """The files of the flags, or those of a dataset."""
     given = {flag: getattr(args, flag.removeprefix("--").replace("-", "_")) for flag in _TEXTS}
-    if args.dataset is None:
+    if (args.dataset_folder is None) != (args.languages is None):
+        raise UserError("--dataset-folder and --languages go together, such as --languages en de")
+    if args.dataset is not None and args.dataset_folder is not None:
+        raise UserError("--dataset and --dataset-folder are two sources of text: leave one out")
+    if args.dataset is None and args.dataset_folder is None:
         if missing := [flag for flag, files in given.items() if not files]:
             raise UserError(
-                f"the following arguments are required: {', '.join(missing)}; or give --dataset; fasttfm prepare "
-                "--help lists what there is"
+                f"the following arguments are required: {', '.join(missing)}; or give --dataset or --dataset-folder; "
+                "fasttfm prepare --help lists what there is"
             )
         return given["--src"], given["--tgt"], given["--valid-src"], given["--valid-tgt"]
     if more := [flag for flag, files in given.items() if files]:
-        raise UserError(f"--dataset brings its own text: leave out {', '.join(more)}")
-    from fasttfm.data.datasets import fetch_dataset
+        name = "--dataset" if args.dataset_folder is None else "--dataset-folder"
+        raise UserError(f"{name} brings its own text: leave out {', '.join(more)}")
+    if args.dataset_folder is not None:
+        from fasttfm.data.dataset_folder import text_of_folder
 
-    texts = fetch_dataset(args.dataset, args.data_dir, mirrors=args.mirror, say=_say, progress=_progress)
+        texts = text_of_folder(args.dataset_folder, tuple(args.languages), args.data_dir, say=_say)
+    else:
+        from fasttfm.data.datasets import fetch_dataset
+
+        texts = fetch_dataset(args.dataset, args.data_dir, mirrors=args.mirror, say=_say, progress=_progress)
     for name, (source, target) in texts.tests.items():
         _say(f"test set {name}: {source} and {target}")
     return *texts.train, *texts.valid
