@@ -75,6 +75,13 @@ CORPORA = {
         prepare=("--vocab-size", "8000"),
         train=("--preset", "multi30k", "--seed", "1"),
     ),
+    "tatoeba-ende": Corpus(
+        source="en",
+        target="de",
+        test="test",
+        prepare=("--vocab-size", "8000"),
+        train=("--preset", "multi30k", "--seed", "1"),
+    ),
     "tatoeba-enja": Corpus(
         source="en",
         target="ja",

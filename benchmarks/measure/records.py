@@ -2,8 +2,8 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, serving, curves, the examples) keep their fields and have schemas of their own; kind(record) tells them
-apart. The schemas are JSON Schema, for other tools to read:
+preparing, serving, curves, padding_epoch, the examples) keep their fields and have schemas of their own; kind(record)
+tells them apart. The schemas are JSON Schema, for other tools to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -175,6 +175,21 @@ CURVES = _object(
 )
 """Losses by update of trainings that differ in one choice, written by `python -m benchmarks.curves`."""
 
+PADDING_EPOCH = _object(
+    {
+        "benchmark": {"const": "padding_epoch"},
+        "corpus": _TEXT,
+        "pairs": _AT_LEAST_ONE,
+        "share": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "max_tokens": _AT_LEAST_ONE,
+        "threads": _AT_LEAST_ONE,
+        "measured": _ROWS,
+        "published": _ROWS,
+        "machine": MACHINE,
+    }
+)
+"""Seconds of (a share of) an epoch by order of the pairs, written by `python -m benchmarks.padding_epoch`."""
+
 SERVING = _object({"benchmark": {"const": "serving"}, "text": _TEXT, "measured": _ROWS, "machine": MACHINE})
 """Sentences a second and what clients wait (p50_ms, p99_ms), written by `python -m benchmarks.serving`."""
 
@@ -246,6 +261,7 @@ SCHEMAS = {
     "preparing": PREPARING,
     "serving": SERVING,
     "curves": CURVES,
+    "padding_epoch": PADDING_EPOCH,
     "example": EXAMPLE,
 }
 
