@@ -68,7 +68,8 @@ _operator = Operator(
     "Tensor",
     _empty,
     _empty,
-    save=lambda call, output: _Saved(call.x, call.weight, call.eps, call.dropout_p, call.site),
+    save=lambda call, output: (call.x, call.weight, call.eps, call.dropout_p, call.site),
+    saved=_Saved,
     backward=lambda saved, wanted, grad: {"x": grad},
     autocast=lambda call, dtype: call,
 )

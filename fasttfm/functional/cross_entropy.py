@@ -101,8 +101,8 @@ def _fake_sums(call: _Call | _Consumed) -> tuple[Tensor, Tensor]:
     return logits.new_empty((), dtype=dtype), logits.new_empty((), dtype=dtype)
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
-    return _Saved(call.logits, call.target, outputs[2], call.loss, call.route)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
+    return call.logits, call.target, outputs[2], call.loss, call.route
 
 
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
@@ -139,6 +139,7 @@ _cross_entropy = Operator(
     _fake,
     decide=_decide,
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
 )
 

@@ -170,9 +170,9 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
+def _save(call: _Call, outputs: tuple[Tensor, ...]) -> tuple:
     _, _, d_hidden, d_weight = outputs
-    return _Saved(d_hidden, d_weight, call.edge)
+    return d_hidden, d_weight, call.edge
 
 
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
@@ -203,6 +203,7 @@ _linear_cross_entropy = Operator(
     _fake,
     decide=lambda call: kernel_route(call.route, call.hidden),
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
     autocast=_autocast,
 )

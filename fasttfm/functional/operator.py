@@ -6,21 +6,24 @@ fields then stand in the schema in their place.
 
 Host time decides how it is done: a training step makes hundreds of calls, and torch.library.custom_op costs several
 times more per call than the low-level registration here. An eager call on plain tensors does not even need the
-dispatcher, which would run the same Python functions after its detours; Operator.__call__ goes to them directly then,
-and through torch.ops.fasttfm whenever anything looks on: torch.compile, fake tensors, tensor subclasses, dispatch
-modes, torch.func, the profiler.
+dispatcher, which would run the same Python functions after its detours; a call goes to them directly then, and through
+torch.ops.fasttfm whenever anything looks on: torch.compile, fake tensors, tensor subclasses, dispatch modes,
+torch.func, the profiler. The call is Python written out for the fields of the operator (_CALL), as dataclasses write
+__init__.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd import profiler as _profiler  # noqa: F401 in _CALL
+from torch.nn import Parameter  # noqa: F401 in _CALL
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttfm.functional.namespace import NAMESPACE
@@ -43,7 +46,6 @@ _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
-_profiling = torch.autograd._profiler_enabled
 _any_autocast = torch._C._is_any_autocast_enabled  # takes no argument: half the price of asking for a device
 _autocast_enabled = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
@@ -51,6 +53,38 @@ _set_autocast = torch.set_autocast_enabled
 _current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)  # what torch.cuda.current_device() ends in
 _grad_enabled = torch.is_grad_enabled
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
+
+_CALL = """
+def _written(_kind, _compute, _differentiate):
+    def __call__(_self, {fields}):
+        if (
+            _compiling() or _transforms() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+            or (_dispatch_modes() and not _all_see_through())
+            or not ({plain})
+        ):
+            return _self.dispatched(*flat(({fields},)))
+        if {first}.is_cpu:
+            _device = "cpu"
+        elif {first}.is_cuda and {first}.get_device() == _current_gpu():
+            _device = "cuda"
+        else:  # a meta tensor, another GPU than the current one, another kind of device
+            return _self.dispatched(*flat(({fields},)))
+        _gradient = ({gradient}) and _grad_enabled()
+        _call = _new(_kind, ({fields},))
+        if not _any_autocast() or not _autocast_enabled(_device):
+            {settle}
+            return _differentiate(_call, {tensors}) if _gradient else _compute(_call)
+        {cast}
+        _set_autocast(_device, False)
+        try:
+            {settle}
+            return _differentiate(_call, {tensors_cast}) if _gradient else _compute(_call)
+        finally:
+            _set_autocast(_device, True)
+
+    return __call__
+"""
+"""The call of an operator. In braces stand expressions in its fields, whose names begin with no underscore."""
 
 Fields = ParamSpec("Fields")
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
@@ -66,8 +100,9 @@ class Operator(Generic[Fields]):
     decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
         its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
     save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
-        and anything else; backward gets it again, with the tensors of a call that want a gradient as wanted.<name>, and
-        the gradients of the outputs. Without them a derivative ends in a clear message: a second one, that is.
+        and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made. backward
+        gets the NamedTuple, with the tensors of a call that want a gradient as wanted.<name>, and the gradients of the
+        outputs. Without them a derivative ends in a clear message: a second one, that is.
     differentiable: how many outputs have a gradient, the first ones.
     autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
     again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
@@ -85,6 +120,7 @@ class Operator(Generic[Fields]):
         *,
         decide: Callable[[Any], str] | None = None,
         save: Callable[[Any, Any], Any] | None = None,
+        saved: type[tuple] | None = None,
         backward: Callable[..., Gradients] | None = None,
         differentiable: int = 1,
         autocast: Callable[[Any, torch.dtype], Any] | None = None,
@@ -92,10 +128,9 @@ class Operator(Generic[Fields]):
     ) -> None:
         self.name, self._kind = name, call
         layout = layout_of(call)
-        self._tensors, self._wants_gradient = layout.tensors, layout.wants_gradient
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
-        self._compute, self._decide, self._cast = compute, decide, autocast
+        self._decide, self._cast = decide, autocast
 
         def run(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             with _below_autograd():
@@ -109,12 +144,13 @@ class Operator(Generic[Fields]):
         def settled(args: tuple) -> Any:
             return self._settled(layout.build(args))
 
-        rule = _Rule(name, layout, save, backward, differentiable)
-        self._differentiate: Any = rule.refuse
+        rule = _Rule(name, layout, save, saved, backward, differentiable)
+        direct: Any = rule.refuse
         differentiate: Any = rule.refuse
         if returns != "()":
-            self._differentiate = rule.direct(compute, again)
-            differentiate = rule.dispatched(run)
+            direct, differentiate = rule.direct(compute, again), rule.dispatched(run)
+        # Python looks for __call__ in the class alone
+        self.__class__ = type(name, (Operator,), {"__call__": self._written_call(layout, compute, direct)})
 
         def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             tensors = [a for a in args if isinstance(a, Tensor)]
@@ -158,6 +194,17 @@ class Operator(Generic[Fields]):
         if not batched:  # torch.func.jacrev maps over backward passes: torch's loop does for these
             _library.impl(self.name, refuse_batching, "FuncTorchBatched")
 
+    def _written_call(self, layout: Layout, compute: Callable[[Any], Any], differentiate: Callable[..., Any]) -> Any:
+        """_CALL for this operator."""
+        source = _CALL.format(
+            **layout.in_a_call(self._kind),
+            settle="pass" if self._decide is None else "_call = _self._settled(_call)",
+            cast="pass" if self._cast is None else "_call = _self._cast(_call, _autocast_dtype(_device))",
+        )
+        names: dict[str, Any] = {}
+        exec(source, globals(), names)
+        return names["_written"](self._kind, compute, differentiate)
+
     def _settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
         if self._decide is None:
@@ -165,35 +212,9 @@ class Operator(Generic[Fields]):
         route = self._decide(call)
         return call if route == call[-1] else _new(self._kind, (*call[:-1], route))
 
-    def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
-        call: Any = _new(self._kind, fields) if not named else self._kind(*fields, **named)
-        if _compiling() or _transforms() or _profiling() or forward_ad._current_level >= 0:
-            return self.dispatched(*flat(call))
-        if _dispatch_modes() and not _all_see_through():
-            return self.dispatched(*flat(call))
-        gradient = self._wants_gradient(call)
-        if gradient is None:
-            return self.dispatched(*flat(call))
-        first = call[0]
-        if first.is_cpu:
-            device = "cpu"
-        elif first.is_cuda and first.get_device() == _current_gpu():
-            device = "cuda"
-        else:  # a meta tensor, another GPU than the current one, another kind of device
-            return self.dispatched(*flat(call))
-        gradient = gradient and _grad_enabled()
-        if not _any_autocast() or not _autocast_enabled(device):
-            if self._decide is not None:
-                call = self._settled(call)
-            return self._differentiate(call, *self._tensors(call)) if gradient else self._compute(call)
-        if self._cast is not None:
-            call = self._cast(call, _autocast_dtype(device))
-        _set_autocast(device, False)
-        try:
-            call = self._settled(call)
-            return self._differentiate(call, *self._tensors(call)) if gradient else self._compute(call)
-        finally:
-            _set_autocast(device, True)
+    if TYPE_CHECKING:
+
+        def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any: ...
 
 
 class _Rule(NamedTuple):
@@ -202,6 +223,7 @@ class _Rule(NamedTuple):
     name: str
     layout: Layout
     save: Callable[..., Any] | None
+    saved: type[tuple] | None
     backward: Callable[..., Gradients] | None
     differentiable: int
 
@@ -224,7 +246,7 @@ class _Rule(NamedTuple):
         wanted = _wanted(self.layout)
 
         save, differentiable = self.save, self.differentiable
-        layout: Any = None
+        layout: Any = None if self.saved is None else layout_of(self.saved)
 
         def forward(ctx: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), whose calls end in these attributes
             nonlocal layout
@@ -286,7 +308,7 @@ class _Rule(NamedTuple):
             ctx.mark_non_differentiable(*outputs[self.differentiable :])
         ctx.set_materialize_grads(False)
         saved = self.save(call, outputs)  # type: ignore[misc]
-        ctx.layout = layout = layout_of(saved.__class__)
+        ctx.layout = layout = layout_of(self.saved or saved.__class__)
         tensors, ctx.others = layout.parted(saved)
         ctx.save_for_backward(*tensors)
 

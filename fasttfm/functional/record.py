@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 Size = Annotated[int, "may be symbolic"]
 """A number that torch.compile may leave open."""
@@ -47,8 +46,6 @@ class Layout:
         others = [i for i in numbers if i not in self.positions]
         tensors_in, others_in = (_tuple([f"r{fields[i].path}" for i in part]) for part in (self.positions, others))
         from_parts = {i: f"t[{n}]" for n, i in enumerate(self.positions)} | {i: f"o[{n}]" for n, i in enumerate(others)}
-        self.tensors: Callable[[Any], tuple] = _compiled(f"lambda r: {tensors_in}")
-        """Of a record."""
         self.parted: Callable[[Any], tuple[tuple, tuple]] = _compiled(f"lambda r: ({tensors_in}, {others_in})")
         """The tensors of a record and what else it holds."""
         self.merge: Callable[[tuple, tuple], Any] = _builder(kind, "t, o", [from_parts[i] for i in numbers])
@@ -56,19 +53,34 @@ class Layout:
         self.build: Callable[[tuple], Any] = _builder(kind, "a", [f"a[{i}]" for i in numbers])
         """The record from all its fields, one after the other."""
 
-    @functools.cached_property
-    def wants_gradient(self) -> Callable[[Any], bool | None]:
-        """Whether a tensor of a record, which has some, requires a gradient; None where one is not plain memory."""
-        plain, gradient = [], []
-        for i, field in enumerate(self._fields[position] for position in self.positions):
-            tensor, absent = f"t{i}", f"(t{i} := r{field.path}) is None"
-            check = f"((kind := type({tensor})) is Tensor or kind is Parameter) and not {tensor}.is_neg()"
+    def in_a_call(self, kind: Any) -> dict[str, str]:
+        """Python of a function that has the fields of the record as parameters.
+
+        fields: their names; first: that of the first one; plain: whether every tensor is plain memory; then follow
+        gradient: whether one of them requires a gradient, and tensors: all of them; tensors_cast: those of _call.
+        """
+        names = list(get_type_hints(kind))
+        tensors, plain, gradient = [], [], []
+        for number, field in enumerate(self._fields[i] for i in self.positions):
+            index, _, inner = field.path[1:].partition("]")
+            read = name = names[int(index)]
+            if inner:
+                name = f"_tensor{number}"
+                read = f"({name} := {read}{inner})"
             optional = field.type == Tensor | None
-            plain.append(f"({absent} or {check})" if optional else f"not {absent} and {check}")
-            requires = f"{tensor}.requires_grad"
-            gradient.append(f"{tensor} is not None and {requires}" if optional else requires)
-        source = f"lambda r: ({' or '.join(gradient)}) if {' and '.join(plain)} else None"
-        return _compiled(source, {"Tensor": Tensor, "Parameter": Parameter})
+            kind_of = f"type({name})" if optional else f"type({read})"
+            check = f"((_type := {kind_of}) is Tensor or _type is Parameter) and not {name}.is_neg()"
+            plain.append(f"({read} is None or {check})" if optional else check)
+            gradient.append(f"({name} is not None and {name}.requires_grad)" if optional else f"{name}.requires_grad")
+            tensors.append(name)
+        return {
+            "fields": ", ".join(names),
+            "first": names[0],
+            "plain": " and ".join(plain),
+            "gradient": " or ".join(gradient),
+            "tensors": ", ".join(tensors),
+            "tensors_cast": ", ".join(f"_call{self._fields[i].path}" for i in self.positions),
+        }
 
     @property
     def schema(self) -> str:

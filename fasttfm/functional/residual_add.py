@@ -66,8 +66,8 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor]:
     return call.residual.new_empty(call.x.shape), fake_keep_mask(call.x, call.dropout, call.route)
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Saved:
-    return _Saved(outputs[1], call.dropout, call.x.dtype, call.route)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> tuple:
+    return outputs[1], call.dropout, call.x.dtype, call.route
 
 
 def _differentiate(saved: _Saved, wanted: _Call, ds: Tensor | None, _: None) -> Gradients:
@@ -98,5 +98,6 @@ _residual_add = Operator(
     _fake,
     decide=lambda call: kernel_route(call.route, call.x, call.residual),
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
 )

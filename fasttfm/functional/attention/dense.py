@@ -144,8 +144,8 @@ def _fake(call: _Call) -> tuple[Tensor, ...]:
     return routes.fake(call.route, call.query, call.key, call.value, call.options)
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
-    return _Saved(call.query, call.key, call.value, *outputs, call.options, call.route)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
+    return call.query, call.key, call.value, *outputs, call.options, call.route
 
 
 def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, *_: None) -> Gradients:
@@ -181,6 +181,7 @@ _attention = Operator(
     _fake,
     decide=_decide,
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
     autocast=autocast_operands,
 )

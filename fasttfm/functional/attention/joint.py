@@ -138,8 +138,8 @@ def _fake(call: _Call) -> tuple[Tensor, ...]:
     return _empty_output(q, call.route), *routes.fake(call.route, q, k, v, call.options)[1:]
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
-    return _Saved(*call[:4], *outputs, call.options, call.route)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
+    return *call[:4], *outputs, call.options, call.route
 
 
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
@@ -198,6 +198,7 @@ _attention = Operator(
     _fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.joint.shape[1]),
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
     autocast=autocast_projections,
 )

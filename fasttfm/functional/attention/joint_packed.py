@@ -100,8 +100,8 @@ def _fake(call: _Call) -> tuple[Tensor, ...]:
     return output.flatten(1), saved, kept
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
-    return _Saved(*call[:4], *outputs, call.sequences, call.options, call.covered, call.route)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
+    return *call[:4], *outputs, call.sequences, call.options, call.covered, call.route
 
 
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
@@ -151,6 +151,7 @@ _attention = Operator(
     _fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.sequences.max_key),
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
     autocast=autocast_projections,
 )

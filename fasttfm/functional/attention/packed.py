@@ -249,8 +249,8 @@ def backward(grad: Tensor, saved: Saved) -> tuple[Tensor, ...]:
     return gradients
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> Saved:
-    return Saved(call.query, call.key, call.value, *outputs, call.sequences, call.options, call.route)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
+    return call.query, call.key, call.value, *outputs, call.sequences, call.options, call.route
 
 
 def _differentiate(saved: Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
@@ -274,6 +274,7 @@ _attention = Operator(
     lambda call: fake(call.route, *call[:-1]),
     decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key),
     save=_save,
+    saved=Saved,
     backward=_differentiate,
     autocast=autocast_operands,
 )

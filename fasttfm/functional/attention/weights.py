@@ -85,8 +85,8 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor]:
     return like, absent(like) if call.options.seed is None else torch.empty_like(like)
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Saved:
-    return _Saved(*outputs, call.options, call.route)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> tuple:
+    return *outputs, call.options, call.route
 
 
 def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, _: None) -> Gradients:
@@ -127,5 +127,6 @@ _softmax = Operator(
     _fake,
     decide=lambda call: routes.takes_kernel(call.route, call.scores),
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
 )
