@@ -9,12 +9,17 @@ from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, read_meta
 from fasttfm.errors import UserError
 
 _MODELS = ("spm", "spm.src", "spm.tgt")
-VOCABULARY_FILES = (*(f"{name}.model" for name in _MODELS), *(f"{name}.vocabulary.json" for name in _MODELS))
+VOCABULARY_FILES = (
+    *(f"{name}.model" for name in _MODELS),
+    *(f"{name}.vocabulary.json" for name in _MODELS),
+    "bytes.json",
+    "tokenizer.json",
+)
 """Of a model directory, each where it has one."""
 
 
 def vocabulary_digest(model_dir: str | Path) -> str | None:
-    """The SHA-256 of the SentencePiece models of a model directory; None when it has none."""
+    """The SHA-256 of the vocabulary's files of a model directory; None when it has none."""
     files = [path for path in (Path(model_dir) / name for name in VOCABULARY_FILES) if path.is_file()]
     digest = hashlib.sha256()
     for path in files:

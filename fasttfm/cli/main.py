@@ -50,6 +50,9 @@ GROUPS = {
         "import": ("import_", "make a model directory of another tool's model"),
         "quantize": ("quantize", "write a model directory with 8-bit matrices"),
     },
+    "language models": {
+        "lm": ("lm", "prepare text, train a GPT on it, evaluate, generate, prompt"),
+    },
     "pictures": {
         "plot": ("plot", "draw the curves of several runs in one picture"),
         "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
@@ -78,6 +81,7 @@ _LESS_MEMORY = {
     "serve": "give a smaller model, --precision int8, or --max-tokens",
     "score-pairs": "give shorter lines, or --precision bf16",
     "plot-attention": "give a shorter sentence",
+    "lm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
 }
 """Command -> what makes it need less memory."""
 

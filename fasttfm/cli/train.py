@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.fairseq_flags import add_fairseq_flags
 from fasttfm.cli.workers import launch, number_of_workers
-from fasttfm.config import Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
+from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.config.convert import WHOLE_NUMBER
 from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names
@@ -24,8 +26,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         epilog="Each setting comes from the preset, then from --config files, then from the command line; later wins.",
         usage="fasttfm train --preset NAME --data DATA --out MODEL [--config FILE] [--device NAME] [--SETTING VALUE …]",
     )
-    parser.add_argument("--preset", metavar="NAME", help=f"recipe to start from: {', '.join(preset_names())}")
-    parser.add_argument("--data", type=Path, metavar="DATA", help="directory made by fasttfm prepare")
+    add_run_flags(parser, TRANSFORMER, "fasttfm prepare")
+    add_fairseq_flags(parser)
+
+
+def add_run_flags(parser: argparse.ArgumentParser, kind: str, made_by: str) -> None:
+    """What training of any kind of model takes; made_by: the command that makes the data."""
+    parser.add_argument("--preset", metavar="NAME", help=f"recipe to start from: {', '.join(preset_names(kind))}")
+    parser.add_argument("--data", type=Path, metavar="DATA", help=f"directory made by {made_by}")
     parser.add_argument("--out", type=Path, metavar="MODEL", help="model directory to create or to go on with")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
     parser.add_argument(
@@ -51,21 +59,25 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="begin a new run with the weights of a checkpoint, or of a model directory's best one, of this vocabulary",
     )
     parser.add_argument("--dump-config", action="store_true", help="print the resolved configuration as YAML and stop")
-    add_flags(parser)
-    add_fairseq_flags(parser)
+    add_flags(parser, kind=kind)
 
 
 def run(args: argparse.Namespace) -> int:
     """Resolve the configuration, train, and say where the model is and how well it scored."""
-    values = gather(args.preset, args.config, flag_values(args))
+    return run_task(args, TRANSFORMER, "fasttfm train", lambda: None)
+
+
+def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[], Any]) -> int:
+    """The same for any kind of model; command: its name. task: makes the training.task.Task, None for translation."""
+    values = gather(args.preset, args.config, flag_values(args, kind=kind), kind=kind)
     warning = _shorten_warmup(values)
     if args.dump_config:
         check(values)
-        print(dump_yaml(with_defaults(values)), end="")
+        print(dump_yaml(with_defaults(values), kind), end="")
         return 0
     for name in ("data", "out"):
         if getattr(args, name) is None:
-            raise UserError(f"--{name} is missing: fasttfm train --preset NAME --data DATA --out MODEL")
+            raise UserError(f"--{name} is missing: {command} --preset NAME --data DATA --out MODEL")
     settings = choose_settings()
     workers = number_of_workers(args.workers, values["training"].get("threads", 0), args.device)
     if workers > 1:
@@ -82,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
     device = torch.device(args.device) if args.device else None
     try:
-        outcome = train(values, args.data, args.out, device, init_from=args.init_from, settings=settings)
+        outcome = train(values, args.data, args.out, device, task=task(), init_from=args.init_from, settings=settings)
     except KeyboardInterrupt as interrupt:
         again = f"stopped; what was saved in {args.out} is whole: run the same command again to go on"
         raise Stopped(str(interrupt) or again, getattr(interrupt, "number", signal.SIGINT)) from None

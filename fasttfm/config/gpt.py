@@ -53,7 +53,7 @@ class GPTConfig:
             decoder_layers=self.layers,
             norm_first=self.norm_first,
             final_norm=self.norm_first,
-            activation=self.activation,  # type: ignore[arg-type]
+            activation=self.activation,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
             layer_norm_eps=self.layer_norm_eps,

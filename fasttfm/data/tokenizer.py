@@ -236,11 +236,14 @@ def train_tokenizer(
     normalization: str = "identity",
     character_coverage: float = 1.0,
     symbols: Sequence[str] = (),
+    controls: Sequence[str] = (),
+    keep_spaces: bool = False,
 ) -> Tokenizer:
     """Train SentencePiece on lines; the same lines and options give the same model on every machine.
 
     vocab_size: pieces in total, the special ones (and with byte_fallback 256 bytes) included.
-    symbols: pieces that are always there and never cut.
+    symbols: pieces that are always there and never cut. controls: pieces that no text is cut into. keep_spaces:
+    repeated spaces, and those at the ends of a line, stay.
     Raises UserError, naming the largest or smallest possible size, for a vocab_size that the lines do not allow.
     """
     written = io.BytesIO()
@@ -268,6 +271,8 @@ def train_tokenizer(
             bos_id=BOS,
             eos_id=EOS,
             user_defined_symbols=list(symbols),
+            control_symbols=list(controls),
+            remove_extra_whitespaces=not keep_spaces,
             num_threads=_TRAINER_THREADS,
             minloglevel=2,
         )

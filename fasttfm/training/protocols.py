@@ -87,10 +87,13 @@ class TrainingBatches(Protocol):
     """Most tokens of a batch."""
     skipped: int
     """Elements of the data that no batch has, for their length."""
-    shapes: int
-    """Different shapes of the batches of an epoch."""
     unit: str
     """What an element of the data is called, such as pair or row."""
+
+    @property
+    def shapes(self) -> int:
+        """Different shapes of the batches of an epoch."""
+        ...
 
     def __len__(self) -> int:
         """Batches in an epoch."""

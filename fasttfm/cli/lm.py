@@ -1,0 +1,239 @@
+"""`fasttfm lm prepare | train | evaluate | generate | prompt | import | export`: language models from plain text."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fasttfm.cli.parser import Parser
+from fasttfm.cli.train import add_run_flags, run_task
+from fasttfm.errors import UserError
+
+_KIND = "gpt"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command's parser and those of its verbs."""
+    parser = subparsers.add_parser(
+        "lm",
+        help="prepare text, train a GPT on it, evaluate, generate, prompt",
+        description="Language models of GPT's kind, from plain text to a model that goes on with a prompt.",
+    )
+    verbs = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
+    for name, (add, perform, sentence) in _VERBS.items():
+        verb = verbs.add_parser(name, help=sentence, description=f"{sentence[0].upper()}{sentence[1:]}.")
+        verb.set_defaults(perform=perform)
+        add(verb)
+
+
+def run(args: argparse.Namespace) -> int | None:
+    """Run the verb."""
+    return args.perform(args)
+
+
+# ------------------------------------------------------------------------------------------------------------ prepare
+
+
+def add_prepare_flags(parser: argparse.ArgumentParser) -> None:
+    """What turning text into prepared documents takes."""
+    file: dict[str, Any] = {"nargs": "+", "action": "extend", "type": Path, "metavar": "FILE"}
+    parser.add_argument(
+        "--text", required=True, help="plain UTF-8 text, or gzip, bzip2, xz or zstandard of it; may be repeated", **file
+    )
+    parser.add_argument(
+        "--valid", default=[], help="text that is held out for validation; else the end of each --text is", **file
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
+    parser.add_argument(
+        "--document-separator",
+        metavar="LINE",
+        help='a line that ends a document, "" for an empty one; a model sees no document before another. '
+        "Default: each file is one document",
+    )
+    parser.add_argument(
+        "--valid-share",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="share of each file held out (default: %(default)s)",
+    )
+    parser.add_argument("--vocab-size", type=int, default=8000, metavar="N", help="subwords (default: %(default)s)")
+    parser.add_argument("--bytes", action="store_true", help="a token a byte in place of subwords")
+    parser.add_argument(
+        "--spm", type=Path, metavar="FILE", help="a SentencePiece model or a tokenizer.json to take; none is trained"
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
+
+
+def run_prepare(args: argparse.Namespace) -> None:
+    """Write the prepared documents."""
+    from fasttfm.data.prepare_documents import DocumentOptions, prepare_documents
+
+    if args.bytes and args.spm:
+        raise UserError("--bytes and --spm exclude each other: give one of them")
+    options = DocumentOptions(
+        vocabulary="bytes" if args.bytes else "pieces",
+        vocab_size=args.vocab_size,
+        document_separator=args.document_separator,
+        valid_share=args.valid_share,
+    )
+    prepare_documents(
+        args.text, args.out, options, valid_texts=args.valid, model=args.spm, threads=max(1, args.threads)
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- train
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    add_run_flags(parser, _KIND, "fasttfm lm prepare")
+
+
+def _train(args: argparse.Namespace) -> int:
+    def task() -> Any:
+        from fasttfm.training.pretraining import LanguageModelling
+
+        return LanguageModelling(_KIND)
+
+    return run_task(args, _KIND, "fasttfm lm train", task)
+
+
+# ------------------------------------------------------------------------------------------------- a model that exists
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of fasttfm lm train or fasttfm lm import")
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="NAME", help="best, last, average, an update's number or a path"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+
+
+def _model(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The model, on its device, and its tokenizer."""
+    import torch
+
+    from fasttfm.data.text_tokenizer import load_text_tokenizer
+    from fasttfm.models.gpt import GPT
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
+    model = GPT.from_pretrained(args.model, args.checkpoint)
+    return model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu")), load_text_tokenizer(args.model)
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--data", type=Path, metavar="DATA", help="prepared documents, whose held-out part is taken")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="or a text, one document")
+    parser.add_argument(
+        "--row-length", type=int, metavar="N", help="tokens that see one another (default: as in training)"
+    )
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from fasttfm.training.evaluation import evaluate
+
+    if (args.data is None) == (args.text is None):
+        raise UserError("give --data DATA or --text FILE, one of them: what is to be evaluated on")
+    model, tokenizer = _model(args)
+    score = evaluate(model, tokenizer, args.model, data=args.data, text=args.text, row_length=args.row_length)
+    print(score)
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with (default: nothing)")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="most new tokens (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="texts (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help="0: the likeliest token always")
+    parser.add_argument("--top-k", type=int, default=0, metavar="N", help="of the N likeliest tokens; 0: of all")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="X", help="of the fewest that reach probability X")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same one gives the same text")
+
+
+def _generate(args: argparse.Namespace) -> None:
+    from fasttfm.decoding.continuation import Sampling, generate
+
+    sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    model, tokenizer = _model(args)
+    for number, text in enumerate(generate(model, tokenizer, args.prompt, args.tokens, args.samples, sampling)):
+        print("---\n" * (number > 0) + text)
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument(
+        "--examples",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON: [{"text": …, "options": [...], "answer": "the right option", …}, …]',
+    )
+    parser.add_argument(
+        "--template",
+        default="{text} {answer}",
+        metavar="TEXT",
+        help="how an example is written, its fields in braces; what stands after {answer} is left out "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--options", nargs="+", metavar="TEXT", help="for examples that bring none of their own")
+    parser.add_argument("--shots", type=int, default=0, metavar="N", help="solved examples before each question")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="which ones")
+    parser.add_argument(
+        "--normalize", action="store_true", help="compare the options' log-probabilities per byte, not as they are"
+    )
+
+
+def _prompt(args: argparse.Namespace) -> None:
+    from fasttfm.decoding.prompting import Prompting, read_examples
+
+    examples = read_examples(args.examples, args.options or [])
+    prompting = Prompting(template=args.template, shots=args.shots, seed=args.seed, normalize=args.normalize)
+    model, tokenizer = _model(args)
+    answers = prompting.answers(model, tokenizer, examples)
+    for example, answer in zip(examples, answers):
+        print(f"{'right' if answer == example.answer else 'wrong'}\t{answer}\t{example.answer}")
+    right = sum(answer == example.answer for answer, example in zip(answers, examples))
+    print(f"{right} of {len(examples)} right ({right / len(examples):.1%}), {args.shots} shots")
+
+
+# ------------------------------------------------------------------------------------------------------ Hugging Face
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a GPT-2 or GPT-1 of Hugging Face")
+    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the model directory to write")
+
+
+def _import(args: argparse.Namespace) -> None:
+    from fasttfm.interop.gpt import import_folder
+
+    import_folder(args.folder, args.out)
+    print(f"model: {args.out}")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from fasttfm.data.text_tokenizer import load_text_tokenizer
+    from fasttfm.interop.gpt import write
+    from fasttfm.models.gpt import GPT
+
+    write(GPT.from_pretrained(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
+    print(f"Hugging Face folder: {args.out}")
+
+
+_VERBS = {
+    "prepare": (add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
+    "train": (_add_train, _train, "train a GPT on prepared documents, or resume"),
+    "evaluate": (_add_evaluate, _evaluate, "loss, perplexity and bits per byte of held-out text"),
+    "generate": (_add_generate, _generate, "go on with a prompt"),
+    "prompt": (_add_prompt, _prompt, "answer questions by the likelihood of options, with or without solved examples"),
+    "import": (_add_import, _import, "make a model directory of a Hugging Face folder"),
+    "export": (_add_export, _export, "write a model for Hugging Face"),
+}

@@ -1,0 +1,200 @@
+"""Tokenizers of running text, which keep its line breaks: SentencePiece, bytes, or another tool's tokenizer.json.
+
+Each knows a token that ends a document (`end`), and may know one that stands for a hidden token (`mask`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
+from fasttfm.errors import UserError
+from fasttfm.files import read_json
+
+MASK_PIECE = "<mask>"
+NEWLINE = "\n"
+PIECES_FILE, BYTES_FILE, TOKENIZER_FILE = "spm.model", "bytes.json", "tokenizer.json"
+_FIRST_BYTE = 5
+_ENDS = ("<|endoftext|>", "[SEP]", "</s>", "<eos>")
+_MASKS = ("[MASK]", MASK_PIECE)
+
+
+class TextTokenizer(Protocol):
+    """Text to tokens and back."""
+
+    file: str
+    """What save() writes into a folder."""
+    end: int
+    """The token after a document, which also stands before the first token of one."""
+    mask: int | None
+    """What stands for a hidden token; None where the vocabulary has no such piece."""
+
+    def __len__(self) -> int:
+        """Tokens."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Of a text of any number of lines, without `end`."""
+        ...
+
+    def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """Of lines of one text, each with the token of its line break at the end."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; special tokens vanish."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the file that load_text_tokenizer() reads."""
+        ...
+
+
+class PieceTokenizer:
+    """A SentencePiece model, whose piece for a line break joins the lines that it cuts one by one."""
+
+    file = PIECES_FILE
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises ValueError for a model that cannot write a line break."""
+        self.tokenizer = tokenizer
+        newline = tokenizer.piece_id(NEWLINE) or tokenizer.piece_id("<0x0A>")
+        if newline is None:
+            raise ValueError("its SentencePiece model has no piece for a line break and no byte fallback")
+        self.newline = newline
+        self.end, self.mask = EOS, tokenizer.piece_id(MASK_PIECE)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """As TextTokenizer."""
+        return list(itertools.chain.from_iterable(self.encode_lines(text.split(NEWLINE))))[:-1]
+
+    def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """As TextTokenizer."""
+        return [[*ids, self.newline] for ids in self.tokenizer.encode_lines(lines, threads)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """As TextTokenizer."""
+        lines: list[list[int]] = [[]]
+        for number in map(int, ids):
+            if number == self.newline:
+                lines.append([])
+            else:
+                lines[-1].append(number)
+        return NEWLINE.join(map(self.tokenizer.decode, lines))
+
+    def save(self, folder: Path) -> None:
+        """As TextTokenizer."""
+        self.tokenizer.save(folder / PIECES_FILE)
+
+
+class ByteTokenizer:
+    """A token a byte of UTF-8: 256, after padding 0, unknown 1, start 2, end 3 and mask 4."""
+
+    file = BYTES_FILE
+    end: int = EOS
+    mask: int | None = 4
+
+    def __len__(self) -> int:
+        return _FIRST_BYTE + 256
+
+    def encode(self, text: str) -> list[int]:
+        """As TextTokenizer."""
+        return [_FIRST_BYTE + byte for byte in text.encode()]
+
+    def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """As TextTokenizer."""
+        return [self.encode(line + NEWLINE) for line in lines]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """As TextTokenizer; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(int(i) - _FIRST_BYTE for i in ids if int(i) >= _FIRST_BYTE).decode(errors="replace")
+
+    def save(self, folder: Path) -> None:
+        """As TextTokenizer."""
+        (folder / BYTES_FILE).write_text(json.dumps({"first_byte": _FIRST_BYTE}) + "\n", encoding="utf-8")
+
+
+class ImportedTokenizer:
+    """A tokenizer.json of Hugging Face's `tokenizers`, such as that of GPT-2 or BERT."""
+
+    file = TOKENIZER_FILE
+
+    def __init__(self, content: str) -> None:
+        """content: of the file. Raises ValueError where it is none, or has no token that can end a document."""
+        self.content = content
+        self._tokenizer: Any = _tokenizers().Tokenizer.from_str(content)
+        ends = [self._tokenizer.token_to_id(piece) for piece in _ENDS]
+        if all(end is None for end in ends):
+            raise ValueError(f"it has none of {', '.join(_ENDS)}, which would end a document")
+        self.end: int = next(end for end in ends if end is not None)
+        masks = [self._tokenizer.token_to_id(piece) for piece in _MASKS]
+        self.mask: int | None = next((mask for mask in masks if mask is not None), None)
+
+    def __len__(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """As TextTokenizer."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """As TextTokenizer; a run of line breaks may be one token of GPT-2's, so that the lines are cut as one text."""
+        return [self.encode("".join(line + NEWLINE for line in lines))]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """As TextTokenizer."""
+        return str(self._tokenizer.decode([int(i) for i in ids]))
+
+    def save(self, folder: Path) -> None:
+        """As TextTokenizer."""
+        (folder / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")
+
+
+def train_text_tokenizer(lines: Iterable[str], vocab_size: int) -> PieceTokenizer:
+    """A SentencePiece BPE model with byte fallback that gives back every space and line break of a text."""
+    tokenizer = train_tokenizer(
+        lines, vocab_size=vocab_size, symbols=[NEWLINE], controls=[MASK_PIECE], keep_spaces=True
+    )
+    return PieceTokenizer(tokenizer)
+
+
+def load_text_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer of a data or model directory; UserError where there is none, or it is damaged."""
+    if (folder / BYTES_FILE).is_file():
+        if read_json(folder / BYTES_FILE) != {"first_byte": _FIRST_BYTE}:
+            raise UserError(f"{folder / BYTES_FILE}: is damaged: prepare the data again, or copy the file anew")
+        return ByteTokenizer()
+    if (folder / TOKENIZER_FILE).is_file():
+        return load_tokenizer_file(folder / TOKENIZER_FILE)
+    return load_pieces(folder / PIECES_FILE)
+
+
+def load_pieces(path: Path) -> PieceTokenizer:
+    """A SentencePiece model's file; UserError where it is none that can be used."""
+    try:
+        return PieceTokenizer(Tokenizer.load(path))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: leave --spm out, or give another") from None
+
+
+def load_tokenizer_file(path: Path) -> ImportedTokenizer:
+    """A tokenizer.json; UserError where it is none that can be used, or `tokenizers` is not installed."""
+    try:
+        return ImportedTokenizer(path.read_text(encoding="utf-8"))
+    except ImportError:
+        raise UserError(f"{path}: needs the package tokenizers: pip install tokenizers") from None
+    except Exception as error:  # tokenizers raises Exception itself
+        raise UserError(f"{path}: is damaged or no tokenizer.json ({error}): copy it anew") from None
+
+
+def _tokenizers() -> Any:
+    import tokenizers  # type: ignore[import-untyped, unused-ignore]
+
+    return tokenizers

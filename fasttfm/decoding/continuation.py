@@ -1,0 +1,114 @@
+"""Going on with a text: a language model's prompt is read once, then each new token costs one position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fasttfm.blocks.cache import DecoderCache
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.decoding.batches import inference
+from fasttfm.decoding.hypotheses import NOT_A_NUMBER
+from fasttfm.decoding.stepwise import draw_tokens
+from fasttfm.errors import UserError
+
+if TYPE_CHECKING:
+    from fasttfm.data.text_tokenizer import TextTokenizer
+    from fasttfm.models.gpt import GPT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How the next token is drawn."""
+
+    temperature: float = 1.0
+    """What log-probabilities are divided by; 0 takes the likeliest token always."""
+    top_k: int = 0
+    """Only the k likeliest tokens are drawn from; 0: all."""
+    top_p: float = 1.0
+    """Only the fewest likeliest tokens whose probability reaches p are drawn from (Holtzman et al. 2020)."""
+    seed: int = 1
+    """The same one draws the same text."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"--temperature {self.temperature:g}: 0 or more is allowed")
+        if self.top_k < 0:
+            raise UserError(f"--top-k {self.top_k}: 0 (all tokens) or more is allowed")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"--top-p {self.top_p:g}: above 0 and at most 1 is allowed")
+        if self.seed < 0:
+            raise UserError(f"--seed {self.seed}: 0 or more is allowed")
+
+    def decoding(self) -> DecodingConfig:
+        """The same for decoding.stepwise."""
+        if self.temperature == 0:
+            return DecodingConfig(beam=1, sampling=True, sampling_topk=1)
+        return DecodingConfig(
+            beam=1,
+            sampling=True,
+            sampling_topk=self.top_k,
+            sampling_topp=self.top_p,
+            temperature=self.temperature,
+        )
+
+
+def continue_ids(
+    model: GPT, prompt: Sequence[int], most: int, samples: int, sampling: Sampling, end: int | None
+) -> list[list[int]]:
+    """`samples` continuations of a prompt (at least one token), each of at most `most` tokens, without `end`.
+
+    A text is over when it draws `end`; what it draws follows from the seed and its number. Raises UserError where the
+    model has too few positions, or probabilities that are no numbers.
+    """
+    positions = model.config.max_length
+    if len(prompt) + most > positions + 1:
+        raise UserError(
+            f"a prompt of {len(prompt) - 1:,} tokens and {most:,} new ones do not fit into the model's {positions:,} "
+            "positions: give a shorter --prompt or fewer --tokens"
+        )
+    uniform = np.stack([np.random.default_rng([sampling.seed, n]).random(most, np.float32) for n in range(samples)])
+    config, texts = sampling.decoding(), [list[int]() for _ in range(samples)]
+    with inference(model) as device:
+        cache = DecoderCache(len(prompt) + most)
+        logits = model.step(torch.tensor([list(prompt)], device=device), cache)
+        rows = torch.zeros(samples, dtype=torch.int64, device=device)
+        cache.reorder(rows)
+        logits, alive = logits[rows], list(range(samples))
+        for step in range(most):
+            if logits.isnan().any():
+                raise UserError(NOT_A_NUMBER)
+            draws = torch.from_numpy(uniform[alive, step]).to(device)
+            tokens = draw_tokens(logits.log_softmax(1), draws, config)
+            drawn = tokens.tolist()
+            staying = [place for place, token in enumerate(drawn) if token != end]
+            for place in staying:
+                texts[alive[place]].append(drawn[place])
+            if not staying or step == most - 1:
+                break
+            if len(staying) < len(drawn):
+                kept = torch.tensor(staying, device=device)
+                cache.reorder(kept)
+                tokens, alive = tokens[kept], [alive[place] for place in staying]
+            logits = model.step(tokens[:, None], cache)
+    return texts
+
+
+def generate(
+    model: GPT, tokenizer: TextTokenizer, prompt: str, most: int, samples: int, sampling: Sampling
+) -> list[str]:
+    """Texts that begin with a prompt, which may be empty, and go on for at most `most` tokens.
+
+    Raises UserError as continue_ids(), and for numbers below 1.
+    """
+    for flag, number in (("--tokens", most), ("--samples", samples)):
+        if number < 1:
+            raise UserError(f"{flag} {number}: at least 1 is needed")
+    ids = tokenizer.encode(prompt)
+    continuations = continue_ids(model, [tokenizer.end, *ids], most, samples, sampling, tokenizer.end)
+    return [tokenizer.decode([*ids, *continuation]) for continuation in continuations]

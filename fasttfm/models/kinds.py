@@ -1,0 +1,15 @@
+"""Which class the models of a kind are of (config.KINDS has their configuration)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fasttfm.models.gpt import GPT
+from fasttfm.models.transformer import Transformer
+
+_CLASSES: dict[str, Any] = {"transformer": Transformer, "gpt": GPT}
+
+
+def model_class(kind: str) -> Any:
+    """The class, which makes a model from its configuration alone."""
+    return _CLASSES[kind]
