@@ -14,7 +14,7 @@ DEMO := demo
 WORKERS ?= 2
 BENCH ?= --quick
 
-.PHONY: help install demo test lint types tests executed format compile-matrix dist gpu-check bench clean
+.PHONY: help install demo test lint types tests executed format compile-matrix docs dist gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -54,6 +54,10 @@ format: install
 # Every kernel and tile for every chip, recorded in kernels/budgets; minutes, no GPU needed.
 compile-matrix: install
 	@$(BIN)/python -m fasttfm.kernels.proof.matrix --report
+
+# The documentation in build/site, warnings as errors, every link inside it followed.
+docs: install
+	@$(BIN)/python scripts/docs.py
 
 # The wheel and the source distribution in dist/, tried in an environment of its own outside the checkout.
 dist: install

@@ -30,6 +30,9 @@ extras = {
     "datasets": ["datasets>=3.0"],  # prepare --dataset-folder
     "completion": ["shtab>=1.7"],
     "bench": ["jsonschema>=4.18", "matplotlib>=3.8"],  # benchmarks/, which is not in the wheel
+    "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs
+    "trainers": ["accelerate>=1.1", "lightning>=2.4"],  # docs/trainers.md
+    "notebooks": ["nbclient>=0.10", "ipykernel>=6.29", "matplotlib>=3.8"],
     "zstd": ["backports.zstd; python_version < '3.14'"],
 }
 tools = [

@@ -1,0 +1,46 @@
+"""What mkdocs does not do by itself: files outside of docs/ that pages link to are part of the site; no page is left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+"""Page of the site -> file of the repository."""
+_LINK = r"\]\(((?!https?:|#|mailto:)[^)\s#]+)"
+
+
+def on_config(config):
+    """Pages that mkdocs.yml does not name come into the section "Use"."""
+    named = set(re.findall(r"[\w/.-]+\.md", str(config.nav)))
+    use = next(section["Use"] for section in config.nav if "Use" in section)
+    use += sorted(path.name for path in DOCS.glob("*.md") if path.name not in named)
+    return config
+
+
+def on_files(files, config):
+    """Adds README as the first page, and every file outside of docs/ that a page links to."""
+    for name, source in PAGES.items():
+        files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
+    linked = {
+        (folder / link).resolve()
+        for folder, pages in ((DOCS, DOCS.glob("*.md")), (ROOT, [ROOT / source for source in PAGES.values()]))
+        for page in pages
+        for link in re.findall(_LINK, page.read_text(encoding="utf-8"))
+    }
+    for path in sorted(linked):
+        if path.is_file() and DOCS not in path.parents and path.suffix != ".md":
+            files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links between docs/ and what lies beside it, as the site has them."""
+    if page.file.src_uri in PAGES:
+        markdown = re.sub(r"(\]\(|src=\")docs/", r"\1", markdown)
+        return markdown.replace("](CONTRIBUTING)", "](CONTRIBUTING.md)")
+    return markdown.replace("](../", "](") if "/" not in page.file.src_uri else markdown

@@ -1,0 +1,197 @@
+"""The pages of docs/ say what is so: their code runs, what they name is there, and the site has no broken link."""
+
+import importlib
+import io
+import os
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fasttfm.cli import main
+from fasttfm.interop.onnx import Encoder, Step
+from fasttfm.kernels.launch import interpreted
+from fasttfm.models import Transformer
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SITE = ROOT / "scripts" / "docs.py"
+
+
+def blocks(name, kind="python"):
+    text = (DOCS / name).read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert found
+    return [block for written, block in found if written == kind]
+
+
+def run(code, folder, monkeypatch):
+    """Runs it from a file, because Triton reads a kernel's source from one."""
+    (folder / "page.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    torch.manual_seed(0)
+    return runpy.run_path(str(folder / "page.py"))
+
+
+@pytest.mark.parametrize("page", ["paper.md", "errors.md", "how-to-fine-tune.md", "how-to-packed-training.md"])
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    run("\n".join(blocks(page)), tmp_path, monkeypatch)
+
+
+@pytest.mark.skipif(not interpreted(), reason="the page's kernels run through Triton's interpreter")
+def test_the_code_of_the_page_about_kernels_runs(tmp_path, monkeypatch):
+    names = run("\n".join(blocks("how-to-own-kernel.md")), tmp_path, monkeypatch)
+    x = torch.randn(5, 7, requires_grad=True)
+    torch.library.opcheck(names["squared_relu"], (x,))
+
+
+@pytest.mark.parametrize("code", blocks("trainers.md"))
+def test_another_trainer_takes_replaced_modules(code, tmp_path, monkeypatch):
+    for package in re.findall(r"^(?:from|import) (transformers|lightning|accelerate)\b", code, re.MULTILINE):
+        pytest.importorskip(package)
+    if "Trainer, TrainingArguments" in code:
+        pytest.importorskip("accelerate", reason="the Trainer of transformers needs it")
+    names = run(code, tmp_path, monkeypatch)
+    if "TrainingArguments" in names:
+        saved = names["BertForSequenceClassification"].from_pretrained(tmp_path / "run" / "model")
+        assert type(saved.bert.encoder.layer[0].output).__name__ == "BertOutput", "loads without fasttfm"
+
+
+def small_model():
+    """A model with the encoder and the decoding step that are exported, and a function that makes inputs for both."""
+    torch.manual_seed(0)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "heads": 2, "d_ff": 64}
+    model = Transformer.from_preset("demo", vocab_size=100, **sizes).eval()
+    encoder, step = (kind(model.config, model.state_dict()).eval() for kind in (Encoder, Step))
+
+    def parts(rows, words, before):
+        source, mask = torch.randint(4, 100, (rows, words)), torch.ones(rows, words, dtype=torch.bool)
+        kept = [torch.randn(1, rows, 2, before, 16) for _ in range(2)]
+        return (source, mask), (torch.randint(4, 100, (rows,)), *kept, *encoder(source, mask), mask)
+
+    return encoder, step, parts
+
+
+BATCH, LENGTH, PAST = (torch.export.Dim(name, max=1000) for name in ("batch", "length", "past"))
+ENCODER_SHAPES = ({0: BATCH, 1: LENGTH},) * 2
+OVER_SOURCE, OVER_TARGET = {1: BATCH, 3: LENGTH}, {1: BATCH, 3: PAST}
+STEP_SHAPES = ({0: BATCH}, OVER_TARGET, OVER_TARGET, OVER_SOURCE, OVER_SOURCE, {0: BATCH, 1: LENGTH})
+
+
+@torch.no_grad()
+def test_encoder_and_step_go_through_torch_export():
+    *modules, parts = small_model()
+    examples, others = parts(2, 5, 3), parts(3, 9, 6)
+    for module, shapes, example, other in zip(modules, (ENCODER_SHAPES, STEP_SHAPES), examples, others, strict=True):
+        program = torch.export.export(module, example, dynamic_shapes=shapes)
+        torch.testing.assert_close(program.module()(*other), module(*other), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+@pytest.mark.skipif("FASTTFM_TEST_AOTI" not in os.environ, reason="compiles C++ for two minutes: FASTTFM_TEST_AOTI=1")
+@torch.no_grad()
+def test_encoder_and_step_go_through_aotinductor(tmp_path):
+    *modules, parts = small_model()
+    examples, others = parts(2, 5, 3), parts(3, 9, 6)
+    for module, shapes, example, other in zip(modules, (ENCODER_SHAPES, STEP_SHAPES), examples, others, strict=True):
+        program = torch.export.export(module, example, dynamic_shapes=shapes)
+        path = str(tmp_path / f"{type(module).__name__}.pt2")
+        compiled = torch._inductor.aoti_load_package(
+            torch._inductor.aoti_compile_and_package(program, package_path=path)
+        )
+        torch.testing.assert_close(tuple(compiled(*other)), tuple(module(*other)), rtol=1e-4, atol=1e-4)
+
+
+def test_the_tutorial_goes_from_text_to_a_score(tmp_path, monkeypatch, capsysbinary):
+    """Its commands one after the other, with a smaller corpus and a shorter run."""
+    small = {
+        "prepare": ["--vocab-size", "400"],
+        "train": shlex.split(
+            "--max-update 6 --warmup-updates 2 --d-model 32 --heads 2 --d-ff 32 --workers 1 --threads 1"
+        ),
+        "translate": ["--max-len-b", "4", "--workers", "1"],
+    }
+    said = {}
+    monkeypatch.chdir(tmp_path)
+    for line in "".join(blocks("tutorial.md", "")).splitlines():
+        if not line.startswith("fasttfm "):
+            continue
+        command, _, target = line.partition(" > ")
+        command, _, source = command.partition(" < ")
+        words = shlex.split(command)[1:]
+        if words[0] == "plot-attention":
+            pytest.importorskip("matplotlib")
+        if source:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(source).read_bytes())))
+        capsysbinary.readouterr()
+        assert main.main([*words, *small.get(words[0], [])]) == 0, line
+        said[words[0]] = capsysbinary.readouterr().out
+        if target:
+            Path(target).write_bytes(said[words[0]])
+        if words[0] == "demo-data":
+            for file in (tmp_path / "text").iterdir():
+                kept = 1500 if file.stem == "train" else 6
+                file.write_text("".join(file.read_text(encoding="utf-8").splitlines(keepends=True)[:kept]), "utf-8")
+    assert b"BLEU" in said["score"]
+    assert (tmp_path / "attention.png").stat().st_size > 1000
+    run("\n".join(blocks("tutorial.md")), tmp_path, monkeypatch)
+    assert len(capsysbinary.readouterr().out.splitlines()) == 3
+
+
+def test_what_the_paper_beside_the_code_names_is_there():
+    rows = [line for line in (DOCS / "paper.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    named = [re.findall(r"`([\w./]+)`", row) for row in rows]
+    named = [row for row in named if row]
+    assert len(named) == 9
+    for reference, operator, kernel in named:
+        for name in (reference, operator):
+            module, _, function = name.rpartition(".")
+            assert callable(getattr(importlib.import_module(f"fasttfm.{module}"), function)), name
+        assert (ROOT / kernel).is_file(), kernel
+
+
+def test_every_message_of_the_page_about_errors_is_one_that_the_code_writes():
+    page = (DOCS / "errors.md").read_text(encoding="utf-8")
+    tables = page[page.index("## From the command line") :]
+    messages = re.findall(r"^\| `([^`]+)`", tables, re.MULTILINE)
+    assert len(messages) > 15
+    code = "\n".join(
+        path.read_text(encoding="utf-8")
+        for top in (ROOT / "fasttfm", ROOT / "kernels")
+        for path in top.rglob("*.py")
+        if "kernels" not in path.relative_to(top).parts
+    )
+    assert [message for message in messages if message not in code] == []
+    for name in re.findall(r"^\| `fasttfm\.errors\.(\w+)`", page, re.MULTILINE):
+        assert hasattr(importlib.import_module("fasttfm.errors"), name)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built with warnings as errors."""
+    pytest.importorskip("mkdocs", reason="needs mkdocs")
+    pytest.importorskip("mkdocstrings", reason="needs mkdocstrings")
+    pytest.importorskip("material", reason="needs mkdocs-material")
+    folder = tmp_path_factory.mktemp("site")
+    assert runpy.run_path(str(SITE))["main"](folder) == 0
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
+    text = (site / "api" / "functional.html").read_text(encoding="utf-8")
+    assert "softmax(Q K^T * scale) V with masking and dropout fused" in text, "docstrings make the reference"
+    assert (site / "images" / "demo-curve.png").is_file()
+    for page in site.rglob("*.html"):
+        assert 'name="viewport"' in page.read_text(encoding="utf-8"), f"{page} on a phone"
+
+
+def test_a_broken_link_is_reported(site, tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#end">1</a><a href="c.html">2</a><a href="https://c.d">3</a>')
+    (tmp_path / "b.html").write_text('<p id="start"></p>')
+    broken = runpy.run_path(str(SITE))["broken_links"](tmp_path)
+    assert broken == ["a.html: b.html#end names no place there", "a.html: there is no c.html"]
