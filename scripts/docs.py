@@ -1,4 +1,4 @@
-"""`make docs`: builds the site with warnings as errors and follows every link inside it. Usage: scripts/docs.py [OUT]"""
+"""`make docs`: the site, warnings as errors, every link inside it followed. Usage: scripts/docs.py [OUT]"""
 
 from __future__ import annotations
 

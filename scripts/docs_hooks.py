@@ -1,4 +1,4 @@
-"""What mkdocs does not do by itself: files outside of docs/ that pages link to are part of the site; no page is left out."""
+"""What mkdocs does not do by itself: files outside of docs/ that pages link to belong to the site; all pages do."""
 
 from __future__ import annotations
 
