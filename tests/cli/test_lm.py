@@ -1,0 +1,102 @@
+"""`fasttfm lm`: from a text file to a model that generates, answers and goes to Hugging Face."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fasttfm.cli.main import main
+
+SMALL = ["--d-model", "16", "--heads", "2", "--d-ff", "32", "--layers", "1", "--max-length", "32", "--row-length", "32"]
+QUICK = ["--max-tokens", "128", "--warmup-updates", "2", "--log-interval", "5", "--threads", "1", "--no-tensorboard"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lm")
+    (folder / "text.txt").write_text(
+        "".join(f"Line {number} of a text, and {number} again.\n" for number in range(200))
+    )
+    text, data, model = (str(folder / name) for name in ("text.txt", "D", "M"))
+    assert main(["lm", "prepare", "--text", text, "--out", data, "--vocab-size", "320"]) == 0
+    steps = ["--max-update", "10", "--valid-interval-updates", "5", "--device", "cpu"]
+    assert main(["lm", "train", "--preset", "gpt-tiny", "--data", data, "--out", model, *SMALL, *QUICK, *steps]) == 0
+    return folder
+
+
+def test_training_leaves_a_curve_and_says_how_good_the_model_is(made):
+    assert (made / "M" / "curve.png").stat().st_size > 1000
+    assert (made / "M" / "config.yaml").read_text().startswith("kind: gpt\n")
+
+
+def test_evaluate_prints_loss_perplexity_and_bits_per_byte(made, capsys):
+    for source in (["--data", str(made / "D")], ["--text", str(made / "text.txt")]):
+        assert main(["lm", "evaluate", str(made / "M"), *source]) == 0
+        assert all(word in capsys.readouterr().out for word in ("loss", "perplexity", "bits per byte"))
+    assert main(["lm", "evaluate", str(made / "M")]) == 2
+    assert "--data DATA or --text FILE" in capsys.readouterr().err
+
+
+def test_generate_prints_texts_that_begin_with_the_prompt(made, capsys):
+    words = ["lm", "generate", str(made / "M"), "--prompt", "Line", "--tokens", "8", "--samples", "2", "--seed", "3"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("Line")
+    assert "\n---\nLine" in first
+    assert main(words) == 0
+    assert capsys.readouterr().out == first
+    assert main([*words, "--tokens", "200"]) == 2
+    assert "32 positions" in capsys.readouterr().err
+
+
+def test_prompt_prints_each_answer_and_how_many_are_right(made, capsys):
+    examples = [{"text": f"Line {number} of a", "answer": " text"} for number in range(5)]
+    (made / "e.json").write_text(json.dumps(examples))
+    options = ["--examples", str(made / "e.json"), "--template", "{text}{answer}", "--options", " text", "Wxyz"]
+    assert main(["lm", "prompt", str(made / "M"), *options]) == 0
+    *lines, told = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    right = sum(line.startswith("right\t") for line in lines)
+    assert told == f"{right} of 5 right ({right / 5:.1%}), 0 shots"
+
+
+def test_export_and_import_end_where_they_began(made, capsys):
+    pytest.importorskip("transformers")
+    assert main(["lm", "export", str(made / "M"), "--out", str(made / "HF")]) == 0
+    assert (made / "HF" / "config.json").is_file()
+    assert main(["lm", "import", str(made / "HF"), "--out", str(made / "N")]) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
+
+
+def test_the_resolved_configuration_can_be_printed_and_given_back(made, capsys):
+    assert main(["lm", "train", "--preset", "gpt-tiny", "--dump-config"]) == 0
+    (made / "c.yaml").write_text(capsys.readouterr().out)
+    assert main(["lm", "train", "--config", str(made / "c.yaml"), "--dump-config"]) == 0
+    assert capsys.readouterr().out == (made / "c.yaml").read_text()
+    assert main(["train", "--config", str(made / "c.yaml"), "--dump-config"]) == 2
+    assert "kind gpt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lm"], "verb"),
+        (["lm", "train", "--preset", "gpt-tiny", "--out", "M"], "--data is missing"),
+        (["lm", "train", "--preset", "demo"], "preset 'demo' is unknown"),
+        (["lm", "prepare", "--text", "none.txt", "--out", "D"], "no such file"),
+        (["lm", "prepare", "--text", "none.txt", "--out", "D", "--bytes", "--spm", "x"], "exclude"),
+        (["lm", "generate", "none"], "is not a model directory"),
+        (["lm", "import", "none", "--out", "M"], "config.json"),
+    ],
+)
+def test_wrong_commands_end_in_one_line(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status = 2
+    try:
+        assert main(words) == status
+    except SystemExit as left:
+        assert left.code == status
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
