@@ -52,6 +52,7 @@ GROUPS = {
     },
     "language models": {
         "lm": ("lm", "prepare text, train a GPT on it, evaluate, generate, prompt"),
+        "mlm": ("mlm", "prepare text, train a BERT, ALBERT or ELECTRA on it, evaluate"),
     },
     "pictures": {
         "plot": ("plot", "draw the curves of several runs in one picture"),
@@ -82,6 +83,7 @@ _LESS_MEMORY = {
     "score-pairs": "give shorter lines, or --precision bf16",
     "plot-attention": "give a shorter sentence",
     "lm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
+    "mlm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
 }
 """Command -> what makes it need less memory."""
 

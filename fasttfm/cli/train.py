@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_fairseq_flags(parser)
 
 
-def add_run_flags(parser: argparse.ArgumentParser, kind: str, made_by: str) -> None:
-    """What training of any kind of model takes; made_by: the command that makes the data."""
-    parser.add_argument("--preset", metavar="NAME", help=f"recipe to start from: {', '.join(preset_names(kind))}")
+def add_run_flags(
+    parser: argparse.ArgumentParser, kind: str, made_by: str, presets: Sequence[str] | None = None
+) -> None:
+    """What training of any kind of model takes; made_by: the command that makes the data.
+
+    presets: their names; None: those of kind.
+    """
+    presets = preset_names(kind) if presets is None else presets
+    parser.add_argument("--preset", metavar="NAME", help=f"recipe to start from: {', '.join(presets)}")
     parser.add_argument("--data", type=Path, metavar="DATA", help=f"directory made by {made_by}")
     parser.add_argument("--out", type=Path, metavar="MODEL", help="model directory to create or to go on with")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")

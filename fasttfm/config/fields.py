@@ -19,10 +19,12 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.config.data import DataConfig
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.documents import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
+from fasttfm.config.masking import MaskingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
@@ -36,6 +38,9 @@ KINDS: dict[str, dict[str, type]] = {
         "decoding": DecodingConfig,
     },
     "gpt": {"model": GPTConfig, "data": DocumentsConfig, "training": TrainingConfig},
+    "bert": {"model": BertConfig, "data": MaskingConfig, "training": TrainingConfig},
+    "albert": {"model": AlbertConfig, "data": MaskingConfig, "training": TrainingConfig},
+    "electra": {"model": ElectraConfig, "data": MaskingConfig, "training": TrainingConfig},
 }
 """Kind of model -> section -> dataclass; models/kinds.py has the class of each kind's models."""
 SECTIONS = KINDS[TRANSFORMER]

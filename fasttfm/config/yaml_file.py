@@ -16,6 +16,9 @@ from fasttfm.errors import UserError
 _COMMANDS = {
     TRANSFORMER: "fasttfm translate and its neighbours take it",
     "gpt": "fasttfm lm takes it",
+    "bert": "fasttfm mlm takes it",
+    "albert": "fasttfm mlm takes it",
+    "electra": "fasttfm mlm takes it",
 }
 """Kind of model -> which commands take one."""
 

@@ -102,7 +102,7 @@ def prepare_documents(
         documents, size = counted(numbers["documents"], "document"), numbers["bytes"]
         ratio = size / numbers["tokens"]
         say(f"{noun}: {documents}, {numbers['tokens']:,} tokens of {ratio:.2f} bytes, {size:,} bytes of text")
-    say(f"vocabulary of {len(tokenizer):,} tokens; {out} is ready: fasttfm lm train --data {out} …")
+    say(f"vocabulary of {len(tokenizer):,} tokens; {out} is ready for fasttfm lm train and fasttfm mlm train")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,10 @@ class TextTokenizer(Protocol):
         """The text; special tokens vanish."""
         ...
 
+    def pieces(self) -> list[str]:
+        """Every token as it is written in the vocabulary."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write the file that load_text_tokenizer() reads."""
         ...
@@ -89,6 +93,10 @@ class PieceTokenizer:
                 lines[-1].append(number)
         return NEWLINE.join(map(self.tokenizer.decode, lines))
 
+    def pieces(self) -> list[str]:
+        """As TextTokenizer; U+2581 stands for a space."""
+        return self.tokenizer.pieces(range(len(self)))
+
     def save(self, folder: Path) -> None:
         """As TextTokenizer."""
         self.tokenizer.save(folder / PIECES_FILE)
@@ -115,6 +123,10 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """As TextTokenizer; bytes that are no UTF-8 become U+FFFD."""
         return bytes(int(i) - _FIRST_BYTE for i in ids if int(i) >= _FIRST_BYTE).decode(errors="replace")
+
+    def pieces(self) -> list[str]:
+        """As TextTokenizer, bytes as Latin-1."""
+        return [*("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE), *map(chr, range(256))]
 
     def save(self, folder: Path) -> None:
         """As TextTokenizer."""
@@ -151,6 +163,10 @@ class ImportedTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """As TextTokenizer."""
         return str(self._tokenizer.decode([int(i) for i in ids]))
+
+    def pieces(self) -> list[str]:
+        """As TextTokenizer."""
+        return [str(self._tokenizer.id_to_token(number)) for number in range(len(self))]
 
     def save(self, folder: Path) -> None:
         """As TextTokenizer."""

@@ -89,6 +89,8 @@ _FAMILIES = {
          "generator_lm_head.bias"), "",
     ),
 }  # fmt: skip
+PARTS = ("discriminator", "generator")
+"""The folders of an ELECTRA."""
 _REPLACED = {"transform": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
 
 
@@ -124,29 +126,27 @@ def read_pretraining(folder: Path) -> BertPretraining:
     return model.eval()
 
 
-def read_electra(discriminator: Path, generator: Path) -> Electra:
+def read_electra(discriminator: Path, generator: Path | None = None) -> Electra:
     """Both parts of an ELECTRA, from the folders of ElectraForPreTraining and ElectraForMaskedLM.
 
-    The embeddings are the discriminator's. Raises UserError where the generator is not a smaller one of the same kind,
-    or has other embeddings.
+    The embeddings are the discriminator's. Without a generator it begins with fresh weights, a quarter as wide. Raises
+    UserError where the generator is not a smaller one of the same kind, or has other embeddings.
     """
     family, config, weights = _read(discriminator)
-    _, small, other = _read(generator)
     fields = dataclasses.asdict(config) | {"pooler": False, "sentence_head": False}
-    try:
-        whole = ElectraConfig(**fields, generator_size=small.d_model / config.d_model)
-    except ValueError as error:
-        raise UserError(f"{generator}: is no generator of {discriminator}: {error}") from None
-    expected = dataclasses.replace(small, pooler=False, sentence_head=False)
-    if whole.generator() != expected:
-        raise UserError(
-            f"{generator}: is no generator of {discriminator}: with its width, {small.heads} heads and d_ff "
-            f"{small.d_ff} must be {whole.generator().heads} and {whole.generator().d_ff}, and all else the same"
-        )
-    model = Electra(whole)
+    if generator is None:
+        model = Electra(ElectraConfig(**fields))
+    else:
+        _, small, other = _read(generator)
+        model = Electra(_electra_config(config, small, fields, discriminator, generator))
     names = {f"discriminator.{ours}": theirs for ours, theirs in _body_names(model.discriminator, family)}
-    names |= {f"replaced.{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _REPLACED.items() for kind in _KINDS}
+    if f"{_REPLACED['output']}.weight" in weights:
+        names |= {
+            f"replaced.{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _REPLACED.items() for kind in _KINDS
+        }
     _Reader(discriminator, weights).fill(model, names)
+    if generator is None:
+        return model.eval()
     names = {
         f"generator.{ours}": theirs
         for ours, theirs in _body_names(model.generator, family)
@@ -162,8 +162,24 @@ def read_electra(discriminator: Path, generator: Path) -> Electra:
     return model.eval()
 
 
+def _electra_config(
+    config: BertConfig, small: BertConfig, fields: dict[str, Any], discriminator: Path, generator: Path
+) -> ElectraConfig:
+    """The configuration of both parts; UserError where they do not belong together."""
+    try:
+        whole = ElectraConfig(**fields, generator_size=small.d_model / config.d_model)
+    except ValueError as error:
+        raise UserError(f"{generator}: is no generator of {discriminator}: {error}") from None
+    if whole.generator() != dataclasses.replace(small, pooler=False, sentence_head=False):
+        raise UserError(
+            f"{generator}: is no generator of {discriminator}: with its width, {small.heads} heads and d_ff "
+            f"{small.d_ff} must be {whole.generator().heads} and {whole.generator().d_ff}, and all else the same"
+        )
+    return whole
+
+
 def write(
-    model: Bert | BertPretraining | Electra, folder: Path, *, vocabulary: Mapping[str, int] | None = None
+    model: Bert | BertPretraining | Electra, folder: Path, *, vocabulary: Mapping[str, int | None] | None = None
 ) -> None:
     """Write what transformers' from_pretrained() loads: BertModel, BertForPreTraining (or BertForMaskedLM where there
     is no sentence head) and ALBERT's; of ELECTRA discriminator/ and generator/.
@@ -172,16 +188,23 @@ def write(
     transformers has not: ALBERT that shares a part of its layers.
     """
     if isinstance(model, Electra):
-        for part, body in (("discriminator", model.discriminator), ("generator", model.generator)):
-            (folder / part).mkdir(parents=True, exist_ok=True)
-            head = model.replaced if body is model.discriminator else model.masked
-            _write("electra", body, head, None, folder / part, vocabulary)
+        for part in PARTS:
+            write_part(model, part, folder / part, vocabulary=vocabulary)
         return
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, BertPretraining):
         _write(_kind(model.body), model.body, model.masked, model.sentence, folder, vocabulary)
     else:
         _write(_kind(model), model, None, None, folder, vocabulary)
+
+
+def write_part(model: Electra, part: str, folder: Path, *, vocabulary: Mapping[str, int | None] | None = None) -> None:
+    """Write one of PARTS of an ELECTRA: ElectraForPreTraining, or the generator as ElectraForMaskedLM."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if part == "discriminator":
+        _write("electra", model.discriminator, model.replaced, None, folder, vocabulary)
+    else:
+        _write("electra", model.generator, model.masked, None, folder, vocabulary)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -320,7 +343,7 @@ def _masked_names(family: _Family) -> Iterable[tuple[str, str]]:
 
 def _write(
     kind: str, body: Bert, head: MaskedHead | ReplacedHead | None, sentence: nn.Linear | None, folder: Path,
-    vocabulary: Mapping[str, int] | None,
+    vocabulary: Mapping[str, int | None] | None,
 ) -> None:  # fmt: skip
     from safetensors.torch import save
 

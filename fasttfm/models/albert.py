@@ -3,7 +3,7 @@
 - Word embeddings of width E < d and a linear map to d: V E + E d parameters in the place of V d (embedding_size).
 - Layers that have all, the attention or the feed-forward network in common (share).
 - The order of two neighbouring segments is predicted (SOP) in the place of the next sentence, which the words of two
-  texts give away; the head is the same two logits, the pairs are made by data.pairs.
+  texts give away; the head is the same two logits, the pairs are made by data.masked_rows.
 
 So the body and the heads are those of models/bert.py.
 """

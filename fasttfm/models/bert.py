@@ -226,13 +226,26 @@ class BertPretraining(nn.Module):
         The first is, over the number of masked tokens, the mean loss of masked tokens plus the mean loss of pairs.
         packed: the layers see the tokens alone, one row after the other, and compute no padding.
         """
+        loss, nll, _ = self._losses(batch, label_smoothing, packed)
+        return loss, nll
+
+    def batch_scores(self, batch: Any, *, label_smoothing: float = 0.0) -> dict[str, Tensor]:
+        """Sums over a batch, 0-d each: `loss` and `nll` of batch_loss(); how many masked tokens (`masked`) and, with
+        that head, pairs (`sentences`) are told right."""
+        loss, nll, predicted = self._losses(batch, label_smoothing, False)
+        scores = {"loss": loss, "nll": nll, "masked": (predicted.masked.argmax(-1) == batch.labels).sum()}
+        if predicted.sentence is not None and batch.sentence_labels is not None:
+            scores["sentences"] = (predicted.sentence.argmax(-1) == batch.sentence_labels).sum()
+        return scores
+
+    def _losses(self, batch: Any, label_smoothing: float, packed: bool) -> tuple[Tensor, Tensor, Predictions]:
         tokens, segments, lengths, positions = inputs(batch, packed)
-        predicted = self(tokens, segments, lengths, positions)
+        predicted: Predictions = self(tokens, segments, lengths, positions)
         loss, nll = F.cross_entropy(predicted.masked, batch.labels, label_smoothing=label_smoothing, reduction="sum")
         if predicted.sentence is not None and batch.sentence_labels is not None:
             pairs = nn.functional.cross_entropy(predicted.sentence.float(), batch.sentence_labels)
             loss = loss + pairs * batch.target_tokens
-        return loss, nll
+        return loss, nll, predicted
 
 
 def inputs(batch: Any, packed: bool) -> tuple[Tensor, Tensor | None, Lengths, Tensor]:

@@ -93,11 +93,31 @@ class Electra(nn.Module):
         The first is, over the number of masked tokens, the generator's mean loss of these plus discriminator_weight
         times the discriminator's mean loss of all tokens.
         """
+        loss, nll, *_ = self._losses(batch, label_smoothing, packed)
+        return loss, nll
+
+    def batch_scores(self, batch: Any, *, label_smoothing: float = 0.0) -> dict[str, Tensor]:
+        """Sums over a batch, 0-d each: `loss` and `nll` of batch_loss(); how many masked tokens the generator
+        (`masked`) and how many of all tokens the discriminator (`tokens`) tells right; how many are replaced
+        (`replaced`) and, of these, how many are noticed (`noticed`)."""
+        loss, nll, said, lengths = self._losses(batch, label_smoothing, False)
+        kept = _kept(said.tokens, lengths)
+        noticed, is_replaced = (said.replaced > 0) & kept, said.is_replaced & kept
+        return {
+            "loss": loss,
+            "nll": nll,
+            "masked": (said.masked.argmax(-1) == batch.labels).sum(),
+            "tokens": ((noticed == is_replaced) & kept).sum(),
+            "replaced": is_replaced.sum(),
+            "noticed": (noticed & is_replaced).sum(),
+        }
+
+    def _losses(self, batch: Any, label_smoothing: float, packed: bool) -> tuple[Tensor, Tensor, Detection, Lengths]:
         tokens, segments, lengths, positions = inputs(batch, packed)
-        said = self(tokens, segments, lengths, positions, batch.labels)
+        said: Detection = self(tokens, segments, lengths, positions, batch.labels)
         loss, nll = F.cross_entropy(said.masked, batch.labels, label_smoothing=label_smoothing, reduction="sum")
         detection = mean_detection_loss(said, lengths)
-        return loss + self.config.discriminator_weight * batch.target_tokens * detection, nll
+        return loss + self.config.discriminator_weight * batch.target_tokens * detection, nll, said, lengths
 
 
 def sample(masked: Tensor) -> Tensor:
@@ -109,8 +129,13 @@ def sample(masked: Tensor) -> Tensor:
 def mean_detection_loss(said: Detection, lengths: Lengths) -> Tensor:
     """Mean binary cross entropy over the tokens that are not padding, 0-d float32."""
     logits, wanted = said.replaced.float(), said.is_replaced.float()
-    if lengths is None or isinstance(lengths, Packing):
-        return nn.functional.binary_cross_entropy_with_logits(logits, wanted)
-    kept = torch.arange(logits.shape[1], device=logits.device) < lengths[:, None]
+    kept = _kept(said.tokens, lengths)
     loss = nn.functional.binary_cross_entropy_with_logits(logits, wanted, kept.float(), reduction="sum")
     return loss / kept.sum()
+
+
+def _kept(tokens: Tensor, lengths: Lengths) -> Tensor:
+    """Where tokens (B, L), or packed (1, T), are no padding."""
+    if lengths is None or isinstance(lengths, Packing):
+        return torch.ones_like(tokens, dtype=torch.bool)
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]

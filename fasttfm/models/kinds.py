@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from fasttfm.models.albert import AlbertPretraining
+from fasttfm.models.bert import BertPretraining
+from fasttfm.models.electra import Electra
 from fasttfm.models.gpt import GPT
 from fasttfm.models.transformer import Transformer
 
-_CLASSES: dict[str, Any] = {"transformer": Transformer, "gpt": GPT}
+_CLASSES: dict[str, Any] = {
+    "transformer": Transformer,
+    "gpt": GPT,
+    "bert": BertPretraining,
+    "albert": AlbertPretraining,
+    "electra": Electra,
+}
 
 
 def model_class(kind: str) -> Any:

@@ -1,0 +1,131 @@
+"""`fasttfm mlm prepare | train | evaluate | import | export`: BERT, ALBERT and ELECTRA from plain text."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fasttfm.cli.lm import add_prepare_flags, run_prepare
+from fasttfm.cli.parser import Parser
+from fasttfm.cli.train import add_run_flags, run_task
+from fasttfm.config import all_fields, kind_of
+from fasttfm.errors import UserError
+from fasttfm.presets import preset_names
+
+_KINDS = ("bert", "albert", "electra")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command's parser and those of its verbs."""
+    parser = subparsers.add_parser(
+        "mlm",
+        help="prepare text, train a BERT, ALBERT or ELECTRA on it, evaluate",
+        description="Models that see both sides of every token: BERT, ALBERT and ELECTRA, from plain text to a body "
+        "that is fine-tuned.",
+    )
+    verbs = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
+    for name, (add, perform, sentence) in _VERBS.items():
+        verb = verbs.add_parser(name, help=sentence, description=f"{sentence[0].upper()}{sentence[1:]}.")
+        verb.set_defaults(perform=perform)
+        add(verb)
+
+
+def run(args: argparse.Namespace) -> int | None:
+    """Run the verb."""
+    return args.perform(args)
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    presets = [name for kind in _KINDS for name in preset_names(kind)]
+    add_run_flags(parser, "electra", "fasttfm mlm prepare", presets)  # whose fields are those of all three
+
+
+def _train(args: argparse.Namespace) -> int:
+    kind = _kind(args)
+    for name in set(all_fields("electra")) - set(all_fields(kind)):
+        if hasattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')} belongs to ELECTRA, and this model is of kind {kind}")
+
+    def task() -> Any:
+        from fasttfm.training.masked_modelling import MaskedModelling
+
+        return MaskedModelling(kind)
+
+    return run_task(args, kind, "fasttfm mlm train", task)
+
+
+def _kind(args: argparse.Namespace) -> str:
+    """The kind of model that the preset is of, or else a configuration file."""
+    kinds = {name: kind for kind in _KINDS for name in preset_names(kind)}
+    if args.preset is not None:
+        if args.preset not in kinds:
+            raise UserError(f"preset {args.preset!r} is unknown: there are {', '.join(sorted(kinds))}")
+        return kinds[args.preset]
+    for path in args.config:
+        if path.is_file() and kind_of(path) in _KINDS:
+            return kind_of(path)
+    raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of fasttfm mlm train or mlm import")
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="NAME", help="best, last, average, an update's number or a path"
+    )
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DATA", help="prepared documents, whose held-out part is taken"
+    )
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    import torch
+
+    from fasttfm.training.masked_modelling import evaluate
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    print(evaluate(args.model, args.data, args.checkpoint, device))
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a BERT, an ALBERT or an ELECTRA of Hugging Face")
+    parser.add_argument("--generator", type=Path, metavar="FOLDER", help="of an ELECTRA, its generator")
+    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the model directory to write")
+
+
+def _import(args: argparse.Namespace) -> None:
+    from fasttfm.interop.bert_dirs import import_folder
+
+    model = import_folder(args.folder, args.out, args.generator)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{args.out}: {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} tokens")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from fasttfm.data.text_tokenizer import load_text_tokenizer
+    from fasttfm.interop.bert_dirs import export_folder
+    from fasttfm.models.encoders import read_encoder
+
+    export_folder(read_encoder(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
+    print(f"Hugging Face folder: {args.out}")
+
+
+_VERBS = {
+    "prepare": (add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
+    "train": (_add_train, _train, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
+    "evaluate": (_add_evaluate, _evaluate, "losses and accuracies on held-out text, always masked alike"),
+    "import": (_add_import, _import, "make a model directory of a Hugging Face folder"),
+    "export": (_add_export, _export, "write a model for Hugging Face"),
+}

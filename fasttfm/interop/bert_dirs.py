@@ -1,0 +1,105 @@
+"""Model directories made of Hugging Face's BERT, ALBERT and ELECTRA folders, with their tokenizer, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from fasttfm.checkpoints.checkpoint import MODEL_FILE
+from fasttfm.checkpoints.model_dir import CONFIG_FILE
+from fasttfm.checkpoints.weights import model_weights
+from fasttfm.config import RunConfig
+from fasttfm.config.masking import MaskingConfig
+from fasttfm.config.training import TrainingConfig
+from fasttfm.data.masking_vocabulary import masking_vocabulary
+from fasttfm.data.text_tokenizer import (
+    BYTES_FILE,
+    PIECES_FILE,
+    TOKENIZER_FILE,
+    ImportedTokenizer,
+    TextTokenizer,
+    load_text_tokenizer,
+)
+from fasttfm.errors import UserError
+from fasttfm.files import read_json, write_file
+from fasttfm.folders import replacing
+from fasttfm.interop import bert
+from fasttfm.models.bert import BertPretraining
+from fasttfm.models.electra import Electra
+
+_WORD_PIECES = "vocab.txt"
+
+
+def import_folder(folder: Path, out: Path, generator: Path | None = None) -> BertPretraining | Electra:
+    """Make a model directory of a folder, with its tokenizer; returns the model.
+
+    generator: of an ELECTRA, the folder of ElectraForMaskedLM; without it the generator begins with fresh weights,
+    which fine-tuning does not need. Raises UserError where something is missing or does not fit.
+    """
+    kind = read_json(folder / "config.json").get("model_type")
+    if generator is not None and kind != "electra":
+        raise UserError(f"--generator belongs to an ELECTRA, and {folder} is of type {kind!r}: leave it out")
+    model = bert.read_electra(folder, generator) if kind == "electra" else bert.read_pretraining(folder)
+    tokenizer = read_tokenizer(folder)
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
+        )
+    pairs = {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}[kind]
+    objective: Any = pairs if kind == "electra" or model.config.sentence_head else "mlm"
+    config = RunConfig(
+        kind=kind,
+        model=model.config,
+        data=MaskingConfig(objective=objective, row_length=min(128, model.config.max_length)),
+        training=TrainingConfig(),
+    )
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model_weights(model).items()}
+    with replacing(out, "writes a model") as fresh:
+        write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
+        write_file(fresh.path / MODEL_FILE, save(tensors, {"format": "pt"}))
+        tokenizer.save(fresh.path)
+    return model
+
+
+def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTokenizer) -> None:
+    """Write what transformers loads, with the tokenizer; of an ELECTRA two folders."""
+    vocabulary = masking_vocabulary(tokenizer)
+    special: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
+    special |= {"cls_token_id": vocabulary.begin, "sep_token_id": vocabulary.end, "mask_token_id": vocabulary.mask}
+    if isinstance(model, Electra):
+        for part in bert.PARTS:
+            with replacing(out / part, "writes a model") as fresh:
+                bert.write_part(model, part, fresh.path, vocabulary=special)
+                tokenizer.save(fresh.path)
+        return
+    with replacing(out, "writes a model") as fresh:
+        bert.write(model, fresh.path, vocabulary=special)
+        tokenizer.save(fresh.path)
+
+
+def read_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer.json of a folder, or what export_folder() has left there; else one made of its vocab.txt, whose
+    word pieces are lower-cased where tokenizer_config.json does not say otherwise.
+
+    Raises UserError where there is none, or `tokenizers` is not installed.
+    """
+    if any((folder / name).is_file() for name in (TOKENIZER_FILE, PIECES_FILE, BYTES_FILE)):
+        return load_text_tokenizer(folder)
+    if not (folder / _WORD_PIECES).is_file():
+        raise UserError(
+            f"{folder}: has neither {TOKENIZER_FILE} nor {_WORD_PIECES}: "
+            "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
+        )
+    try:
+        from tokenizers import BertWordPieceTokenizer  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise UserError(f"{folder / _WORD_PIECES}: needs the package tokenizers: pip install tokenizers") from None
+    says = folder / "tokenizer_config.json"
+    lowercase = read_json(says).get("do_lower_case", True) if says.is_file() else True
+    try:
+        made = BertWordPieceTokenizer(str(folder / _WORD_PIECES), lowercase=bool(lowercase))
+        return ImportedTokenizer(made.to_str())
+    except Exception as error:  # tokenizers raises Exception itself
+        raise UserError(f"{folder / _WORD_PIECES}: is damaged or no WordPiece vocabulary ({error})") from None

@@ -1,0 +1,39 @@
+"""Model directories of `fasttfm mlm`, read: whole models of pre-training, and the bodies that are fine-tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fasttfm.checkpoints.model_dir import read_kind
+from fasttfm.checkpoints.saved import read_run
+from fasttfm.checkpoints.weights import load_weights
+from fasttfm.errors import UserError
+from fasttfm.models.bert import Bert, BertPretraining
+from fasttfm.models.electra import Electra
+from fasttfm.models.kinds import model_class
+
+ENCODERS = ("bert", "albert", "electra")
+"""Kinds of model whose section `data` is a MaskingConfig."""
+
+
+def read_encoder(folder: Path, checkpoint: str = "best") -> BertPretraining | Electra:
+    """The model of a directory of `fasttfm mlm train` or `fasttfm mlm import`, in float32.
+
+    checkpoint: best, last, average, an update's number, or a path. Hugging Face's folders are read by interop.bert.
+    Raises UserError naming what is missing, damaged or of another kind of model.
+    """
+    kind = read_kind(folder)
+    if kind not in ENCODERS:
+        raise UserError(
+            f"{folder}: is of a model of kind {kind}: {', '.join(ENCODERS)} are needed; fasttfm mlm makes one"
+        )
+    config, weights, saved = read_run(folder, kind, checkpoint)
+    model: BertPretraining | Electra = model_class(kind)(config.model)
+    load_weights(model, weights, saved)
+    return model.eval()
+
+
+def read_encoder_body(folder: Path, checkpoint: str = "best") -> Bert:
+    """What is fine-tuned of such a directory: the body without the heads of pre-training; ELECTRA's discriminator."""
+    model = read_encoder(folder, checkpoint)
+    return model.discriminator if isinstance(model, Electra) else model.body
