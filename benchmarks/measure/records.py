@@ -2,8 +2,8 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, serving, curves, padding_epoch, the examples) keep their fields and have schemas of their own; kind(record)
-tells them apart. The schemas are JSON Schema, for other tools to read:
+preparing, pretraining, serving, curves, padding_epoch, the examples) keep their fields and have schemas of their own;
+kind(record) tells them apart. The schemas are JSON Schema, for other tools to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -190,6 +190,20 @@ PADDING_EPOCH = _object(
 )
 """Seconds of (a share of) an epoch by order of the pairs, written by `python -m benchmarks.padding_epoch`."""
 
+PRETRAINING = _object(
+    {
+        "benchmark": {"const": "pretraining"},
+        "kind": _TEXT,
+        "preset": _TEXT,
+        "text": {"type": "array", "items": _TEXT, "minItems": 1},
+        "vocab_size": _AT_LEAST_ONE,
+        "minutes": _POSITIVE,
+        "measured": _ROWS,
+        "machine": MACHINE,
+    }
+)
+"""Tokens/s and held-out bits per byte by provider, written by `python -m benchmarks.pretraining`."""
+
 SERVING = _object({"benchmark": {"const": "serving"}, "text": _TEXT, "measured": _ROWS, "machine": MACHINE})
 """Sentences a second and what clients wait (p50_ms, p99_ms), written by `python -m benchmarks.serving`."""
 
@@ -262,6 +276,7 @@ SCHEMAS = {
     "serving": SERVING,
     "curves": CURVES,
     "padding_epoch": PADDING_EPOCH,
+    "pretraining": PRETRAINING,
     "example": EXAMPLE,
 }
 

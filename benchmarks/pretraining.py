@@ -1,0 +1,152 @@
+"""Pre-training for equal minutes, ours beside Hugging Face's Trainer: tokens/s and held-out bits per byte.
+
+    python -m benchmarks.pretraining gpt --minutes 5 --text data/lm_text/tinyshakespeare.txt.gz [--rounds 3]
+
+Prepares the text by `fasttfm lm prepare`, then trains the preset's model on the same tokens with the same batches'
+size, optimizer and rate (constant after its warm-up), ours by the command line with a process a core, theirs by
+benchmarks.peers.huggingface_trainer with a thread a core, which is each one's default; both with bf16 autocast. They
+take turns. Tokens/s are those of the second half of the updates. Both models are evaluated by `fasttfm lm evaluate`'s
+code on the held-out end of the text. Appends one line to benchmarks/results/pretraining.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
+from fasttfm.cli.parser import Parser
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model to be pre-trained."""
+
+    preset: str
+    command: list[str]
+    """Of ours, up to its flags."""
+    evaluate: Callable[[Path, Path, bool], float]
+    """(data, model, whether it is of Hugging Face) -> held-out bits per byte, or what else is measured."""
+
+
+def bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
+    """Of a GPT on what the data hold out."""
+    from fasttfm.data.documents import PreparedDocuments, RowBatches
+    from fasttfm.interop.gpt import read
+    from fasttfm.models.gpt import GPT
+    from fasttfm.training.text_validation import LossValidator, text_score
+
+    prepared = PreparedDocuments.open(data)
+    loaded = read(model) if is_theirs else GPT.from_pretrained(model, "last")
+    length = loaded.config.max_length
+    rows = RowBatches(prepared.valid, length, 8 * length)
+    device = next(loaded.parameters()).device
+    score = text_score(prepared.valid.bytes)
+    validator = LossValidator(rows, rows.in_order(), score, label_smoothing=0.0, device=device, autocast=None)
+    return validator(loaded).bits_per_byte
+
+
+KINDS = {"gpt": Kind("gpt-tiny", ["lm", "train"], bits_per_byte)}
+
+
+def _run(words: Sequence[str]) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    words = [sys.executable, "-m", *words]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"benchmarks: {' '.join(words)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+def ours(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
+    """One training by fasttfm."""
+    words = ["fasttfm", *KINDS[kind].command, "--preset", preset, "--data", str(data), "--out", str(out)]
+    words += ["--schedule", "constant", "--max-update", "1000000000", "--max-minutes", str(minutes)]
+    words += ["--log-interval", "1", "--valid-interval-updates", "0", "--save-interval-updates", "0"]
+    _run([*words, "--no-tensorboard"])
+    log = [json.loads(line) for line in (out / "train.log.jsonl").read_text().splitlines()]
+    records = [record for record in log if record["kind"] == "train"]
+    late = records[len(records) // 2 :]
+    seconds = sum(record["target_tokens"] / record["tokens_per_second"] for record in late)
+    return {
+        "tokens_per_second": sum(record["target_tokens"] for record in late) / seconds,
+        "updates": records[-1]["step"],
+        "peak_memory": records[-1]["peak_memory"],
+    }
+
+
+def theirs(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
+    """One training by Hugging Face's Trainer."""
+    words = ["benchmarks.peers.huggingface_trainer", kind, "--preset", preset, "--data", str(data), "--out", str(out)]
+    return json.loads(_run([*words, "--minutes", str(minutes)]).splitlines()[-1])
+
+
+def measure(kind: str, preset: str, data: Path, folder: Path, minutes: float, rounds: int) -> list[dict[str, Any]]:
+    """A row for each of both: the median of the rounds, and each round's numbers."""
+    runs: dict[str, list[dict[str, Any]]] = {"fasttfm": [], "Hugging Face Trainer": []}
+    for turn in range(rounds):
+        for provider, train in (("fasttfm", ours), ("Hugging Face Trainer", theirs)):
+            out = folder / f"{provider.split()[0]}-{turn}"
+            run = train(kind, preset, data, out, minutes)
+            run["bits_per_byte"] = KINDS[kind].evaluate(data, out, provider != "fasttfm")
+            print(
+                f"{provider}: {run['tokens_per_second']:,.0f} tokens/s, {run['bits_per_byte']:.3f} bits per byte",
+                flush=True,
+            )
+            runs[provider].append(run)
+    return [
+        {
+            "provider": provider,
+            "tokens_per_second": round(statistics.median(run["tokens_per_second"] for run in each)),
+            "bits_per_byte": round(statistics.median(run["bits_per_byte"] for run in each), 4),
+            "rounds": each,
+        }
+        for provider, each in runs.items()
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.pretraining", description=__doc__.split("\n")[0])
+    parser.add_argument("kind", choices=sorted(KINDS))
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each training; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of both; default: %(default)s")
+    parser.add_argument("--preset", help="default: the tiny one of the kind")
+    parser.add_argument("--vocab-size", type=int, default=2000, help="subwords; default: %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    args: argparse.Namespace = parser.parse_args(argv)
+    preset = args.preset or KINDS[args.kind].preset
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        prepare = ["fasttfm", "lm", "prepare", "--text", *map(str, args.text), "--out", str(data)]
+        _run([*prepare, "--vocab-size", str(args.vocab_size)])
+        measured = measure(args.kind, preset, data, Path(folder), args.minutes, args.rounds)
+    record = {
+        "benchmark": "pretraining",
+        "kind": args.kind,
+        "preset": preset,
+        "text": [path.name for path in args.text],
+        "vocab_size": args.vocab_size,
+        "minutes": args.minutes,
+        "measured": measured,
+    }
+    args.results.mkdir(parents=True, exist_ok=True)
+    with (args.results / "pretraining.jsonl").open("a") as file:
+        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    print(json.dumps(measured, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
