@@ -1,4 +1,7 @@
-"""Imports point down only: a room knows the rooms below it, and no circle of files is left, lazy imports included."""
+"""Imports point down only: a room knows the rooms below it, and no circle of files is left, lazy imports included.
+
+Files and functions stay short enough to be read in one sitting.
+"""
 
 from __future__ import annotations
 
@@ -109,3 +112,25 @@ def test_kernels_know_nothing_of_fasttfm_and_their_runtime_nothing_of_the_proof(
             assert all(other.startswith("fasttfm.kernels") for other in others), name
             if not name.startswith("fasttfm.kernels.proof"):
                 assert not any(other.startswith("fasttfm.kernels.proof") for other in others), name
+
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 70
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function but Triton kernels, which cannot be cut without a cost in registers or launches."""
+    every = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    kernels = {"jit", "triton.jit"}
+    return [f for f in every if not any(ast.unparse(d).split("(")[0] in kernels for d in f.decorator_list)]
+
+
+def test_files_and_functions_are_short():
+    long = []
+    for path in MODULES.values():
+        text = path.read_text(encoding="utf-8")
+        if (lines := len(text.splitlines())) > MAX_FILE_LINES:
+            long.append(f"{path} has {lines} lines: at most {MAX_FILE_LINES}")
+        for function in functions(ast.parse(text)):
+            if (lines := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES:
+                long.append(f"{path}: {function.name} has {lines} lines: at most {MAX_FUNCTION_LINES}")
+    assert not long, "\n".join(long)

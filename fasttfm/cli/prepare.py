@@ -29,6 +29,29 @@ def add_parser(subparsers) -> None:
         "Text files are UTF-8, one sentence a line, plain or gzip, bzip2, xz or zstandard. Several files of a side are "
         "one corpus in the order in which they are given, evenly mixed in training.",
     )
+    _add_texts(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
+    _add_sources(parser)
+    _add_vocabulary(parser)
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        default=256,
+        metavar="N",
+        help="leave out pairs with more subwords than this on a side (default: %(default)s)",
+    )
+    _add_rules(parser)
+    parser.add_argument(
+        "--replace-invalid",
+        action="store_true",
+        help="read bytes that are not UTF-8 as U+FFFD and count their lines (default: such text is refused)",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, help="for splitting text (default: all cores)"
+    )
+
+
+def _add_texts(parser: argparse.ArgumentParser) -> None:
     for flag, text in _TEXTS.items():
         parser.add_argument(
             flag, nargs="+", action="extend", type=Path, metavar="FILE", help=f"{text}; may be repeated"
@@ -63,8 +86,38 @@ def add_parser(subparsers) -> None:
         metavar="URL",
         help="an address with files of the same names, tried before the official places; may be repeated",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
-    _add_sources(parser)
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    several = parser.add_argument_group("several sources", "each flag once for every source file, in their order")
+    several.add_argument(
+        "--weight",
+        type=float,
+        action="append",
+        default=[],
+        metavar="X",
+        help="how often an epoch has the pairs of that training file: 2 twice, 0.5 every second one",
+    )
+    for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):
+        several.add_argument(
+            flag,
+            action="append",
+            default=[],
+            metavar="WORD",
+            help=f"a piece before each source line of that {what} file, such as <2de>: one model for many languages",
+        )
+    parser.add_argument(
+        "--spm",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="take this SentencePiece model (of another fasttfm prepare) and train none; once for both sides, or the "
+        "source's and then the target's",
+    )
+
+
+def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab-size", type=int, default=8000, help="subwords, special ones included (default: %(default)s)"
     )
@@ -96,51 +149,6 @@ def add_parser(subparsers) -> None:
         choices=NORMALIZATIONS,
         default="identity",
         help="how text is normalised before splitting (default: %(default)s, so that raw references can be reached)",
-    )
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        default=256,
-        metavar="N",
-        help="leave out pairs with more subwords than this on a side (default: %(default)s)",
-    )
-    _add_rules(parser)
-    parser.add_argument(
-        "--replace-invalid",
-        action="store_true",
-        help="read bytes that are not UTF-8 as U+FFFD and count their lines (default: such text is refused)",
-    )
-    parser.add_argument(
-        "--threads", type=int, default=os.cpu_count() or 1, help="for splitting text (default: all cores)"
-    )
-
-
-def _add_sources(parser: argparse.ArgumentParser) -> None:
-    several = parser.add_argument_group("several sources", "each flag once for every source file, in their order")
-    several.add_argument(
-        "--weight",
-        type=float,
-        action="append",
-        default=[],
-        metavar="X",
-        help="how often an epoch has the pairs of that training file: 2 twice, 0.5 every second one",
-    )
-    for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):
-        several.add_argument(
-            flag,
-            action="append",
-            default=[],
-            metavar="WORD",
-            help=f"a piece before each source line of that {what} file, such as <2de>: one model for many languages",
-        )
-    parser.add_argument(
-        "--spm",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="take this SentencePiece model (of another fasttfm prepare) and train none; once for both sides, or the "
-        "source's and then the target's",
     )
 
 

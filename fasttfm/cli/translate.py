@@ -49,6 +49,12 @@ def add_parser(subparsers) -> None:
         "many as PyTorch would compute with, OMP_NUM_THREADS or one a core, when there is enough to do (default: "
         "%(default)s)",
     )
+    _add_companions(parser)
+    add_flags(parser, ["decoding"])
+
+
+def _add_companions(parser: argparse.ArgumentParser) -> None:
+    """What goes with the lines: files, other models, and how lines are read."""
     parser.add_argument(
         "--prefix",
         type=Path,
@@ -96,7 +102,6 @@ def add_parser(subparsers) -> None:
         help="lines hold several sentences of this language (en, de, ...), which are translated one by one and written "
         "as one line again; needs sentencex",
     )
-    add_flags(parser, ["decoding"])
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,6 +6,8 @@ import torch
 from fasttfm import functional as F
 from fasttfm import reference
 
+REFUSAL = "second derivatives are not implemented|derivative for aten::_scaled_dot_product_.* is not implemented"
+"""Ours, or torch's where the kernel is torch's own."""
 SEED = torch.tensor([11])
 LENGTHS = torch.tensor([6, 3])
 TARGET = torch.tensor([3, 0, 5, 1, 2])
@@ -78,7 +80,7 @@ def test_a_gradient_of_a_gradient_is_refused(name, backend):
     def gradient(x):
         return torch.func.grad(lambda y: function(F, y, *tensors[1:]).square().sum())(x)
 
-    with F.backend(backend), pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+    with F.backend(backend), pytest.raises(RuntimeError, match=REFUSAL):
         torch.func.grad(lambda x: gradient(x).square().sum())(tensors[0])
 
 

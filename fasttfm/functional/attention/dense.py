@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import routes
+from fasttfm.functional.attention import routes, torch_route
 from fasttfm.functional.attention.arguments import Options, absent, autocast_operands
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import chosen
@@ -53,6 +53,8 @@ def attention(
         key_lengths=key_lengths,
         mask=mask,
     )
+    if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
+        return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
     return _attention(query, key, value, options, chosen())[0]
 
 
@@ -132,7 +134,7 @@ class _Backward(NamedTuple):
 
 
 def _decide(call: _Call) -> str:
-    return routes.decide_dense(call.route, call.query, call.key, call.value, call.options)
+    return routes.decide(call.route, call.query, call.value, call.key.shape[2])
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:

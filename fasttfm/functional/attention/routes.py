@@ -5,7 +5,8 @@
     explicit        products and softmax of PyTorch: torch_route.py
     fused           PyTorch's own kernel on a CPU, for float32 and for batch-invariant searches: torch_route.py
 
-A call is decided once, before it computes, and its backward pass takes the same way.
+A call is decided once, before it computes, and its backward pass takes the same way. Searches take no gradient, and of
+fused float32 torch makes it itself.
 """
 
 from __future__ import annotations
@@ -49,31 +50,23 @@ def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
     return attention_launch.route(device_chip, kind, width, attention_launch.key_class(keys))
 
 
-def decide_dense(asked: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> str:
-    """decide(), or fused where torch's own kernel is the faster way on a CPU."""
-    if asked in BACKENDS and asked != "triton" and _fused_is_faster(query, key, value, options):
-        return "fused"
-    return decide(asked, query, value, key.shape[2])
-
-
-def _fused_is_faster(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
+def takes_fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float = 1.0, seed: Tensor | None = None
+) -> bool:
+    """Whether attention() is torch's own kernel, gradients too: where that is the faster way on a CPU."""
     return (
         query.device.type == "cpu"
+        and chosen() != "triton"
+        and not casts(query)
         and query.dtype == key.dtype == value.dtype == torch.float32
-        and options.seed is None
-        and options.scale > 0.0  # its masks are -inf times the scale
+        and seed is None
+        and scale > 0.0  # its masks are -inf times the scale
         and query.shape[2] >= _FUSED[0]
         and key.shape[2] >= _FUSED[1]
         and value.shape[3] == query.shape[3]
         and query.numel() > 0
-        and not (options.mask is not None and options.mask.requires_grad)
+        and not (mask is not None and mask.requires_grad)
     )
-
-
-def takes_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether attention() without dropout takes torch's fused CPU kernel, with the default scale."""
-    options = Options(None, mask, False, 0, 0.0, 1.0, None, 0)
-    return chosen() != "triton" and not casts(query) and _fused_is_faster(query, key, value, options)
 
 
 def takes_kernel(asked: str, scores: Tensor) -> str:
@@ -160,9 +153,6 @@ def backward(
         return torch_route.backward(*tensors, saved, dropped, options, mask_gradient, out)
     if route == "softmax":
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
-    if route == "fused":
-        d_query, d_key, d_value = torch_route.fused_backward(*tensors, output, saved, options)
-        return d_query, d_key, d_value, None
     arguments = options.arguments()
     if route == "short":
         from fasttfm.kernels.attention import short as attention_short

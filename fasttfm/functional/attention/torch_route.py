@@ -209,16 +209,6 @@ def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -
     return heads_last(output), lse
 
 
-def fused_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Options
-) -> tuple[Tensor, ...]:
-    """Gradients of query, key and value."""
-    tensors = [unit_stride(x) for x in (grad, query, key, value, output)]
-    differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    gradients = differentiate(*tensors, lse, 0.0, scale=options.scale, **_fused_mask(query, key, options))
-    return tuple(heads_last(d) for d in gradients)
-
-
 def unit_stride(x: Tensor) -> Tensor:
     """x with neighbouring elements in its last dimension, copied where they are not."""
     return x if x.stride(-1) == 1 else x.contiguous()
