@@ -53,6 +53,7 @@ GROUPS = {
     "language models": {
         "lm": ("lm", "prepare text, train a GPT on it, evaluate, generate, prompt"),
         "mlm": ("mlm", "prepare text, train a BERT, ALBERT or ELECTRA on it, evaluate"),
+        "finetune": ("finetune", "teach a pre-trained model a task: answers, choices, classes"),
     },
     "pictures": {
         "plot": ("plot", "draw the curves of several runs in one picture"),
@@ -82,6 +83,7 @@ _LESS_MEMORY = {
     "serve": "give a smaller model, --precision int8, or --max-tokens",
     "score-pairs": "give shorter lines, or --precision bf16",
     "plot-attention": "give a shorter sentence",
+    "finetune": "give a smaller --max-tokens (and a larger --update-freq), or a smaller --row-length",
     "lm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
     "mlm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
 }

@@ -45,7 +45,7 @@ def add_run_flags(
     parser.add_argument(
         "--workers",
         default="auto",
-        type=_workers,
+        type=worker_count,
         metavar="auto|N",
         help="processes that divide each update among them, as under torchrun; auto: one a core of the CPU unless "
         "--threads is given, one with a GPU (default: %(default)s)",
@@ -118,7 +118,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     return 0
 
 
-def _workers(text: str) -> int | None:
+def worker_count(text: str) -> int | None:
     """The number of workers that --workers asks for, None for auto."""
     if text == "auto":
         return None

@@ -26,6 +26,7 @@ from fasttfm.config.documents import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.masking import MaskingConfig
 from fasttfm.config.model import TransformerConfig
+from fasttfm.config.tasks import BertClassifierConfig, GPTClassifierConfig, TaskConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 
@@ -41,6 +42,11 @@ KINDS: dict[str, dict[str, type]] = {
     "bert": {"model": BertConfig, "data": MaskingConfig, "training": TrainingConfig},
     "albert": {"model": AlbertConfig, "data": MaskingConfig, "training": TrainingConfig},
     "electra": {"model": ElectraConfig, "data": MaskingConfig, "training": TrainingConfig},
+    "squad": {"model": BertConfig, "data": TaskConfig, "training": TrainingConfig},
+    "choices": {"model": BertClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
+    "classify": {"model": BertClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
+    "gpt-choices": {"model": GPTClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
+    "gpt-classify": {"model": GPTClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
 }
 """Kind of model -> section -> dataclass; models/kinds.py has the class of each kind's models."""
 SECTIONS = KINDS[TRANSFORMER]

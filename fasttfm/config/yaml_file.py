@@ -19,6 +19,11 @@ _COMMANDS = {
     "bert": "fasttfm mlm takes it",
     "albert": "fasttfm mlm takes it",
     "electra": "fasttfm mlm takes it",
+    "squad": "fasttfm finetune predict takes it",
+    "choices": "fasttfm finetune predict takes it",
+    "classify": "fasttfm finetune predict takes it",
+    "gpt-choices": "fasttfm finetune predict takes it",
+    "gpt-classify": "fasttfm finetune predict takes it",
 }
 """Kind of model -> which commands take one."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fasttfm.data.squad import Question
-from fasttfm.data.tokenizer import Tokenizer
+from fasttfm.data.text_spans import encode_with_spans
 
 _LONGEST_QUESTION = 64
 
@@ -82,7 +83,7 @@ def answer_tokens(spans: np.ndarray, start: int, end: int) -> tuple[int, int]:
 
 
 def question_windows(
-    questions: Sequence[Question], tokenizer: Tokenizer, markers: Markers, *, max_length: int, doc_stride: int
+    questions: Sequence[Question], tokenizer: Any, markers: Markers, *, max_length: int, doc_stride: int
 ) -> list[Window]:
     """Every question with its context, in windows that overlap by all but doc_stride tokens where it is long.
 
@@ -93,8 +94,8 @@ def question_windows(
     contexts: dict[str, tuple[list[int], np.ndarray]] = {}
     for place, question in enumerate(questions):
         if question.context not in contexts:
-            spans = np.array(tokenizer.spans(question.context), np.int64).reshape(-1, 2)
-            contexts[question.context] = tokenizer.encode(question.context), spans
+            ids, places = encode_with_spans(tokenizer, question.context)
+            contexts[question.context] = ids, np.array(places, np.int64).reshape(-1, 2)
         tokens, spans = contexts[question.context]
         asked = tokenizer.encode(question.text)[: min(_LONGEST_QUESTION, max_length // 2)]
         width = max_length - len(asked) - 3

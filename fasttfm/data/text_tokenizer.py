@@ -156,6 +156,11 @@ class ImportedTokenizer:
         """As TextTokenizer."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """As encode(), and where each token's characters begin and end."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return list(encoding.ids), list(encoding.offsets)
+
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """As TextTokenizer; a run of line breaks may be one token of GPT-2's, so that the lines are cut as one text."""
         return [self.encode("".join(line + NEWLINE for line in lines))]

@@ -1,0 +1,160 @@
+"""`fasttfm finetune squad|choices|classify|predict|evaluate`: a pre-trained model learns a task, and answers it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fasttfm.cli.parser import Parser
+from fasttfm.cli.train import run_task, worker_count
+from fasttfm.config import add_flags
+from fasttfm.errors import UserError
+from fasttfm.presets import preset_names, preset_path
+
+_TASKS = {
+    "squad": "find answers in a context: SQuAD 1.1 and 2.0, official JSON",
+    "choices": "choose how a text goes on: SWAG, official CSV",
+    "classify": "classify texts or pairs of them: CSV, TSV or JSON lines with a column label",
+}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command's parser and those of its verbs."""
+    parser = subparsers.add_parser(
+        "finetune",
+        help="teach a pre-trained model a task: answers, choices, classes",
+        description="Fine-tune a BERT, ALBERT or ELECTRA (choices and classes also a GPT) of a model directory.",
+    )
+    verbs = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
+    for task, sentence in _TASKS.items():
+        verb = verbs.add_parser(task, help=sentence, description=f"{sentence[0].upper()}{sentence[1:]}.")
+        verb.set_defaults(perform=_trainer(task))
+        _add_training(verb, task)
+    predict = verbs.add_parser("predict", help="write a fine-tuned model's answers to a file's questions")
+    predict.set_defaults(perform=_predict)
+    _add_predict(predict)
+    evaluate = verbs.add_parser("evaluate", help="score predictions: exact match and F1, or accuracy")
+    evaluate.set_defaults(perform=_evaluate)
+    _add_evaluate(evaluate)
+
+
+def run(args: argparse.Namespace) -> int | None:
+    """Run the verb."""
+    return args.perform(args)
+
+
+def _add_training(parser: argparse.ArgumentParser, task: str) -> None:
+    start = parser.add_mutually_exclusive_group(required=True)
+    start.add_argument("--init-from", type=Path, metavar="MODEL", help="pre-trained model directory to begin with")
+    start.add_argument(
+        "--like",
+        type=Path,
+        metavar="MODEL",
+        help="begin with fresh weights in the shape and with the vocabulary of MODEL: what was pre-training worth?",
+    )
+    for name in ("train", "valid"):
+        parser.add_argument(f"--{name}", type=Path, required=True, metavar="FILE", help=f"{name} data, plain or packed")
+    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="directory to create or to go on with")
+    if task == "classify":
+        parser.add_argument("--columns", metavar="A,B", help="the column of the text, or the two of a pair")
+    parser.add_argument(
+        "--preset", metavar="NAME", help=f"recipe to start from: {', '.join(preset_names('finetune'))}", default="tiny"
+    )
+    parser.add_argument(
+        "--config", type=Path, action="append", default=[], metavar="FILE", help="YAML file over the preset"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    parser.add_argument(
+        "--workers", default="auto", type=worker_count, metavar="auto|N", help="processes that divide each update"
+    )
+    parser.add_argument("--dump-config", action="store_true", help="print the configuration as YAML and stop")
+    add_flags(parser, ["data", "training"], kind=task)
+
+
+def _trainer(task: str) -> Callable[[argparse.Namespace], int]:
+    def train(args: argparse.Namespace) -> int:
+        from fasttfm.training.finetuning import FineTuning, TaskFiles, kind_of_task
+
+        body = args.init_from or args.like
+        kind = kind_of_task(task, body)
+        args.config = [preset_path(args.preset, "finetune"), *args.config]
+        args.preset, args.data = None, args.train
+        columns = [name.strip() for name in (getattr(args, "columns", None) or "").split(",") if name.strip()]
+        return run_task(
+            args,
+            kind,
+            f"fasttfm finetune {task}",
+            lambda: FineTuning(TaskFiles(task, body, args.train, args.valid, columns)),
+        )
+
+    return train
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of fasttfm finetune")
+    parser.add_argument("file", type=Path, metavar="FILE", help="in the form of the task's training data")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON of ids and answers, or of labels")
+    parser.add_argument("--null-scores", type=Path, metavar="FILE", help="write how much each question has no answer")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="X",
+        help="null score above which there is no answer (default: the best on the validation data of the training)",
+    )
+    parser.add_argument("--checkpoint", default="best", metavar="NAME", help="best, last, average, an update or a path")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a batch (default: as in training)")
+
+
+def _predict(args: argparse.Namespace) -> None:
+    from fasttfm.data.answers import write_json
+    from fasttfm.decoding.translator import pick_device
+    from fasttfm.training.task_prediction import FineTuned
+
+    model = FineTuned.load(args.model, args.checkpoint, pick_device(args.device))
+    if model.task != "squad":
+        if args.null_scores is not None or args.threshold is not None:
+            raise UserError(
+                f"{args.model}: is of {model.task}, null scores and thresholds are of squad: leave them out"
+            )
+        labels = model.labels_of(args.file, args.max_tokens)
+        write_json(args.out, {str(number): label for number, label in enumerate(labels)})
+        print(f"{args.out}: {len(labels):,} labels")
+        return
+    data, predictions = model.answers_to(args.file, args.max_tokens)
+    threshold = None
+    if data.may_be_impossible:
+        threshold = model.threshold() if args.threshold is None else args.threshold
+    texts = predictions.texts(threshold)
+    write_json(args.out, texts)
+    if args.null_scores is not None:
+        write_json(args.null_scores, predictions.null_scores)
+    empty = sum(not text for text in texts.values())
+    told = "" if threshold is None else f", {empty:,} of them empty (null score above {threshold:.3f})"
+    print(f"{args.out}: {len(texts):,} answers{told}")
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("predictions", type=Path, metavar="PREDICTIONS", help="what predict has written")
+    parser.add_argument("file", type=Path, metavar="FILE", help="with the right answers or labels")
+    parser.add_argument("--null-scores", type=Path, metavar="FILE", help="search the best thresholds by these, too")
+    parser.add_argument(
+        "--threshold", type=float, default=1.0, metavar="X", help="null score above which an answer counts as empty"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the table")
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    import json
+
+    from fasttfm.data.task_scores import score_file
+
+    numbers = score_file(args.predictions, args.file, args.null_scores, args.threshold)
+    if args.json:
+        print(json.dumps(numbers))
+        return
+    width = max(map(len, numbers))
+    for name, value in numbers.items():
+        print(f"{name.ljust(width)}  {value:,.2f}" if isinstance(value, float) else f"{name.ljust(width)}  {value:,}")

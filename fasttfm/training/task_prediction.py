@@ -1,0 +1,93 @@
+"""A fine-tuned model of a directory, asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from fasttfm.checkpoints.model_dir import DATA_FILE, read_kind
+from fasttfm.checkpoints.saved import read_run
+from fasttfm.checkpoints.weights import load_weights
+from fasttfm.config import RunConfig
+from fasttfm.data.answers import Predictions
+from fasttfm.data.squad import SquadData
+from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
+from fasttfm.decoding.tasks import answers_of, score_examples
+from fasttfm.errors import UserError
+from fasttfm.training.finetuning import TASKS, make_split, read_task, task_model
+from fasttfm.training.log import read_log
+from fasttfm.training.task_validation import chosen_labels
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuned:
+    """A model with its head, its vocabulary and what it was trained for."""
+
+    path: Path
+    kind: str
+    config: RunConfig
+    model: Any
+    tokenizer: TextTokenizer
+    labels: list[str]
+    columns: list[str]
+    device: torch.device
+
+    @classmethod
+    def load(cls, path: Path, checkpoint: str = "best", device: torch.device | None = None) -> FineTuned:
+        """The model of a directory of fasttfm finetune. UserError for another one, or a damaged one."""
+        kind = read_kind(path)
+        if kind.removeprefix("gpt-") not in TASKS:
+            raise UserError(
+                f"{path}: is a model of kind {kind}, which has no task: fasttfm finetune --init-from {path}"
+            )
+        config, weights, saved = read_run(path, kind, checkpoint)
+        model = task_model(kind, config.model)
+        load_weights(model, weights, saved)
+        device = device or torch.device("cpu")
+        try:
+            description = yaml.safe_load((path / DATA_FILE).read_text(encoding="utf-8"))
+            labels, columns = [*description["labels"]], [*description["columns"]]
+        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise UserError(f"{path / DATA_FILE}: is missing or damaged ({error}): copy it back") from None
+        return cls(path, kind, config, model.to(device).eval(), load_text_tokenizer(path), labels, columns, device)
+
+    @property
+    def task(self) -> str:
+        """squad, choices or classify."""
+        return self.kind.removeprefix("gpt-")
+
+    def answers_to(self, file: Path, max_tokens: int | None = None) -> tuple[SquadData, Predictions]:
+        """The questions of a file and the answers to them."""
+        data = read_task("squad", file)
+        split = self._split(data)
+        scored = self._scored(split.examples, max_tokens)
+        return data, answers_of(data, split.windows, scored, self.config.data.max_answer)
+
+    def labels_of(self, file: Path, max_tokens: int | None = None) -> list[str]:
+        """The label of each row of a file."""
+        given = read_task(self.task, file, self.columns)
+        split = self._split(given)
+        chosen = chosen_labels(self._scored(split.examples, max_tokens), len(split.examples))
+        return [self.labels[each] for each in chosen]
+
+    def threshold(self) -> float:
+        """The null score above which the training's best validation took questions for impossible; 0 without one."""
+        found = [record for record in read_log(self.path) if record["kind"] == "valid" and "threshold" in record]
+        best = [record for record in found if record.get("best")]
+        return float((best or found)[-1]["threshold"]) if found else 0.0
+
+    def _split(self, given: Any) -> Any:
+        sizes = self.config.data
+        return make_split(
+            self.kind, given, None, self.tokenizer, row_length=sizes.row_length, doc_stride=sizes.doc_stride
+        )
+
+    def _scored(self, examples: Any, max_tokens: int | None) -> list[Any]:
+        batches = score_examples(
+            self.model, examples, max_tokens=max_tokens or self.config.data.max_tokens, device=self.device
+        )
+        return [(places, scores) for places, scores, _ in batches]
