@@ -68,6 +68,13 @@ CORPORA = {
         prepare=("--vocab-size", "8000"),
         train=("--preset", "multi30k", "--seed", "1"),
     ),
+    "multi30k-fast": Corpus(
+        source="en",
+        target="de",
+        test="valid",
+        prepare=("--vocab-size", "4000"),
+        train=("--preset", "multi30k-fast"),
+    ),
     "wmt-news": Corpus(
         source="en",
         target="de",
@@ -100,7 +107,8 @@ def _file(folder: Path, name: str) -> Path:
     raise UserError(f"--text {folder} has neither {name} nor {name}.gz")
 
 
-def _fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
+def fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
+    """Run a command of fasttfm; ends with its status where that is not 0."""
     print("$ fasttfm", *command, flush=True)
     done = subprocess.run([sys.executable, "-m", "fasttfm", *command], **options)
     if done.returncode:
@@ -116,7 +124,7 @@ def prepare(name: str, text: Path, work: Path) -> Path:
         sides = (corpus.source, corpus.target)
         train, valid = ([str(_file(text, f"{part}.{side}")) for side in sides] for part in ("train", "valid"))
         files = ["--src", train[0], "--tgt", train[1], "--valid-src", valid[0], "--valid-tgt", valid[1]]
-        _fasttfm(["prepare", *files, *corpus.prepare, "--out", str(data)])
+        fasttfm(["prepare", *files, *corpus.prepare, "--out", str(data)])
     return data
 
 
@@ -132,7 +140,7 @@ def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
     reference = _file(text, f"{corpus.test}.{corpus.target}")
     with output.open("rb") as hypotheses:
         score = ["score", "--ref", str(reference), *corpus.score, "--json"]
-        return json.loads(_fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
+        return json.loads(fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
 
 
 def minutes_to_bleu(curve: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -150,11 +158,11 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
     model, output = work / "model", work / "output.txt"
     data = prepare(name, text, work)
     train_command = ["train", *CORPORA[name].train, *more]
-    _fasttfm([*train_command, "--data", str(data), "--out", str(model)])
+    fasttfm([*train_command, "--data", str(data), "--out", str(model)])
     lines = source_lines(name, text)
     started = time.perf_counter()
     with output.open("wb") as out:
-        _fasttfm(["translate", str(model)], input=lines, stdout=out)
+        fasttfm(["translate", str(model)], input=lines, stdout=out)
     seconds = time.perf_counter() - started
     scores = scored(name, text, output)
     log = [json.loads(line) for line in (model / "train.log.jsonl").read_text().splitlines()]

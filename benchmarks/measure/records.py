@@ -2,8 +2,8 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, pretraining, serving, curves, padding_epoch, the examples) keep their fields and have schemas of their own;
-kind(record) tells them apart. The schemas are JSON Schema, for other tools to read:
+preparing, pretraining, serving, curves, padding_epoch, speedrun, the examples) keep their fields and have schemas
+of their own; kind(record) tells them apart. The schemas are JSON Schema, for other tools to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -204,6 +204,25 @@ PRETRAINING = _object(
 )
 """Tokens/s and held-out bits per byte by provider, written by `python -m benchmarks.pretraining`."""
 
+SPEEDRUN = _object(
+    {
+        "benchmark": {"const": "speedrun"},
+        "seed": _COUNT,
+        "train_command": _TEXT,
+        "minutes": _RATE,
+        "minutes_of": {"type": "object", "additionalProperties": _RATE},
+        "bleu": _RATE,
+        "bleu_signature": _TEXT,
+        "updates": _AT_LEAST_ONE,
+        "target_tokens": _AT_LEAST_ONE,
+        "training_curve": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "note": _TEXT,
+        "machine": MACHINE,
+    },
+    optional=("note",),
+)
+"""Minutes from text to BLEU on Multi30k's validation set, written by `python -m benchmarks.speedrun`."""
+
 SERVING = _object({"benchmark": {"const": "serving"}, "text": _TEXT, "measured": _ROWS, "machine": MACHINE})
 """Sentences a second and what clients wait (p50_ms, p99_ms), written by `python -m benchmarks.serving`."""
 
@@ -275,6 +294,7 @@ SCHEMAS = {
     "preparing": PREPARING,
     "serving": SERVING,
     "curves": CURVES,
+    "speedrun": SPEEDRUN,
     "padding_epoch": PADDING_EPOCH,
     "pretraining": PRETRAINING,
     "example": EXAMPLE,

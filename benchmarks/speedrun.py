@@ -1,0 +1,118 @@
+"""Minutes of two CPU cores from text to BLEU on Multi30k's validation set, by the rules of docs/speedrun.md.
+
+    python -m benchmarks.speedrun --text data/multi30k --probe      one minute: how many updates fit
+    python -m benchmarks.speedrun --text data/multi30k --seed 1     the run; what follows -- goes to fasttfm train
+
+The clock runs from the start of `fasttfm prepare` to the score: preparing, training, translating the validation set
+with beam search, scoring. Appends one line to benchmarks/results/speedrun.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command, end_to_end
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
+from fasttfm.cli.parser import Parser
+from fasttfm.presets import preset_section
+
+NAME = "multi30k-fast"
+GOAL, MINUTES = 39.0, 20.0
+_PROBE_MINUTES = 1.0
+
+
+def run(text: Path, work: Path, seed: int, more: Sequence[str]) -> dict[str, Any]:
+    """Text to score; the record without the machine."""
+    begin = time.monotonic()
+    marks: dict[str, float] = {}
+
+    def mark(name: str) -> None:
+        marks[name] = round((time.monotonic() - begin) / 60 - sum(marks.values()), 2)
+
+    data = end_to_end.prepare(NAME, text, work)
+    mark("prepare")
+    model, output = work / "model", work / "valid.txt"
+    train = ["train", *end_to_end.CORPORA[NAME].train, "--seed", str(seed), "--no-tensorboard", *more]
+    end_to_end.fasttfm([*train, "--data", str(data), "--out", str(model)])
+    mark("train")
+    lines = end_to_end.source_lines(NAME, text)
+    with output.open("wb") as out:
+        end_to_end.fasttfm(["translate", str(model), "--checkpoint", "last"], input=lines, stdout=out)
+    mark("translate")
+    scores = end_to_end.scored(NAME, text, output)
+    mark("score")
+    steps = _updates(model)
+    return {
+        "benchmark": "speedrun",
+        "seed": seed,
+        "train_command": " ".join(["fasttfm", *train]),
+        "minutes": round((time.monotonic() - begin) / 60, 2),
+        "minutes_of": marks,
+        "bleu": scores["bleu"],
+        "bleu_signature": scores["bleu_signature"],
+        "updates": steps[-1]["step"],
+        "target_tokens": sum(entry["target_tokens"] for entry in steps),
+        "training_curve": [[entry["step"], round(entry["nll"], 3)] for entry in steps if entry["step"] % 200 == 0],
+    }
+
+
+def probe(text: Path, work: Path, more: Sequence[str]) -> int:
+    """How many updates of the preset fit into its minutes, from the second half of a minute of training."""
+    data = end_to_end.prepare(NAME, text, work)
+    limit = ["--max-minutes", str(_PROBE_MINUTES), "--log-interval", "5", "--no-tensorboard"]
+    end_to_end.fasttfm(
+        ["train", *end_to_end.CORPORA[NAME].train, *more, *limit, "--data", str(data), "--out", str(work / "probe")],
+        stdout=subprocess.DEVNULL,
+    )
+    steps = _updates(work / "probe")
+    first, last = steps[len(steps) // 2], steps[-1]
+    rate = (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])
+    return int(rate * 60 * preset_section(NAME, "training")["max_minutes"])
+
+
+def _updates(model: Path) -> list[dict[str, Any]]:
+    log = [json.loads(line) for line in (model / "train.log.jsonl").read_text().splitlines()]
+    return [entry for entry in log if entry["kind"] == "train"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser(prog="python -m benchmarks.speedrun", description=__doc__.split("\n")[0])
+    parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--probe", action="store_true", help="only say how many updates fit into the minutes")
+    parser.add_argument("--note", help="kept in the record as it is")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    args: argparse.Namespace = parser.parse_args(arguments[:split])
+    more = arguments[split + 1 :]
+    # workers take a thread each by themselves; the search and SentencePiece take what there is
+    os.environ.pop("OMP_NUM_THREADS", None)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.probe:
+            updates = probe(args.text, Path(folder), more)
+            print(f"{updates:,} updates fit: -- --max-update {updates}")
+            return 0
+        record = run(args.text, Path(folder), args.seed, more) | {"machine": machine.describe()}
+    if args.note:
+        record["note"] = args.note
+    args.results.mkdir(parents=True, exist_ok=True)
+    with (args.results / "speedrun.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    reached = "reached" if record["bleu"] >= GOAL and record["minutes"] <= MINUTES else "not reached"
+    print(f"BLEU {record['bleu']:.2f} after {record['minutes']} minutes: {GOAL} in {MINUTES:g} minutes is {reached}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
