@@ -96,8 +96,8 @@ def test_accesses_outside_of_the_tensors_or_across_their_words(offset, guard, ki
     ran = run(f"{OWN}setp.lt.u32 %p2, %r1, 99;\nadd.s64 %rd12, %rd12, {offset};\n{guard}{access};", x=WORD, y=WORD[:32])
     assert ran.kinds == kinds
     for fault in ran.faults:
-        assert fault.place.kernel == "probe"
-        assert fault.place.line > 10
+        assert fault.location.kernel == "probe"
+        assert fault.location.line > 10
 
 
 def test_a_vector_that_its_width_does_not_divide():
@@ -511,7 +511,7 @@ def test_a_shuffle_that_half_a_warp_reaches():
 def test_faults_name_the_python_line():
     text = ".loc 1 12 4 // mine.py:12:4 @[ mine.py:30:8 ]\nst.global.b32 [%rd12+1073741824], %r1;"
     fault = run(OWN + text, x=WORD, y=NONE).faults[0]
-    assert fault.place.python == "mine.py:12:4 @[ mine.py:30:8 ]"
+    assert fault.location.python == "mine.py:12:4 @[ mine.py:30:8 ]"
     assert "probe, PTX line" in str(fault)
 
 

@@ -188,10 +188,10 @@ def _each(of_one: Meaning | None, whole: str, half: str) -> Meaning | None:
         return None
     sides = []
     view = f".view({half})" if half == "f32" else ""
-    back = ".view(u32)" if half == "f32" else ""
+    bits = ".view(u32)" if half == "f32" else ""
     for side in (0, 1):
         operands = [f"halves({{{i}}})[{side}]{view}" for i in range(len(of_one.operands))]
-        sides.append(f"({of_one.expression.format(*operands)}){back}")
+        sides.append(f"({of_one.expression.format(*operands)}){bits}")
     return Meaning((whole,) * len(of_one.operands), whole, f"pack({sides[0]}, {sides[1]})")
 
 
@@ -227,19 +227,19 @@ def _comparison(words: list[str]) -> Meaning | None:
 def _conversion(types: list[str], modes: set[str]) -> Meaning | None:
     if len(types) != 2:
         return None
-    to, source = types
-    if to in ("f16x2", "bf16x2") and source == "f32" and modes <= {"rn"}:
-        one = to.removesuffix("x2")
+    destination, source = types
+    if destination in ("f16x2", "bf16x2") and source == "f32" and modes <= {"rn"}:
+        one = destination.removesuffix("x2")
         return Meaning(("f32", "f32"), "u32", f"pack(f32_to_{one}({{1}}), f32_to_{one}({{0}}))")
-    if to in _NARROW and source == "f32" and modes <= {"rn"}:
-        return Meaning(("f32",), "u16", f"f32_to_{to}({{0}})")
-    if to in _NARROW and source in ("s8", "u8", "s16", "u16") and modes == {"rn"}:  # exact in float32 first
-        return Meaning((_TYPES[source],), "u16", f"f32_to_{to}({{0}}.astype(f32))")
-    if to == "f32" and source in _NARROW and modes <= {"ftz"}:
+    if destination in _NARROW and source == "f32" and modes <= {"rn"}:
+        return Meaning(("f32",), "u16", f"f32_to_{destination}({{0}})")
+    if destination in _NARROW and source in ("s8", "u8", "s16", "u16") and modes == {"rn"}:  # exact in float32 first
+        return Meaning((_TYPES[source],), "u16", f"f32_to_{destination}({{0}}.astype(f32))")
+    if destination == "f32" and source in _NARROW and modes <= {"ftz"}:
         return Meaning(("u16",), "f32", _widened(source, "{0}"))
-    if to == "tf32" and source == "f32" and modes <= {"rna"}:
+    if destination == "tf32" and source == "f32" and modes <= {"rna"}:
         return Meaning(("f32",), "f32", "f32_to_tf32({0})")
-    a, b = _TYPES[source], _TYPES[to]
+    a, b = _TYPES[source], _TYPES[destination]
     whole = {"rzi": "np.trunc", "rni": "np.rint", "rmi": "np.floor", "rpi": "np.ceil"}
     rounding = next((whole[m] for m in modes if m in whole), None)
     if a[0] == "f" and b[0] in "iu" and rounding and modes <= {*whole, "ftz", "sat"}:
@@ -257,9 +257,9 @@ def of_three(pair: Meaning) -> Meaning:
     return Meaning((*pair.operands, pair.operands[0]), pair.result, pair.expression.format(pair.expression, "{2}"))
 
 
-def known(opcode: str, place: object) -> Meaning:
+def known(opcode: str, location: object) -> Meaning:
     """meaning(), or Unsupported by name and place."""
     meant = meaning(opcode)
     if meant is None:
-        raise Unsupported(f"opcode {opcode} is not known", place)  # type: ignore[arg-type]
+        raise Unsupported(f"opcode {opcode} is not known", location)  # type: ignore[arg-type]
     return meant

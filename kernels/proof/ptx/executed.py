@@ -191,8 +191,8 @@ def _kernels_for_the_cpu() -> Iterator[None]:
 @contextlib.contextmanager
 def _poisoned_allocations() -> Iterator[None]:
     """What torch allocates without filling holds bits by which a read of it is told."""
-    places = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
-    before = [getattr(*place) for place in places]
+    functions = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
+    before = [getattr(*function) for function in functions]
 
     def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(make)
@@ -207,10 +207,10 @@ def _poisoned_allocations() -> Iterator[None]:
 
         return allocate
 
-    for (owner, name), make in zip(places, before):
+    for (owner, name), make in zip(functions, before):
         setattr(owner, name, poisoned(make))
     try:
         yield
     finally:
-        for (owner, name), make in zip(places, before):
+        for (owner, name), make in zip(functions, before):
             setattr(owner, name, make)

@@ -17,7 +17,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Of an instruction."""
 
     kernel: str
@@ -37,13 +37,13 @@ class Fault:
 
     kind: str
     message: str
-    place: Place
-    other: Place | None = None
+    location: Location
+    other: Location | None = None
     """The other access of a race."""
 
     def __str__(self) -> str:
         second = f"; the other access: {self.other}" if self.other else ""
-        return f"{self.kind}: {self.message}, at {self.place}{second}"
+        return f"{self.kind}: {self.message}, at {self.location}{second}"
 
 
 class FaultyKernel(Exception):
@@ -57,5 +57,5 @@ class FaultyKernel(Exception):
 class Unsupported(Exception):
     """PTX that the machine does not know."""
 
-    def __init__(self, message: str, place: Place | None = None) -> None:
-        super().__init__(f"{message}, at {place}" if place else message)
+    def __init__(self, message: str, location: Location | None = None) -> None:
+        super().__init__(f"{message}, at {location}" if location else message)

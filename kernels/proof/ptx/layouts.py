@@ -14,7 +14,7 @@ from pathlib import Path
 
 from triton.runtime.cache import get_cache_manager
 
-from fasttfm.kernels.proof.ptx.faults import Fault, Place
+from fasttfm.kernels.proof.ptx.faults import Fault, Location
 
 _MMA = re.compile(r"^(#\w+) = #ttg\.nvidia_mma<\{versionMajor = 2\b", re.MULTILINE)
 _PRODUCT = re.compile(
@@ -33,7 +33,7 @@ def shallow_products(kernel: str, ttgir: str) -> list[Fault]:
         if layout in layouts and int(depth) < _THREADS * int(width):
             wide = _THREADS * int(width)
             message = f"a product {depth} deep in a layout for {wide} multiplies wrongly (triton#11691)"
-            faults.append(Fault("product", message, Place(kernel, 0, _python(ttgir, location))))
+            faults.append(Fault("product", message, Location(kernel, 0, _python(ttgir, location))))
     return faults
 
 
@@ -46,13 +46,13 @@ def compiled_form(source, metadata) -> str:
 def _python(ttgir: str, location: str) -> str:
     """file.py:line:column of a location of TTGIR, which may name others."""
     known = dict(re.findall(r"^(#\w+) = loc\((.*)\)$", ttgir, re.MULTILINE))
-    return next(_places(known, location), "")
+    return next(_sources(known, location), "")
 
 
-def _places(known: dict[str, str], location: str) -> Iterator[str]:
+def _sources(known: dict[str, str], location: str) -> Iterator[str]:
     text = known.get(location, "")
     match = re.search(r'"([^"]+)":(\d+):(\d+)', text)
     if match:
         yield f"{match[1].rsplit('/', 1)[-1]}:{match[2]}:{match[3]}"
     for name in re.findall(r"#\w+", text):
-        yield from _places(known, name)
+        yield from _sources(known, name)

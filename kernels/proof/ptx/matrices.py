@@ -47,8 +47,8 @@ class Matrices:
         """`count` registers; each row's address comes from a thread of its own."""
         run = self.run
         address, mask = self.rows(index, address, count), self.mask(count)
-        places = run.shared.places(index, address, mask, 16)
-        raw = run.shared.flat[16].take(places + run.shared.rows[16])
+        positions = run.shared.positions(index, address, mask, 16)
+        raw = run.shared.flat[16].take(positions + run.shared.rows[16])
         words = np.ascontiguousarray(raw).view(np.uint32).reshape(run.programs, self.warps, count, 8, 4)
         if run.checks:
             run.races.read(index, address, mask, 16, self.code(count))
@@ -62,8 +62,8 @@ class Matrices:
         run = self.run
         address, mask = self.rows(index, address, count), self.mask(count)
         words = np.empty((run.programs, self.warps, count, 8, 4), dtype=np.uint32)
-        for place, value in enumerate(values):
-            words[:, :, place] = run.spread(value).reshape(-1, self.warps, 8, 4)
+        for position, value in enumerate(values):
+            words[:, :, position] = run.spread(value).reshape(-1, self.warps, 8, 4)
         if turned:
             halves = words.view(np.uint16).reshape(run.programs, self.warps, count, 8, 8)
             words = np.ascontiguousarray(halves.swapaxes(3, 4)).view(np.uint32)
@@ -92,7 +92,7 @@ class Matrices:
         programs = max(len(r) for r in registers)
         wide = 1 if kind == "tf32" else 2
         whole = np.empty((programs, self.warps, tall, 8, deep, 4, wide), dtype=np.float32)
-        for place, register in enumerate(registers):
+        for position, register in enumerate(registers):
             elements = widened(register, kind).reshape(-1, self.warps, 8, 4, wide)
-            whole[:, :, place % tall, :, place // tall] = elements
+            whole[:, :, position % tall, :, position // tall] = elements
         return whole.reshape(programs, self.warps, 8 * tall, deep * 4 * wide)

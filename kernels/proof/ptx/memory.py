@@ -52,8 +52,8 @@ class Buffer:
             width = tensor.element_size()
             elements = torch.from_numpy(marks[: self.size // width * width].reshape(-1, width))
             strides = (*(stride * width for stride in tensor.stride()), 1)
-            place = tensor.storage_offset() * width
-            torch.as_strided(elements, (*tensor.shape, width), strides, place).fill_(True)
+            position = tensor.storage_offset() * width
+            torch.as_strided(elements, (*tensor.shape, width), strides, position).fill_(True)
         return None if marks.all() else marks
 
     def inside(self, offsets: np.ndarray, width: int) -> np.ndarray:
@@ -148,14 +148,14 @@ class Global:
         kept = kept or (np.zeros((1, 1), WORDS[size]),) * count
         made = [np.broadcast_to(old, shape).copy() for old in kept]
         for buffer, offsets, lanes in pieces:
-            for to, part in zip(made, self.gather(index, buffer, offsets, lanes, size, count)):
-                np.copyto(to, part, where=lanes)
+            for destination, part in zip(made, self.gather(index, buffer, offsets, lanes, size, count)):
+                np.copyto(destination, part, where=lanes)
         return tuple(made)
 
     def gather(self, index, buffer, offsets, mask, size, count):
         width = size * count
-        places = (offsets >> np.uint64(width.bit_length() - 1)).view(np.int64)
-        raw = buffer.view(width).take(places, mode="clip")
+        positions = (offsets >> np.uint64(width.bit_length() - 1)).view(np.int64)
+        raw = buffer.view(width).take(positions, mode="clip")
         if self.run.checks:
             self.run.traffic.read(index, buffer, offsets, mask, width)
         parts = split(raw, size, count)
@@ -184,12 +184,12 @@ class Global:
             good = (flat <= np.uint64(buffer.size - width)) & ((flat & np.uint64(width - 1)) == 0)
             if not good.all():
                 flat, packed, threads = flat[good], packed[good], threads[good]
-            places = (flat >> np.uint64(width.bit_length() - 1)).view(np.int64)
+            positions = (flat >> np.uint64(width.bit_length() - 1)).view(np.int64)
             view = buffer.view(width)
-            view[places] = packed
+            view[positions] = packed
             buffer.written = True
             if run.checks:
-                if (view[places].view(np.uint8) != packed.view(np.uint8)).any():
+                if (view[positions].view(np.uint8) != packed.view(np.uint8)).any():
                     run.fault("value", index, "threads store different values at one place of global memory")
                 run.traffic.write(index, buffer, flat, threads, width)
 
@@ -205,11 +205,11 @@ class Global:
             if lanes is not None:
                 chosen = chosen & lanes
             flat, data, threads = flat[chosen], data[chosen], threads[chosen]
-            places = (flat >> np.uint64(size.bit_length() - 1)).view(np.int64)
+            positions = (flat >> np.uint64(size.bit_length() - 1)).view(np.int64)
             view = buffer.view(size)
-            if size in POISON and (view[places] == POISON[size]).any():
+            if size in POISON and (view[positions] == POISON[size]).any():
                 run.fault("unwritten", index, "an atomic operation on global memory that nobody wrote")
-            ACCUMULATED[operation].at(view.view(kind), places, data.view(kind))
+            ACCUMULATED[operation].at(view.view(kind), positions, data.view(kind))
             if run.checks:
                 run.traffic.accumulate(index, buffer, flat, threads, size)
 
@@ -228,7 +228,7 @@ def split(raw: np.ndarray, size: int, count: int) -> tuple[np.ndarray, ...]:
     if count == 1:
         return (raw,)
     parts: np.ndarray = raw.view(WORDS[size]).reshape(*raw.shape, count)
-    return tuple(np.ascontiguousarray(parts[..., place]) for place in range(count))
+    return tuple(np.ascontiguousarray(parts[..., position]) for position in range(count))
 
 
 def join(values, shape: tuple[int, ...], size: int) -> np.ndarray:
@@ -236,6 +236,6 @@ def join(values, shape: tuple[int, ...], size: int) -> np.ndarray:
     if len(values) == 1:
         return spread(values[0], shape)
     made: np.ndarray = np.empty((*shape, len(values)), dtype=WORDS[size])
-    for place, value in enumerate(values):
-        made[..., place] = value
+    for position, value in enumerate(values):
+        made[..., position] = value
     return made.view(WORDS[size * len(values)])[..., 0]

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasttfm.kernels.proof.ptx.faults import Place, Unsupported
+from fasttfm.kernels.proof.ptx.faults import Location, Unsupported
 
 WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128}
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)\s.*?(\w+)\s*[,)\n]")
@@ -62,7 +62,7 @@ class Instruction:
     operands: tuple
     guard: Register | None
     negated: bool
-    place: Place
+    location: Location
     index: int = 0
 
     @property
@@ -134,9 +134,9 @@ class _Reader:
 
     def read(self, body: str) -> None:
         for number, raw in enumerate(body.split("\n"), self.line):
-            location = _LOCATION.search(raw)
-            if location:
-                file, line, column, chain = location.groups()
+            loc = _LOCATION.search(raw)
+            if loc:
+                file, line, column, chain = loc.groups()
                 if line != "0":  # 0: the compiler could not say
                     self.python = (chain or f"{self.files.get(file, file).rsplit('/', 1)[-1]}:{line}:{column}").strip()
                 continue
@@ -182,16 +182,16 @@ class _Reader:
         declared = _REGISTERS.match(text + ";")
         if declared:
             return self.declare(*declared.groups())
-        place = Place(self.kernel, number, self.python)
+        location = Location(self.kernel, number, self.python)
         guard, negated = None, False
         guarded = _GUARD.match(text)
         if guarded:
             negated, text = guarded[1] == "!", guarded[3]
-            guard = self.operand(guarded[2], place)
+            guard = self.operand(guarded[2], location)
         opcode, _, rest = text.replace("\t", " ").partition(" ")
-        operands = tuple(self.operand(part, place) for part in _split(rest))
+        operands = tuple(self.operand(part, location) for part in _split(rest))
         block = self.blocks[-1]
-        block.instructions.append(Instruction(opcode, operands, guard, negated, place))
+        block.instructions.append(Instruction(opcode, operands, guard, negated, location))
         if opcode.split(".")[0] in ("bra", "ret", "exit"):
             self.blocks.append(Block())
         return None
@@ -232,21 +232,21 @@ class _Reader:
             self.registers[name] = kind
         return Register(name, kind)
 
-    def operand(self, text: str, place: Place) -> Any:
+    def operand(self, text: str, location: Location) -> Any:
         text = text.strip()
         if text.startswith("{"):
-            return Vector(tuple(self.operand(part, place) for part in _split(text[1:-1])))
+            return Vector(tuple(self.operand(part, location) for part in _split(text[1:-1])))
         if text.startswith("["):
             base, _, offset = text[1:-1].replace(" ", "").partition("+")
             return Address(self.register(base) or Name(base), int(offset, 0) if offset else 0)
         if "|" in text:
-            return Vector(tuple(self.operand(part, place) for part in text.split("|")))
-        parsed = self.known.get(text) if not self.scopes else self.simple(text, place)
+            return Vector(tuple(self.operand(part, location) for part in text.split("|")))
+        parsed = self.known.get(text) if not self.scopes else self.simple(text, location)
         if parsed is None:
-            parsed = self.known[text] = self.simple(text, place)
+            parsed = self.known[text] = self.simple(text, location)
         return parsed
 
-    def simple(self, text: str, place: Place) -> object:
+    def simple(self, text: str, location: Location) -> object:
         known = self.register(text)
         if known is not None:
             return known
@@ -258,7 +258,7 @@ class _Reader:
             return Number(int(text.rstrip("U"), 0))
         if re.match(r"[%$\w.]+$", text):
             return Name(text)
-        raise Unsupported(f"operand {text!r} is not understood", place)
+        raise Unsupported(f"operand {text!r} is not understood", location)
 
 
 def _up_to_its_brace(text: str) -> str:

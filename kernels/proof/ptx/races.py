@@ -68,14 +68,14 @@ class SharedRaces:
         """Compares each event with what the table has and notes writers in it. Returns where it did."""
         touched = [] if touched is None else touched
         for kind, index, address, mask, width, code in events:
-            words, places, codes = self.cells(table, address, mask, width, code, arrived, rows)
-            before = words.take(places, axis=0)
+            words, slots, codes = self.cells(table, address, mask, width, code, arrived, rows)
+            before = words.take(slots, axis=0)
             if before.any():
                 what = "written and read" if kind == "read" else "written twice"
-                self.judge(index, before, places, codes, touched, what)
+                self.judge(index, before, slots, codes, touched, what)
             if kind == "write":
-                words[places] = codes + 1
-                touched.append((words, places, index))
+                words[slots] = codes + 1
+                touched.append((words, slots, index))
         return touched
 
     def cells(self, table, address, mask, width, code, arrived, rows):
@@ -85,34 +85,34 @@ class SharedRaces:
         span = max(1, width // self.grain)
         words = table.reshape(-1, span)
         shift = max(self.shift, width.bit_length() - 1)
-        places = (address >> np.uint32(shift)).astype(np.int64)
-        np.minimum(places, self.writers.shape[1] // span - 1, out=places)
+        slots = (address >> np.uint32(shift)).astype(np.int64)
+        np.minimum(slots, self.writers.shape[1] // span - 1, out=slots)
         if rows > 1:
-            places = places + np.arange(rows, dtype=np.int64)[:, None] * (self.writers.shape[1] // span)
+            slots = slots + np.arange(rows, dtype=np.int64)[:, None] * (self.writers.shape[1] // span)
         if mask is not None:
-            shape = np.broadcast_shapes(places.shape, code.shape, mask.shape)
+            shape = np.broadcast_shapes(slots.shape, code.shape, mask.shape)
             chosen = np.broadcast_to(mask, shape)
-            places, code = np.broadcast_to(places, shape)[chosen], np.broadcast_to(code, shape)[chosen]
-        elif code.shape[1] != places.shape[1]:
-            places, code = np.broadcast_arrays(places, code)
-        return words, places, code[..., None]
+            slots, code = np.broadcast_to(slots, shape)[chosen], np.broadcast_to(code, shape)[chosen]
+        elif code.shape[1] != slots.shape[1]:
+            slots, code = np.broadcast_arrays(slots, code)
+        return words, slots, code[..., None]
 
-    def judge(self, index, before, places, codes, touched, what) -> None:
+    def judge(self, index, before, slots, codes, touched, what) -> None:
         wrong = (before != 0) & conflicting(before - 1, codes)
         if wrong.any():
-            whole = np.broadcast_to(places[..., None], wrong.shape) * before.shape[-1] + np.arange(before.shape[-1])
+            whole = np.broadcast_to(slots[..., None], wrong.shape) * before.shape[-1] + np.arange(before.shape[-1])
             self.report(index, whole[wrong], touched, what)
 
-    def report(self, index, places, touched, what) -> None:
-        others = (i for w, p, i in reversed(touched) if np.isin(places[:1] // w.shape[1], p).any())
+    def report(self, index, slots, touched, what) -> None:
+        others = (i for w, p, i in reversed(touched) if np.isin(slots[:1] // w.shape[1], p).any())
         other = next(others, None)
-        byte = int(places[0]) % self.writers.shape[1] * self.grain
+        byte = int(slots[0]) % self.writers.shape[1] * self.grain
         self.run.fault("race", index, f"shared memory at byte {byte} is {what} with no barrier between", other)
 
 
 def _clear(touched) -> None:
-    for words, places, _ in touched:
-        words[places] = 0
+    for words, slots, _ in touched:
+        words[slots] = 0
 
 
 def _without(accesses, arrived) -> Iterator[tuple]:
@@ -166,15 +166,15 @@ class Traffic:
         codes = codes.ravel()
         for step in range(max(1, width // self.grain)):
             for table in tables:
-                places = np.minimum(first + step, len(table) - 1)
-                before = table[places]
+                slots = np.minimum(first + step, len(table) - 1)
+                before = table[slots]
                 written = before != 0
                 if not written.any():
                     continue
                 others, kind = self.unordered(before, codes)
                 wrong = written & others
                 if wrong.any():
-                    self.report(index, buffer, places, before, codes, wrong, kind, late)
+                    self.report(index, buffer, slots, before, codes, wrong, kind, late)
 
     def unordered(self, before, codes):
         """Pairs that nothing orders, and those of them that belong to two programs."""
@@ -183,18 +183,18 @@ class Traffic:
         same_stretch = ((before ^ codes) >> _BARRIERS) == 0
         return foreign | (same_stretch & conflicting(before & low, codes & low)), foreign
 
-    def report(self, index, buffer, places, before, codes, wrong, foreign, late) -> None:
+    def report(self, index, buffer, slots, before, codes, wrong, foreign, late) -> None:
         run = self.launch.run
         kind = "programs" if (foreign & wrong).any() else "race"
-        place = int(places[wrong][0])
-        other = int(self.instructions[buffer.base][place])
+        cell = int(slots[wrong][0])
+        other = int(self.instructions[buffer.base][cell])
         if late and kind == "race":
-            pairs = set(zip(places.tolist(), codes.tolist()))
+            pairs = set(zip(slots.tolist(), codes.tolist()))
             low = np.int64((1 << _BARRIERS) - 1)
-            touching = zip(places[wrong].tolist(), before[wrong].tolist(), codes[wrong].tolist())
-            if all((place, (code & ~low) | (writer & low)) in pairs for place, writer, code in touching):
+            touching = zip(slots[wrong].tolist(), before[wrong].tolist(), codes[wrong].tolist())
+            if all((cell, (code & ~low) | (writer & low)) in pairs for cell, writer, code in touching):
                 kind = "redundant"  # who writes has read it himself; the others hold copies that are not stored
-        byte = place * self.grain
+        byte = cell * self.grain
         run.fault(kind, index, f"global memory ({buffer.size} bytes) at byte {byte} is written and read", other)
 
     def write(self, index, buffer: Buffer, offsets, threads, width) -> None:
@@ -203,16 +203,16 @@ class Traffic:
         codes = np.broadcast_to(self.codes(run), run.shape).reshape(-1)[threads]
         first = (offsets // np.uint64(self.grain)).view(np.int64)
         for step in range(max(1, width // self.grain)):
-            places = first + step
-            self.compare(index, buffer, table, places, codes)
-            self.compare(index, buffer, self.added.get(buffer.base), places, codes)
-            table[places] = codes
-            after = table[places]
+            slots = first + step
+            self.compare(index, buffer, table, slots, codes)
+            self.compare(index, buffer, self.added.get(buffer.base), slots, codes)
+            table[slots] = codes
+            after = table[slots]
             if (after != codes).any():  # several threads in one instruction: equal values of one program may be
                 foreign = ((after ^ codes) >> _PROGRAM) != 0
                 if foreign.any():
-                    self.report(index, buffer, places, after, codes, foreign, foreign, False)
-            self.instructions[buffer.base][places] = index
+                    self.report(index, buffer, slots, after, codes, foreign, foreign, False)
+            self.instructions[buffer.base][slots] = index
 
     def accumulate(self, index, buffer: Buffer, offsets, threads, width) -> None:
         """Atomic operations are ordered among themselves, and by nothing with other accesses."""
@@ -221,13 +221,13 @@ class Traffic:
         codes = np.broadcast_to(self.codes(run), run.shape).reshape(-1)[threads]
         first = (offsets // np.uint64(self.grain)).view(np.int64)
         for step in range(max(1, width // self.grain)):
-            places = first + step
-            self.compare(index, buffer, self.writers.get(buffer.base), places, codes)
-            before = table[places]
-            table[places] = np.where((before != 0) & ((before >> _PROGRAM) != (codes >> _PROGRAM)), _SEVERAL, codes)
-            foreign = (table[places] >> _PROGRAM) != (codes >> _PROGRAM)
-            table[places[foreign]] = _SEVERAL
-            self.instructions[buffer.base][places] = index
+            slots = first + step
+            self.compare(index, buffer, self.writers.get(buffer.base), slots, codes)
+            before = table[slots]
+            table[slots] = np.where((before != 0) & ((before >> _PROGRAM) != (codes >> _PROGRAM)), _SEVERAL, codes)
+            foreign = (table[slots] >> _PROGRAM) != (codes >> _PROGRAM)
+            table[slots[foreign]] = _SEVERAL
+            self.instructions[buffer.base][slots] = index
 
     def table(self, tables: dict[int, np.ndarray], buffer: Buffer) -> np.ndarray:
         if buffer.base not in tables:
@@ -236,14 +236,14 @@ class Traffic:
             self.instructions.setdefault(buffer.base, np.zeros(cells, dtype=np.int32))
         return tables[buffer.base]
 
-    def compare(self, index, buffer, table, places, codes) -> None:
+    def compare(self, index, buffer, table, slots, codes) -> None:
         """With what a table, if there is one, has of these places."""
-        if table is None or not (before := table[places]).any():
+        if table is None or not (before := table[slots]).any():
             return
         others, foreign = self.unordered(before, codes)
         wrong = (before != 0) & others
         if wrong.any():
-            self.report(index, buffer, places, before, codes, wrong, foreign, False)
+            self.report(index, buffer, slots, before, codes, wrong, foreign, False)
 
     def end(self) -> None:
         """Compares what was read with what was written later."""

@@ -130,12 +130,12 @@ def permute(a, b, selector):
     """prmt: four of the eight bytes of b:a; bit 3 of a nibble spreads the byte's sign."""
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     made = np.uint32(0)
-    for place in range(4):
-        nibble = (selector >> np.uint32(4 * place)) & np.uint32(15)
+    for position in range(4):
+        nibble = (selector >> np.uint32(4 * position)) & np.uint32(15)
         shift = (nibble & np.uint32(7)).astype(np.uint64) * np.uint64(8)
         byte = ((both >> shift) & np.uint64(255)).astype(np.uint32)
         byte = np.where(nibble & np.uint32(8), np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0)), byte)
-        made = made | (byte << np.uint32(8 * place))
+        made = made | (byte << np.uint32(8 * position))
     return made
 
 

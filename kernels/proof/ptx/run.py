@@ -66,9 +66,9 @@ class Launch:
         return list(self.faults.values())
 
     def fault(self, kind: str, index: int, message: str, other: int | None) -> None:
-        place = self.code.instructions[index].place
-        second = None if other is None else self.code.instructions[other].place
-        self.faults.setdefault((kind, index), Fault(kind, message, place, second))
+        location = self.code.instructions[index].location
+        second = None if other is None else self.code.instructions[other].location
+        self.faults.setdefault((kind, index), Fault(kind, message, location, second))
 
 
 class Run:
@@ -133,20 +133,20 @@ class Run:
 
     def branch(self, waiting, mask, taken, target: int, following: int) -> None:
         if taken.size == 1 or taken.all() or not taken.any():
-            to = target if taken.flat[0] else following
-            return self.leave(mask) if to < 0 else _join(waiting, to, mask)
+            destination = target if taken.flat[0] else following
+            return self.leave(mask) if destination < 0 else _join(waiting, destination, mask)
         if taken.shape[1] != 1:
             same = taken[:, :1]
             if (taken == same).all():
                 taken = same
         live = self.active
-        for to, part in ((target, taken), (following, ~taken)):
+        for destination, part in ((target, taken), (following, ~taken)):
             part = part if live is None else part & live
             if part.any():
-                if to < 0:
+                if destination < 0:
                     self.leave(part)
                 else:
-                    _join(waiting, to, part)
+                    _join(waiting, destination, part)
         return None
 
     def leave(self, mask) -> None:
@@ -229,7 +229,7 @@ class Run:
         elif mode == "idx":
             source = (lane & ~segment) | (self.lane & segment)
         else:
-            raise Unsupported(f"shfl of mode {mode}", self.launch.code.instructions[index].place)
+            raise Unsupported(f"shfl of mode {mode}", self.launch.code.instructions[index].location)
         source = source.astype(np.int64)
         inside = source >= last if mode == "up" else source <= last
         source = np.where(inside, source, self.lane) + (self.warp.astype(np.int64) << 5)
@@ -249,7 +249,7 @@ class Run:
         elif mode == "ballot":
             votes = (warps.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(2).astype(np.uint32)
         else:
-            raise Unsupported(f"vote of mode {mode}", self.launch.code.instructions[index].place)
+            raise Unsupported(f"vote of mode {mode}", self.launch.code.instructions[index].location)
         return np.repeat(votes, 32, axis=1)
 
 

@@ -21,7 +21,7 @@ class Shared:
         }
         self.rows = {width: np.arange(run.programs, dtype=np.int64)[:, None] * (self.pitch // width) for width in WORDS}
 
-    def places(self, index, address, mask, width) -> np.ndarray:
+    def positions(self, index, address, mask, width) -> np.ndarray:
         """Of words of `width` bytes in their program's row; what lies outside is reported and moved inside."""
         shift = np.uint32(width.bit_length() - 1)
         turned = address if width == 1 else (address >> shift) | (address << (np.uint32(32) - shift))
@@ -41,10 +41,10 @@ class Shared:
 
     def gather(self, index, address, mask, width) -> np.ndarray:
         """Words of so many bytes, one for every address."""
-        places = self.places(index, address, mask, width)
+        positions = self.positions(index, address, mask, width)
         if self.run.checks:
             self.run.races.read(index, address, mask, width)
-        return self.flat[width].take(places + self.rows[width])
+        return self.flat[width].take(positions + self.rows[width])
 
     def load(self, index, address, guard, size, count, kept):
         mask = self.run.where(guard)
@@ -71,15 +71,15 @@ class Shared:
 
     def put(self, index, address, mask, packed, width, code=None) -> None:
         """Stores words; packed has all programs and threads."""
-        places = np.broadcast_to(self.places(index, address, mask, width) + self.rows[width], packed.shape)
+        positions = np.broadcast_to(self.positions(index, address, mask, width) + self.rows[width], packed.shape)
         if mask is None:
-            places, packed = places.ravel(), packed.ravel()
+            positions, packed = positions.ravel(), packed.ravel()
         else:
             chosen = np.broadcast_to(mask, packed.shape)
-            places, packed = places[chosen], packed[chosen]
-        self.flat[width][places] = packed
+            positions, packed = positions[chosen], packed[chosen]
+        self.flat[width][positions] = packed
         if self.run.checks:
-            kept = self.flat[width][places].view(np.uint8) == np.ascontiguousarray(packed).view(np.uint8)
+            kept = self.flat[width][positions].view(np.uint8) == np.ascontiguousarray(packed).view(np.uint8)
             if not kept.all() and ("bounds", index) not in self.run.launch.faults:
                 self.run.fault("value", index, "threads store different values at one place of shared memory")
             self.run.races.write(index, address, mask, width, code)
@@ -93,7 +93,7 @@ class Copies:
         self.committed = np.zeros((run.programs, 1), dtype=np.int64)
         self.pending: list[tuple] = []
 
-    def issue(self, index, to, source, guard, width, count) -> None:
+    def issue(self, index, destination, source, guard, width, count) -> None:
         run = self.run
         mask = run.where(guard)
         if mask is not None and not mask.any():
@@ -117,20 +117,22 @@ class Copies:
             packed = np.where(step < np.broadcast_to(count, run.shape)[..., None], lanes, 0).astype(np.uint8)
             packed = packed.view(WORDS[width])[..., 0]
         if run.checks:
-            self.check_order(index, to, mask, width)
+            self.check_order(index, destination, mask, width)
         poison: np.ndarray = np.full((*run.shape, max(1, width // 4)), POISON[4]).view(WORDS[max(width, 4)])[..., 0]
-        run.shared.put(index, to, mask, poison, width)
-        self.pending.append((index, to, mask, np.ascontiguousarray(packed), width, self.committed.copy()))
+        run.shared.put(index, destination, mask, poison, width)
+        self.pending.append((index, destination, mask, np.ascontiguousarray(packed), width, self.committed.copy()))
 
-    def check_order(self, index, to, mask, width) -> None:
+    def check_order(self, index, destination, mask, width) -> None:
         """A thread's own copies are not ordered among themselves: none may go where one of its others is on its way.
         Those of other threads are races like any."""
         for issued, before, other, _, size, _ in self.pending:
-            meet = (before.astype(np.int64) < to.astype(np.int64) + width) & (to < before.astype(np.int64) + size)
+            meet = (before.astype(np.int64) < destination.astype(np.int64) + width) & (
+                destination < before.astype(np.int64) + size
+            )
             for part in (mask, other):
                 meet = meet if part is None else meet & part
             if meet.any():
-                byte = int(np.broadcast_to(to, meet.shape)[meet][0])
+                byte = int(np.broadcast_to(destination, meet.shape)[meet][0])
                 message = f"shared memory at byte {byte} is copied to while an earlier copy to it is on its way"
                 return self.run.fault("race", index, message, issued)
         return None
@@ -142,22 +144,22 @@ class Copies:
     def wait(self, index, allowed: int) -> None:
         """All but the `allowed` youngest groups have arrived."""
         arrived = self.run.rows(index)
-        still = []
-        for issued, to, mask, packed, width, group in self.pending:
+        remaining = []
+        for issued, destination, mask, packed, width, group in self.pending:
             done = group < self.committed - allowed
             if arrived is not None:
                 done = done & arrived
             if done.any():
                 whole = done.all()
                 part = mask if whole else (done if mask is None else done & mask)
-                self.run.shared.put(issued, to, part, packed, width)
+                self.run.shared.put(issued, destination, part, packed, width)
             if not done.all():
                 rest = ~done if mask is None else ~done & mask
                 if rest.any():
-                    still.append((issued, to, rest if done.any() else mask, packed, width, group))
-        self.pending = still
+                    remaining.append((issued, destination, rest if done.any() else mask, packed, width, group))
+        self.pending = remaining
 
     def remember(self) -> None:
         """After a barrier: what is still on its way may be written in the new stretch too."""
-        for issued, to, mask, _, width, _ in self.pending:
-            self.run.races.write(issued, to, mask, width)
+        for issued, destination, mask, _, width, _ in self.pending:
+            self.run.races.write(issued, destination, mask, width)

@@ -42,10 +42,10 @@ _SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]
 def translate(kernel: Kernel) -> list:
     """A function for every block. Raises Unsupported for an opcode that is not known, with its line."""
     uses = [_uses(block) for block in kernel.blocks]
-    crossing = {name: place for place, name in enumerate(sorted(set().union(*(u for u, _ in uses))))}
+    crossing = {name: position for position, name in enumerate(sorted(set().union(*(u for u, _ in uses))))}
     labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
     space: dict = {"np": np, **_NAMES, **{n: f for n, f in vars(rounding).items() if not n.startswith("_")}}
-    parameters = {name: place for place, (name, _) in enumerate(kernel.parameters)}
+    parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}
     everything = [i for block in kernel.blocks for i in block.instructions]
     late = {r.name for i in everything if "mma_async" in i.opcode for r in registers_of(i.operands[0])}
     copies = [tuple(r.name for o in i.operands for r in registers_of(o)) for i in everything if i.words[0] == "mov"]
@@ -112,17 +112,17 @@ class _Writer:
 
     def lines(self) -> list[str]:
         last: dict[str, int] = {}
-        for place, i in enumerate(self.block.instructions):
+        for position, i in enumerate(self.block.instructions):
             for registers in results_and_sources(i):
-                last.update({r.name: place for r in registers})
+                last.update({r.name: position for r in registers})
         end = f"return {self.number + 1}"
-        for place, i in enumerate(self.block.instructions):
+        for position, i in enumerate(self.block.instructions):
             base = i.opcode.split(".")[0]
             if base in ("bra", "ret", "exit"):
                 end = self.leave(i, base)
                 break
             self.instruction(i, base)
-            dead = [n for n, p in last.items() if p == place and n in self.kinds and n not in self.changed]
+            dead = [n for n, p in last.items() if p == position and n in self.kinds and n not in self.changed]
             if dead:
                 self.emit(" = ".join(_variable(n) for n in dead) + " = None")
         for name, kind in self.changed.items():
@@ -168,7 +168,7 @@ class _Writer:
             narrow = "u16" if kind.endswith("32") else "u32"
             low, high = (self.value(part, narrow, i) for part in operand.parts)
             return _viewed(f"pack({low}, {high})", f"u{kind[1:]}", kind)
-        raise Unsupported(f"operand {operand} of {i.opcode} is not known", i.place)
+        raise Unsupported(f"operand {operand} of {i.opcode} is not known", i.location)
 
     def constant(self, number: Number, kind: str) -> str:
         bits = 8 if kind == "p" else int(kind[1:])
@@ -184,7 +184,7 @@ class _Writer:
     def address(self, operand: Address, kind: str, i: Instruction) -> str:
         base = operand.base
         if isinstance(base, Name) and base.text != "global_smem":
-            raise Unsupported(f"symbol {base.text} is not known", i.place)
+            raise Unsupported(f"symbol {base.text} is not known", i.location)
         text = self.value(base, kind, i)
         return f"({text} + {self.constant(Number(operand.offset), kind)})" if operand.offset else text
 
@@ -198,7 +198,7 @@ class _Writer:
         if isinstance(target, Name) and target.text == "_":
             return
         if not isinstance(target, Register):
-            raise Unsupported(f"a result of {i.opcode} that is no register", i.place)
+            raise Unsupported(f"a result of {i.opcode} that is no register", i.location)
         plain = _PLAIN[target.kind]
         if _bits(kind) != _bits(plain):
             text, kind = f"({text}).astype({plain})", plain
@@ -213,7 +213,7 @@ class _Writer:
 
     def instruction(self, i: Instruction, base: str) -> None:
         if base in _REFUSED:
-            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.place)
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         if base in _IGNORED:
             return
         if self.late and "mma_async" not in i.opcode:
@@ -230,14 +230,14 @@ class _Writer:
         self._computed(i)
 
     def _computed(self, i: Instruction) -> None:
-        meant = arithmetic.known(i.opcode, i.place)
+        meant = arithmetic.known(i.opcode, i.location)
         target, *sources = i.operands
         if i.opcode.startswith("setp") and isinstance(target, Vector):
             return self._compared_pairs(i, meant, target.parts)
         if i.words[0] in ("min", "max") and i.words[-1] == "f32" and len(sources) == 3:
             meant = arithmetic.of_three(meant)
         if len(sources) != len(meant.operands):
-            raise Unsupported(f"{i.opcode} with {len(sources)} sources", i.place)
+            raise Unsupported(f"{i.opcode} with {len(sources)} sources", i.location)
         values = [self.value(source, kind, i) for source, kind in zip(sources, meant.operands)]
         self.assign(target, meant.expression.format(*values), meant.result, i)
         return None
@@ -245,7 +245,7 @@ class _Writer:
     def _compared_pairs(self, i: Instruction, meant, targets) -> None:
         """setp of pairs of halves: a predicate for the lower ones and one for the upper ones."""
         if not i.words[-1].endswith("x2"):
-            raise Unsupported(f"form of {i.opcode}", i.place)
+            raise Unsupported(f"form of {i.opcode}", i.location)
         values = [self.value(source, "u32", i) for source in i.operands[1:]]
         for side, target in enumerate(targets):
             self.assign(target, meant.expression.format(*(f"halves({v})[{side}]" for v in values)), "p", i)
@@ -258,8 +258,8 @@ class _Writer:
         if len(target.parts) == 4:
             part = int(whole[1:]) // 4
             self.emit(f"v = {self.value(source, whole, i)}")
-            for place, to in enumerate(target.parts):
-                self.assign(to, f"(v >> {whole}({place * part})).astype(u{part})", f"u{part}", i)
+            for position, destination in enumerate(target.parts):
+                self.assign(destination, f"(v >> {whole}({position * part})).astype(u{part})", f"u{part}", i)
             return None
         half = f"u{int(whole[1:]) // 2}"
         self.emit(f"low, high = halves({self.value(source, whole, i)})")
@@ -283,8 +283,8 @@ class _Writer:
             kept = "(" + "".join(f"{self.value(t, f'u{8 * size}', i)}, " for t in targets) + ")"
         call = f"M.{_SPACES[space]}.load({i.index}, {address}, {self.guard(i)}, {size}, {len(targets)}, {kept})"
         self.emit(f"v = {call}")
-        for place, target in enumerate(targets):
-            self.assign(target, _viewed(f"v[{place}]", f"u{8 * size}", kind), kind, i, kept=True)
+        for position, target in enumerate(targets):
+            self.assign(target, _viewed(f"v[{position}]", f"u{8 * size}", kind), kind, i, kept=True)
 
     def _st(self, i: Instruction) -> None:
         space, _, size, sources = self._access(i, i.operands[1])
@@ -298,17 +298,17 @@ class _Writer:
     def _atom(self, i: Instruction) -> None:
         target, *sources = i.operands
         if any(r.name in self.read for r in registers_of(target)):
-            raise Unsupported(f"opcode {i.opcode} whose result is used is not executed by this machine", i.place)
+            raise Unsupported(f"opcode {i.opcode} whose result is used is not executed by this machine", i.location)
         self._accumulate(i, *sources)
 
-    def _accumulate(self, i: Instruction, to: Address, *values: object) -> None:
+    def _accumulate(self, i: Instruction, destination: Address, *values: object) -> None:
         words = [w for w in i.words[1:] if w not in _ATOMIC_MODES]
         known = len(words) == 2 and words[0] in ACCUMULATED and words[1] in _ATOMIC_TYPES
         if i.words[1] != "global" or len(values) != 1 or not known:
-            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.place)
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         kind = _ATOMIC_TYPES[words[1]]
         value = self.value(values[0], f"u{_bits(kind)}" if kind != "f32" else "u32", i)
-        address = self.address(to, "u64", i)
+        address = self.address(destination, "u64", i)
         call = f"{i.index}, {address}, {self.guard(i)}, '{words[0]}', {kind}, {value}"
         self.emit(f"M.memory.accumulate({call})")
 
@@ -318,16 +318,16 @@ class _Writer:
         space, kind = words[0].split("::")[0], arithmetic._TYPES.get(words[-1])
         count = int(words[1][1:]) if len(words) == 3 and words[1][0] == "v" else 1
         if space not in ("param", "global", "shared") or kind is None or len(words) != (3 if count > 1 else 2):
-            raise Unsupported(f"opcode {i.opcode} is not known", i.place)
+            raise Unsupported(f"opcode {i.opcode} is not known", i.location)
         registers = data.parts if isinstance(data, Vector) else (data,)
         if len(registers) != count or len(i.operands) != 2:
-            raise Unsupported(f"operands of {i.opcode}", i.place)
+            raise Unsupported(f"operands of {i.opcode}", i.location)
         return space, kind, int(kind[1:]) // 8, registers
 
     def _shfl(self, i: Instruction) -> None:
         target, source, lane, clamp, _ = i.operands
         if isinstance(target, Vector) or i.words[1] != "sync" or not isinstance(clamp, Number):
-            raise Unsupported(f"form of {i.opcode}", i.place)
+            raise Unsupported(f"form of {i.opcode}", i.location)
         sources = f"{self.value(source, 'u32', i)}, {self.value(lane, 'u32', i)}, {clamp.value}"
         self.assign(target, f"M.shuffle({i.index}, '{i.words[2]}', {sources})", "u32", i)
 
@@ -343,7 +343,7 @@ class _Writer:
         elif i.opcode == "bar.sync" and len(i.operands) == 1 and i.guard is None:
             self.emit(f"M.barrier({i.index}, {self.value(i.operands[0], 'u32', i)})")
         else:
-            raise Unsupported(f"form of {i.opcode}", i.place)
+            raise Unsupported(f"form of {i.opcode}", i.location)
 
     def _cp(self, i: Instruction) -> None:
         if i.opcode == "cp.async.commit_group":
@@ -354,19 +354,21 @@ class _Writer:
             self.emit(f"M.copies.commit({i.index})")
             self.emit(f"M.copies.wait({i.index}, 0)")
         elif i.words[:3] in (["cp", "async", "ca"], ["cp", "async", "cg"]) and len(i.operands) in (3, 4):
-            to, source = self.address(i.operands[0], "u32", i), self.address(i.operands[1], "u64", i)
+            destination, source = self.address(i.operands[0], "u32", i), self.address(i.operands[1], "u64", i)
             count = self.value(i.operands[3], "u32", i) if len(i.operands) == 4 else "None"
-            self.emit(f"M.copies.issue({i.index}, {to}, {source}, {self.guard(i)}, {i.operands[2].value}, {count})")
+            self.emit(
+                f"M.copies.issue({i.index}, {destination}, {source}, {self.guard(i)}, {i.operands[2].value}, {count})"
+            )
         else:
-            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.place)
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
 
     def _ldmatrix(self, i: Instruction) -> None:
         count = self._fragments(i)
         targets = i.operands[0].parts
         address = self.address(i.operands[1], "u32", i)
         self.emit(f"v = M.matrices.load({i.index}, {address}, {count}, {'trans' in i.words})")
-        for place, target in enumerate(targets):
-            self.assign(target, f"v[{place}]", "u32", i)
+        for position, target in enumerate(targets):
+            self.assign(target, f"v[{position}]", "u32", i)
 
     def _stmatrix(self, i: Instruction) -> None:
         count = self._fragments(i)
@@ -377,20 +379,20 @@ class _Writer:
     def _fragments(self, i: Instruction) -> int:
         words = [w for w in i.words[1:] if w != "trans"]
         if words[:3] != ["sync", "aligned", "m8n8"] or words[-1] != "b16" or i.guard is not None:
-            raise Unsupported(f"form of {i.opcode}", i.place)
+            raise Unsupported(f"form of {i.opcode}", i.location)
         return int(words[3][1:])
 
     def _mma(self, i: Instruction) -> None:
         shape, result, a, b, c = i.words[3], *i.words[-4:]
         if (shape, a) not in _SHAPES or a != b or (result, c) != ("f32", "f32") or i.words[4:6] != ["row", "col"]:
-            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.place)
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         fragments = []
         for operand, kind in zip(i.operands[1:], ("u32", "u32", "f32"), strict=True):
             fragments.append("".join(f"{self.value(part, kind, i)}, " for part in operand.parts))
         text = ", ".join(f"({f})" for f in fragments)
         self.emit(f"v = M.matrices.multiply({i.index}, '{a}', {text})")
-        for place, target in enumerate(i.operands[0].parts):
-            self.assign(target, f"v[{place}]", "f32", i)
+        for position, target in enumerate(i.operands[0].parts):
+            self.assign(target, f"v[{position}]", "f32", i)
 
     def _wgmma(self, i: Instruction) -> None:
         word = i.words[1]
@@ -406,12 +408,12 @@ class _Writer:
     def _wgmma_product(self, i: Instruction) -> None:
         shape, result, a, b = i.words[4:]
         if result != "f32" or a != b or a not in ("bf16", "f16", "tf32") or i.guard is not None:
-            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.place)
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         sums, left, right, scale, *signs = i.operands
         from_registers = isinstance(left, Vector)
         flags = [flag.value for flag in signs]  # the factors of a and b, then what lies transposed
         if flags[:2] != [1, 1]:
-            raise Unsupported(f"{i.opcode} with a sign turned", i.place)
+            raise Unsupported(f"{i.opcode} with a sign turned", i.location)
         kinds = ("u32", left.parts) if from_registers else ("u64", (left,))
         first = "".join(f"{self.value(part, kinds[0], i)}, " for part in kinds[1])
         old = "".join(f"{self.value(part, 'f32', i)}, " for part in sums.parts)
@@ -422,8 +424,8 @@ class _Writer:
             f"v = M.groups.multiply({i.index}, '{a}', {columns}, {depth}, {from_registers}, ({first}), "
             f"{self.value(right, 'u64', i)}, {self.value(scale, 'p', i)}, {turned}, ({old}), {names!r})"
         )
-        for place, target in enumerate(sums.parts):
-            self.assign(target, f"v[{place}]", "f32", i)
+        for position, target in enumerate(sums.parts):
+            self.assign(target, f"v[{position}]", "f32", i)
 
 
 _SHAPES = {("m16n8k16", "bf16"), ("m16n8k16", "f16"), ("m16n8k8", "tf32"), ("m16n8k8", "bf16"), ("m16n8k8", "f16")}

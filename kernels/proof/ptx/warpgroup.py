@@ -23,7 +23,7 @@ _SWIZZLES = {1: 128, 2: 64, 3: 32}
 """The descriptor's two highest bits -> bytes that a row of the pattern has."""
 
 
-def places(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: bool) -> np.ndarray:
+def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: bool) -> np.ndarray:
     """Byte addresses (..., rows, depth) of the elements of an operand; descriptor (...) uint64. Raises ValueError for
     a layout without swizzle, or descriptors that differ in more than where they begin."""
     d = descriptor.astype(np.uint64)
@@ -72,11 +72,11 @@ class Groups:
 
     def move(self, names: list[str]) -> None:
         """mov: the first register becomes as unfinished, or finished, as the second."""
-        to, source = names
+        destination, source = names
         if source in self.open:
-            self.open[to] = self.open[source]
+            self.open[destination] = self.open[source]
         else:
-            self.open.pop(to, None)
+            self.open.pop(destination, None)
 
     def remember(self) -> None:
         """After a barrier: operands of unfinished products are still read in the new stretch."""
@@ -92,7 +92,7 @@ class Groups:
         """The new sums, columns / 2 registers a thread: (64, columns) for each of the program's warpgroups."""
         run = self.run
         if not self.count or run.width % 128:
-            raise Unsupported("wgmma needs groups of four warps", run.launch.code.instructions[index].place)
+            raise Unsupported("wgmma needs groups of four warps", run.launch.code.instructions[index].location)
         if from_registers:
             a = self.fragments(left, kind)
         else:
@@ -102,10 +102,10 @@ class Groups:
         tiles = product.reshape(len(product), self.count, 4, 2, 8, columns // 8, 4, 2)
         shape = (len(product), run.width)
         made = []
-        for place, before in enumerate(old):
-            piece = tiles[:, :, :, place // 2 % 2, :, place // 4, :, place % 2].reshape(shape)
+        for position, before in enumerate(old):
+            piece = tiles[:, :, :, position // 2 % 2, :, position // 4, :, position % 2].reshape(shape)
             made.append(np.where(scale, before + piece, piece))
-            self.open[names[place]] = self.committed
+            self.open[names[position]] = self.committed
         return made
 
     def fragments(self, registers, kind) -> np.ndarray:
@@ -121,12 +121,12 @@ class Groups:
         if (descriptor != descriptor[:, :, :1]).any():
             run.fault("divergence", index, "the threads of a warpgroup have different matrix descriptors")
         try:
-            address = places(descriptor[:, :, 0], rows, depth, size, turned)
+            address = positions(descriptor[:, :, 0], rows, depth, size, turned)
         except ValueError as error:
-            raise Unsupported(str(error), run.launch.code.instructions[index].place) from None
+            raise Unsupported(str(error), run.launch.code.instructions[index].location) from None
         flat = address.reshape(len(address), -1).astype(np.uint32)
         mask = run.active if run.active is None or run.active.shape[1] == 1 else run.active.any(1, keepdims=True)
-        inside = run.shared.places(index, flat, mask, size)
+        inside = run.shared.positions(index, flat, mask, size)
         raw = run.shared.flat[size].take(inside + run.shared.rows[size])
         run.shared.check_written(index, raw, mask, size)
         entry = (self.committed, index, flat, mask)
