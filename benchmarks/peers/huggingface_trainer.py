@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import command
 from fasttfm.cli.parser import Parser
 from fasttfm.config.documents import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
@@ -136,10 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, required=True, help="of training")
     parser.add_argument("--seed", type=int, default=1)
     args: argparse.Namespace = parser.parse_args(argv)
-    data = PreparedDocuments.open(args.data)
-    print(json.dumps(train(args.kind, data, args.preset, args.out, args.minutes, args.seed)))
+    try:
+        data = PreparedDocuments.open(args.data)
+        print(json.dumps(train(args.kind, data, args.preset, args.out, args.minutes, args.seed)))
+    except UserError as error:
+        print(f"huggingface_trainer: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(command.run(main))
+    raise SystemExit(main())

@@ -20,6 +20,8 @@ from fasttfm.training.log import read_log
 from fasttfm.training.pretraining import LanguageModelling
 from fasttfm.training.run import train
 
+from .ranks import run_ranks
+
 CPU = torch.device("cpu")
 RECIPE = {
     "d_model": 16,
@@ -177,13 +179,23 @@ def test_wrong_settings_and_checkpoints_end_in_one_line(data, tmp_path):
         run(data, tmp_path / "M", max_update=3, layers=3)
 
 
-def test_two_ranks_divide_the_rows_of_a_batch(data):
-    """What a rank computes of a batch: the sum over both is the batch's own loss."""
-    torch.manual_seed(0)
-    prepared = PreparedDocuments.open(data)
-    model = GPT(LanguageModelling().build(values(dropout=0.0, attention_dropout=0.0), prepared).model)
-    batches = RowBatches(prepared.train, 32, 128, 1)
-    rows = batches.epoch(0)[0]
-    whole, _ = model.batch_loss(batches.batch(rows))
-    halves = [model.batch_loss(batches.batch(part))[0] for part in (rows[:2], rows[2:])]
-    torch.testing.assert_close(whole, sum(halves))
+def command(data, out, **changes):
+    """`fasttfm lm train` of the recipe."""
+    words = ["lm", "train", "--device", "cpu", "--data", str(data), "--out", str(out)]
+    for name, value in {**RECIPE, "dropout": 0.0, "attention_dropout": 0.0, **changes}.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    return words
+
+
+def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(data, tmp_path):
+    runs = {"one": (1, {}), "two": (2, {}), "divided": (2, {"shard": True})}
+    words = [{"size": size, "words": command(data, tmp_path / name, **more)} for name, (size, more) in runs.items()]
+    statuses, errors = run_ranks(*words)
+    assert [status for each in statuses for status in each] == [0] * 5, errors
+    one = last_weights(tmp_path / "one")
+    for name in ("two", "divided"):
+        other = last_weights(tmp_path / name)
+        assert one.keys() == other.keys()
+        for key in one:
+            torch.testing.assert_close(one[key], other[key], rtol=1e-3, atol=1e-4, msg=f"{name} {key}")
