@@ -7,6 +7,7 @@ of a row was stored (its ancestors), and which sentence it translates. Attention
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -23,32 +24,72 @@ class Rows:
     def __init__(self, sentences: int, rows_per_sentence: int, lengths: Tensor) -> None:
         """lengths (B,) int64: of the sources."""
         count = sentences * rows_per_sentence
-        self.length = 0
         self.lengths = lengths
+        """(P,) int64: tokens of each source in the memory's keys and values."""
         self.slots = torch.arange(count, dtype=torch.int32)
         """(R,): where a row stores its next position."""
+        self.slot_count = count
+        """Slots that rows have had."""
         self.sentences = (torch.arange(count) // rows_per_sentence).int()
         """(R,): numbers of the sentences in the memory's keys and values."""
+        self.positions = torch.zeros(count, dtype=torch.int64)
+        """(R,): positions that each row has seen."""
         self.ancestors = torch.zeros(count, _FIRST_CAPACITY, dtype=torch.int32)
         """(R, capacity): where each earlier position is stored."""
 
+    @property
+    def length(self) -> int:
+        """Most positions that a row has seen."""
+        return int(self.positions.max()) if len(self.positions) else 0
+
     def advance(self) -> None:
         """The newest position of every row has been stored."""
-        self.ancestors[:, self.length] = self.slots
-        self.length += 1
+        self.ancestors.scatter_(1, self.positions[:, None], self.slots[:, None])
+        self.positions += 1
         if self.length == self.ancestors.shape[1]:
-            self.ancestors = torch.nn.functional.pad(self.ancestors, (0, self.length))
+            self.ancestors = torch.nn.functional.pad(self.ancestors, (0, self.ancestors.shape[1]))
 
     def select(self, rows: Tensor) -> None:
         """Row r goes on from what row rows[r] was."""
         more = rows.shape[0] > self.slots.shape[0]
-        self.ancestors, self.sentences = self.ancestors[rows], self.sentences[rows]
+        self._take(rows)
         if more:  # at the first step a sentence has one row; those that share it store what follows apart
-            self.slots = torch.arange(rows.shape[0], dtype=torch.int32)
+            self._store_in(torch.arange(rows.shape[0], dtype=torch.int32))
 
     def drop_all_but(self, rows: Tensor) -> None:
-        """Only these rows go on; the places of the others stay unused."""
-        self.ancestors, self.sentences, self.slots = self.ancestors[rows], self.sentences[rows], self.slots[rows]
+        """Only these rows go on; the slots of the others stay unused."""
+        self.slots = self.slots[rows]
+        self._take(rows)
+
+    def go_on(self, rows: Tensor, beam: int) -> None:
+        """Row r goes on from what row rows[r] was; a sentence has `beam` of them, one after the other, and `beam`
+        slots of its number's."""
+        self._take(rows)
+        self._store_in((self.sentences.view(-1, beam) * beam + torch.arange(beam, dtype=torch.int32)).flatten())
+
+    def join(self, sentences: Tensor, lengths: Tensor, beam: int, rows_per_sentence: int) -> None:
+        """Rows for sentences of these numbers, after those that are there and at their first position."""
+        if int(sentences.max()) >= len(self.lengths):
+            self.lengths = torch.nn.functional.pad(self.lengths, (0, int(sentences.max()) + 1 - len(self.lengths)))
+        self.lengths[sentences] = lengths
+        new = sentences.int().repeat_interleave(rows_per_sentence)
+        self.sentences = torch.cat([self.sentences, new])
+        self.positions = torch.cat([self.positions, self.positions.new_zeros(len(new))])
+        self.ancestors = torch.cat([self.ancestors, self.ancestors.new_zeros(len(new), self.ancestors.shape[1])])
+        slots = new.view(-1, rows_per_sentence) * beam + torch.arange(rows_per_sentence, dtype=torch.int32)
+        self._store_in(torch.cat([self.slots, slots.flatten()]))
+
+    def _take(self, rows: Tensor) -> None:
+        self.ancestors, self.sentences, self.positions = (
+            self.ancestors[rows],
+            self.sentences[rows],
+            self.positions[rows],
+        )
+
+    def _store_in(self, slots: Tensor) -> None:
+        self.slots = slots
+        if len(slots):
+            self.slot_count = max(self.slot_count, int(slots.max()) + 1)
 
 
 class AncestorAttention:
@@ -64,7 +105,9 @@ class AncestorAttention:
     def attend(self, joint: Tensor) -> Tensor:
         """The joined heads (R, d) of the newest position; joint (R, 3 * d) queries, keys and values."""
         rows = self._ready()
-        return step_passes.attend_to_ancestors(joint, self._keys, self._values, rows.ancestors, rows.slots, rows.length)
+        return step_passes.attend_to_ancestors(
+            joint, self._keys, self._values, rows.ancestors, rows.slots, rows.positions
+        )
 
     def attend_into(self, loops: Any, joint: tuple, heads: Any) -> None:
         """As attend(), by functional/step_loops.py: joint a product with the scales of its rows and its bias, heads
@@ -73,19 +116,19 @@ class AncestorAttention:
         keys, values = step_passes.array(self._keys), step_passes.array(self._values)
         ancestors, slots = rows.ancestors.numpy(), rows.slots.numpy()
         loops.attend_to_ancestors(
-            *joint, keys, values, ancestors, slots, rows.length, heads.array, heads.quantized, heads.scales
+            *joint, keys, values, ancestors, slots, rows.positions.numpy(), heads.array, heads.quantized, heads.scales
         )
 
     def _ready(self) -> Rows:
         """The rows, for whose newest position there is memory."""
         rows = self.rows
-        slot_count, capacity = int(rows.slots.shape[0]), rows.ancestors.shape[1]
-        if self._keys.shape[0] < slot_count or self._keys.shape[1] < capacity:
-            self._grow(max(slot_count, self._keys.shape[0]), capacity)
+        capacity = rows.ancestors.shape[1]
+        if self._keys.shape[0] < rows.slot_count or self._keys.shape[1] < capacity:
+            self._grow(max(rows.slot_count, self._keys.shape[0]), capacity)
         return rows
 
     def _grow(self, slot_count: int, capacity: int) -> None:
-        before, seen = self._keys, self.rows.length
+        before, seen = self._keys, min(self.rows.length, self._keys.shape[1])
         larger = [before.new_empty(slot_count, capacity, *before.shape[2:]) for _ in range(2)]
         for new, old in zip(larger, (self._keys, self._values)):
             if seen:
@@ -101,6 +144,20 @@ class MemoryAttention:
     def __init__(self, rows: Rows, keys: Tensor, values: Tensor) -> None:
         self.rows = rows
         self._keys, self._values = keys.contiguous(), values.contiguous()
+
+    def store(self, sentences: Tensor, keys: Tensor, values: Tensor) -> None:
+        """keys and values (B, H, S, D) become those of the sentences with these numbers (B,)."""
+        count, longest = int(sentences.max()) + 1, keys.shape[2]
+        if count > self._keys.shape[0] or longest > self._keys.shape[2]:
+            self._grow(max(count, self._keys.shape[0]), max(longest, self._keys.shape[2]))
+        self._keys[sentences, :, :longest], self._values[sentences, :, :longest] = keys, values
+
+    def _grow(self, count: int, longest: int) -> None:
+        sentences, heads, before, size = self._keys.shape
+        larger = [self._keys.new_zeros(count, heads, longest, size) for _ in range(2)]
+        for new, old in zip(larger, (self._keys, self._values)):
+            new[:sentences, :, :before] = old
+        self._keys, self._values = larger
 
     def attend(self, query: Tensor) -> Tensor:
         """The joined heads (R, d) of query (R, d)."""
@@ -124,11 +181,11 @@ class StepCache:
         keys_values: list[tuple[Tensor, Tensor]],
         lengths: Tensor | None,
         rows_per_sentence: int,
-        capacity: int,
+        capacity: int | None,
         straight: Any = None,
     ) -> None:
         """keys_values: of the memory, (B, H, S, D) for each layer; lengths (B,): of the sources, None: all of them S;
-        capacity: most positions; straight: models.decoder_step.DecoderStep, where it computes the steps."""
+        capacity: most positions, None for no end; straight: a DecoderStep of models, where it takes the steps."""
         keys = keys_values[0][0]
         if lengths is None:
             lengths = torch.full((keys.shape[0],), keys.shape[2])
@@ -143,8 +200,13 @@ class StepCache:
 
     @property
     def length(self) -> int:
-        """Target positions seen."""
+        """Target positions seen, most of any row."""
         return self._rows.length
+
+    @property
+    def positions(self) -> Tensor:
+        """(R,) int64: target positions that each row has seen."""
+        return self._rows.positions
 
     def layer(self, number: int) -> tuple[AncestorAttention, MemoryAttention]:
         """The caches of one decoder layer."""
@@ -163,3 +225,23 @@ class StepCache:
         remaining = self._rows.sentences
         per_sentence = remaining.shape[0] // int(torch.unique_consecutive(remaining).shape[0])
         self._rows.drop_all_but((sentences[:, None] * per_sentence + torch.arange(per_sentence)).flatten())
+
+    def go_on(self, rows: Tensor, beam: int) -> None:
+        """As reorder() and keep() together, of sentences that may have begun at different times: each of those that
+        stay has `beam` rows of rows (R,), one after the other. For caches whose sentences have all come by join()."""
+        self._rows.go_on(rows, beam)
+
+    def join(
+        self, keys_values: list[tuple[Tensor, Tensor]], lengths: Tensor, beam: int, rows_per_sentence: int
+    ) -> None:
+        """B sentences come in, after the rows that are there and in the memory of those that have left.
+
+        keys_values: of their memory, (B, H, S, D) for each layer; lengths (B,): of their sources; beam: rows that they
+        will have; rows_per_sentence: that they have at their first step.
+        """
+        used = set(self._rows.sentences.tolist())
+        free = (number for number in itertools.count() if number not in used)
+        sentences = torch.tensor(list(itertools.islice(free, lengths.shape[0])))
+        for (_, memory), pair in zip(self._layers, keys_values, strict=True):
+            memory.store(sentences, *pair)
+        self._rows.join(sentences, lengths, beam, rows_per_sentence)

@@ -9,7 +9,7 @@ Rows are sentence * K + k throughout. Source: Wu et al. 2016, section 7; Vaswani
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +18,114 @@ from torch.nn.functional import pad
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
-from fasttfm.decoding.largest import largest
+from fasttfm.decoding.largest import likeliest
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
+
+
+class Going(NamedTuple):
+    """How the rows of a group of sentences go on after a step."""
+
+    kept: Tensor | None
+    """(b',) int64 places of the sentences that go on among the b before the step, None for all of them."""
+    parents: Tensor
+    """(b', K) int64: the row within its sentence that each of the K new rows goes on from."""
+    ended: list[int]
+    """Numbers of the sentences that do not go on."""
+
+    def rows(self, before: int) -> Tensor:
+        """(b' * K,) int64: the old row that each new one goes on from; before: old rows of a sentence."""
+        count = len(self.parents)
+        places = torch.arange(count, device=self.parents.device) if self.kept is None else self.kept
+        return (places[:, None] * before + self.parents).flatten()
+
+
+class Steps(Protocol):
+    """A search of sentences that began together, whatever computes their logits."""
+
+    tokens: Tensor
+    """(b * rows,) the newest token of each row."""
+    rows: int
+    """Of each sentence."""
+    sentences: list[int]
+    """Numbers of the b sentences that are still searched."""
+
+    def extend(self, logits: Tensor) -> Going:
+        """Takes a step: logits (b * rows, V) float32 of what follows; they may be changed."""
+        ...
+
+    def best(self, sentence: int) -> list[Hypothesis]:
+        """What a sentence that has ended has found, best first."""
+        ...
+
+
+class Beams:
+    """Beam search of sentences that began together."""
+
+    def __init__(
+        self, limits: list[int], constraints: Constraints, config: DecodingConfig, device: torch.device,
+        moves_nothing: bool = False,
+    ) -> None:  # fmt: skip
+        """limits: longest output of each sentence. moves_nothing: whether hypotheses may change rows at no cost."""
+        self.constraints, self.config, self.moves_nothing = constraints, config, moves_nothing
+        self.finished = [Finished(config.nbest) for _ in limits]
+        self.last_step = max(limits)
+        self.step = 0
+        # All of these hold the sentences still searched, b of them, with `rows` hypotheses each (1 at first, then K).
+        self.sentences = list(range(len(limits)))
+        self.rows = 1
+        self.tokens = torch.full((len(limits),), BOS, device=device)
+        self.scores = torch.zeros(len(limits), 1, device=device)  # (b, rows) log-probability
+        self.history = torch.empty(len(limits), 0, dtype=torch.int64, device=device)  # (b * rows, step)
+        self.worst = torch.full((len(limits),), -torch.inf, device=device)  # (b,) that a new hypothesis has to beat
+        # (b,) largest divisor that a hypothesis of the sentence can still get
+        self.last_penalty = torch.tensor([length_penalty(limit + 1, config) for limit in limits], device=device)
+
+    def extend(self, logits: Tensor) -> Going:
+        """See Steps."""
+        best, best_tokens, parents = _candidates(logits, self)  # (b, 2K) each
+        ends = best_tokens == EOS
+        penalised = best / length_penalty(self.step + 1, self.config)
+        news = ends & (penalised > self.worst[:, None])
+        if news.any():
+            self._file(news, penalised, best, parents)
+        scores, chosen = best.masked_fill_(ends, -torch.inf).topk(self.config.beam)  # (b, K)
+        done = (scores[:, 0] / self.last_penalty <= self.worst).tolist()
+        parents = parents.gather(1, chosen)
+        if not self.moves_nothing:
+            order = _stay_in_place(parents)
+            scores, parents, chosen = (part.gather(1, order) for part in (scores, parents, chosen))
+        tokens = best_tokens.gather(1, chosen)
+        kept, ended = None, []
+        if any(done) or self.step == self.last_step:
+            stay = [place for place, is_done in enumerate(done) if not is_done and self.step < self.last_step]
+            kept = torch.tensor(stay, dtype=torch.int64, device=logits.device)
+            remaining = set(stay)
+            ended = [sentence for place, sentence in enumerate(self.sentences) if place not in remaining]
+            self.sentences = [self.sentences[place] for place in stay]
+            scores, tokens, parents, self.worst, self.last_penalty = (
+                part[kept] for part in (scores, tokens, parents, self.worst, self.last_penalty)
+            )
+        going = Going(kept, parents, ended)
+        self.scores, self.tokens = scores, tokens.reshape(-1)
+        self.history = torch.cat([self.history[going.rows(self.rows)], self.tokens[:, None]], dim=1)
+        self.rows, self.step = self.config.beam, self.step + 1
+        return going
+
+    def best(self, sentence: int) -> list[Hypothesis]:
+        """See Steps."""
+        return self.finished[sentence].best_first()
+
+    def _file(self, news: Tensor, penalised: Tensor, best: Tensor, parents: Tensor) -> None:
+        """Add the extensions marked in news (b, 2K) to their sentences' finished hypotheses."""
+        place, _ = news.nonzero(as_tuple=True)
+        outputs = self.history[place * self.rows + parents[news]].tolist()
+        for row, score, log_probability, output in zip(
+            place.tolist(), penalised[news].tolist(), best[news].tolist(), outputs
+        ):
+            self.finished[self.sentences[row]].add(Hypothesis(output, score, log_probability))
+        self.worst = torch.tensor([self.finished[each].worst for each in self.sentences], device=news.device)
 
 
 def beam_search(
@@ -37,56 +141,24 @@ def beam_search(
     source (B, S) int64 and source_lengths (B,) int64, None without padding, on the model's device; limits: longest
     output of each sentence.
     """
-    device, beam = source.device, config.beam
     memory = model.encode(source, source_lengths)
     cache = model.start_cache(memory, source_lengths, rows_per_sentence=1, max_length=max(limits) + 1)
-    finished = [Finished(config.nbest) for _ in limits]
+    moves_nothing = getattr(cache, "moves_nothing", False)
+    return run_together(model, cache, Beams(limits, constraints, config, source.device, moves_nothing))
 
-    # All of these hold the sentences still in the batch, b of them, with `rows` hypotheses each (1 at first, then K).
-    sentences = list(range(len(limits)))
-    rows = 1
-    tokens = torch.full((len(limits),), BOS, device=device)  # (b * rows,) the newest token of each hypothesis
-    scores = torch.zeros(len(limits), 1, device=device)  # (b, rows) log-probability
-    history = torch.empty(len(limits), 0, dtype=torch.int64, device=device)  # (b * rows, step)
-    worst = torch.full((len(limits),), -torch.inf, device=device)  # (b,) score that a new hypothesis has to beat
-    # (b,) largest divisor that a hypothesis of the sentence can still get
-    last_penalty = torch.tensor([length_penalty(limit + 1, config) for limit in limits], device=device)
 
-    for step in range(max(limits) + 1):
-        logits = model.step(tokens, cache)  # (b * rows, V) float32
-        best, best_tokens, parents = _candidates(logits, scores, constraints, history, sentences, beam)  # (b, 2K) each
-
-        ends = best_tokens == EOS
-        penalised = best / length_penalty(step + 1, config)
-        news = ends & (penalised > worst[:, None])
-        if news.any():
-            _file(news, penalised, best, parents, history, sentences, finished)
-            worst = torch.tensor([finished[sentence].worst for sentence in sentences], device=device)
-
-        scores, chosen = best.masked_fill_(ends, -torch.inf).topk(beam)  # (b, K)
-        done = (scores[:, 0] / last_penalty <= worst).tolist()
-        parents = parents.gather(1, chosen)
-        if not getattr(cache, "moves_nothing", False):
-            order = _stay_in_place(parents)
-            scores, parents, chosen = (part.gather(1, order) for part in (scores, parents, chosen))
-        tokens = best_tokens.gather(1, chosen)
-        if any(done):
-            stay = [place for place, is_done in enumerate(done) if not is_done]
-            if not stay:
-                break
-            sentences = [sentences[place] for place in stay]
-            kept = torch.tensor(stay, device=device)
-            cache.keep(kept)
-            history = history.unflatten(0, (len(done), rows))[kept].flatten(0, 1)
-            scores, tokens, parents, worst, last_penalty = (
-                part[kept] for part in (scores, tokens, parents, worst, last_penalty)
-            )
-        continued = (parents + torch.arange(len(sentences), device=device)[:, None] * rows).view(-1)  # (b * K,)
-        tokens = tokens.reshape(-1)
-        cache.reorder(continued)
-        history = torch.cat([history[continued], tokens[:, None]], dim=1)
-        rows = beam
-    return [hypotheses.best_first() for hypotheses in finished]
+def run_together(model: Transformer, cache: Any, steps: Steps, *, moves: bool = True) -> list[list[Hypothesis]]:
+    """What sentences that begin together find; the cache is theirs alone. moves: whether rows ever change."""
+    sentences = list(steps.sentences)
+    while True:
+        rows = steps.rows
+        going = steps.extend(model.step(steps.tokens, cache))
+        if not steps.sentences:
+            return [steps.best(sentence) for sentence in sentences]
+        if going.kept is not None:
+            cache.keep(going.kept)
+        if moves:
+            cache.reorder(going._replace(kept=None).rows(rows))
 
 
 def _stay_in_place(parents: Tensor) -> Tensor:
@@ -105,44 +177,23 @@ def _stay_in_place(parents: Tensor) -> Tensor:
     return rows.argsort(dim=1)
 
 
-def _candidates(
-    logits: Tensor, scores: Tensor, constraints: Constraints, history: Tensor, sentences: list[int], beam: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _candidates(logits: Tensor, beams: Beams) -> tuple[Tensor, Tensor, Tensor]:
     """The 2K best extensions of each sentence's hypotheses, best first: log-probability, token, row within sentence.
 
     At most K of 2K extensions end, so at least K go on. The 2K best of a sentence are among the 2K best of its rows, so
     nothing as large as K vocabularies is sorted.
     """
-    sentence_count, rows = scores.shape
-    log_probabilities = logits.log_softmax(dim=1)
-    constraints.apply(log_probabilities, history, sentences)
-    width = min(2 * beam, logits.shape[1])
-    values, ids = largest(log_probabilities, width)  # (b * rows, width)
-    totals = (values + scores.view(-1, 1)).view(sentence_count, rows * width)
-    if totals.shape[1] < 2 * beam:  # a vocabulary smaller than the beam
-        missing = (0, 2 * beam - totals.shape[1])
+    sentence_count, rows = beams.scores.shape
+    wanted = 2 * beams.config.beam
+    width = min(wanted, logits.shape[1])
+    values, ids = likeliest(logits, width, lambda each: beams.constraints.apply(each, beams.history, beams.sentences))
+    totals = (values + beams.scores.view(-1, 1)).view(sentence_count, rows * width)
+    if totals.shape[1] < wanted:  # a vocabulary smaller than the beam
+        missing = (0, wanted - totals.shape[1])
         totals, ids = pad(totals, missing, value=-torch.inf), pad(ids.view(sentence_count, -1), missing)
-    best, slots = totals.topk(2 * beam)  # (b, 2K)
+    best, slots = totals.topk(wanted)  # (b, 2K)
     best_tokens = ids.view(sentence_count, -1).gather(1, slots)
     return best, best_tokens, (slots // width).clamp_(max=rows - 1)
-
-
-def _file(
-    news: Tensor,
-    penalised: Tensor,
-    best: Tensor,
-    parents: Tensor,
-    history: Tensor,
-    sentences: list[int],
-    finished: list[Finished],
-) -> None:
-    """Add the extensions marked in news (b, 2K) to their sentences' finished hypotheses; history (b * rows, step)."""
-    place, _ = news.nonzero(as_tuple=True)
-    outputs = history[place * (len(history) // len(sentences)) + parents[news]].tolist()
-    for row, score, log_probability, output in zip(
-        place.tolist(), penalised[news].tolist(), best[news].tolist(), outputs
-    ):
-        finished[sentences[row]].add(Hypothesis(output, score, log_probability))
 
 
 class Finished:

@@ -1,13 +1,18 @@
 """The k largest of each row, faster on the CPU than torch.topk and torch.argmax for a row as long as a vocabulary.
 
+likeliest() is for logits: with numba two passes over them, else three of PyTorch's (log_softmax, amax, gather).
 The k largest values of a row lie in the k blocks with the largest maxima, and maxima are vectorised: one pass over the
 row at memory speed, then k blocks instead of all. One core, (128, 37,000) float32, k = 8: 1.7 ms instead of 5.9.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from fasttfm.functional import step_passes
 
 _BLOCK = 64
 
@@ -31,3 +36,15 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         places = torch.cat([places, rest], dim=1)
     best, among = values.gather(1, places).topk(k)
     return best, places.gather(1, among)
+
+
+def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and tokens, both (N, k), of the k likeliest of each row of logits (N, V), falling; k <= V.
+
+    forbid(values) sets those that may not follow to -inf, in place; the others keep the probabilities that they have.
+    """
+    if logits.dtype == torch.float32 and logits.is_contiguous() and step_passes.takes(logits):
+        return step_passes.likeliest(logits, k, forbid)
+    log_probabilities = logits.log_softmax(dim=1)
+    forbid(log_probabilities)
+    return largest(log_probabilities, k)

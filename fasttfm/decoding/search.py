@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +17,14 @@ from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.attention import rescore_by_coverage
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference, padded
 from fasttfm.decoding.beam import beam_search
+from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
 from fasttfm.decoding.groups import Groups
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
 from fasttfm.decoding.phrases import Phrases, Required
 from fasttfm.decoding.required import RequiredPhrases, longest_with_phrases
 from fasttfm.decoding.steered import steered_search
-from fasttfm.decoding.stepwise import greedy_search, sample
+from fasttfm.decoding.stepwise import walk
 from fasttfm.decoding.workers import Workers, can_fork
 from fasttfm.errors import UserError
 
@@ -84,6 +85,10 @@ def search_ids(
     with inference(model) as device:
         count = 1 if workers is None else workers.count
         lengths = [*map(len, sources)]
+        work = config.beam * sum(lengths) * sum(each.numel() for each in model.parameters())
+        single_thread = workers is not None  # also where the work is not worth starting them
+        if workers is not None and not (workers.pids or work >= workers.least_work):
+            workers = None
         batches = [
             [places[number] for number in batch]
             for places in _with_and_without_phrases(len(sources), required)
@@ -91,25 +96,24 @@ def search_ids(
                 [lengths[place] for place in places], max_tokens or config.batch_tokens, config, device, count
             )
         ]
-        calls = [
-            (
+        shared = _Shared(
+            config if max_tokens is None else replace(config, batch_tokens=max_tokens), banned, continuations, count
+        )
+
+        def part(batch: list[int]) -> _Batch:
+            return _Batch(
+                batch,
                 [sources[place] for place in batch],
                 None if prefixes is None else [list(prefixes[place]) for place in batch],
                 batch if numbers is None else [numbers[place] for place in batch],
-                banned,
                 None if required is None or not required[batch[0]] else [required[place] for place in batch],
-                continuations,
-                config,
-                count,
             )
-            for batch in batches
-        ]
-        work = config.beam * sum(map(len, sources)) * sum(each.numel() for each in model.parameters())
-        for number, results in _each(model, calls, workers, work):
-            for place, hypotheses in zip(batches[number], results):
-                if not hypotheses or math.isnan(hypotheses[0].log_probability):
-                    raise UserError(NOT_A_NUMBER)
-                outputs[place] = hypotheses
+
+        calls = [([part(batch) for batch in some], shared) for some in _parts(batches, count)]
+        for place, hypotheses in _each(model, calls, workers, single_thread=single_thread):
+            if not hypotheses or math.isnan(hypotheses[0].log_probability):
+                raise UserError(NOT_A_NUMBER)
+            outputs[place] = hypotheses
     if config.coverage_penalty:
         outputs = [best[:wanted] for best in rescore_by_coverage(model, sources, outputs, config)]
     return outputs
@@ -149,58 +153,98 @@ def _batches(
     return length_batches(lengths, max_tokens, SHORTEST, alike=alike)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all sentences of a call are searched with; see search_ids."""
+
+    config: DecodingConfig
+    banned: Sequence[Sequence[int]]
+    continuations: frozenset[int]
+    workers: int
+    """How many calls are computed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Sentences of similar length; see search_ids."""
+
+    places: list[int]
+    sources: list[Sequence[int]]
+    prefixes: list[list[int]] | None
+    numbers: Sequence[int]
+    required: list[Sequence[Phrases]] | None
+
+
+def _parts(batches: list[list[int]], workers: int) -> Iterator[list[list[int]]]:
+    """Batches that a worker takes at once: many at first, few in the end, so that all workers end at about one time."""
+    begin = 0
+    while begin < len(batches):
+        count = len(batches) if workers == 1 else -(-(len(batches) - begin) // (2 * workers))
+        yield batches[begin : begin + count]
+        begin += count
+
+
 def _each(
-    model: Transformer, calls: Sequence[tuple], workers: Workers | None, work: float
-) -> Iterator[tuple[int, list[list[Hypothesis]]]]:
-    """(number, _search_batch(model, *call)) of each call, by the workers where there is enough for them."""
-    if workers is not None and len(calls) > 1 and (workers.pids or work >= workers.least_work):
-        yield from workers.each(_search_batch, calls)
+    model: Transformer, calls: Sequence[tuple], workers: Workers | None, *, single_thread: bool
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """(place, hypotheses) of each sentence of each call, by the workers where there are more calls than one."""
+    if workers is not None and len(calls) > 1:
+        for _, found in workers.each(_search_batches, calls):
+            yield from found
         return
     threads = torch.get_num_threads()
     try:
-        if workers is not None:
+        if single_thread:
             torch.set_num_threads(1)  # a product may sum otherwise with more, and a worker has one
-        for number, call in enumerate(calls):
-            yield number, _search_batch(model, *call)
+        for call in calls:
+            yield from _search_batches(model, *call)
     finally:
         torch.set_num_threads(threads)
 
 
-def _search_batch(
-    model: Transformer,
-    sources: list[Sequence[int]],
-    prefixes: list[list[int]] | None,
-    numbers: Sequence[int],
-    banned: Sequence[Sequence[int]],
-    required: list[Sequence[Phrases]] | None,
-    continuations: frozenset[int],
-    config: DecodingConfig,
-    workers: int,
-) -> list[list[Hypothesis]]:
-    """The hypotheses of each source of one batch; workers: how many such batches are searched at once."""
-    with inference(model, batch_invariant=config.batch_invariant) as device:
-        limits = [config.longest_output(len(source) - 1) for source in sources]
-        if prefixes is not None:
-            limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
-        phrases = None if required is None else [Required(each, continuations) for each in required]
-        if phrases is not None:
-            begun = prefixes or [[] for _ in sources]
-            limits = [longest_with_phrases(*each) for each in zip(limits, begun, phrases)]
-        element_bytes = next(model.parameters()).element_size()
-        needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
-        refuse_more_than_available(workers * needed, workers * len(sources), config, device)
-        constraints = Constraints(limits, prefixes, config, device, banned)
-        source, source_lengths = padded(sources, device, LENGTHS if config.batch_invariant else 1)
-        # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
-        lengths: Tensor | None = source_lengths
-        if not config.batch_invariant and all(len(each) == source.shape[1] for each in sources):
-            lengths = None
-        if phrases is not None:
-            steering = RequiredPhrases(phrases, prefixes, limits, constraints, config)
-            return steered_search(model, source, lengths, limits, steering)
-        if config.sampling:
-            return sample(model, source, lengths, limits, constraints, config, numbers)
-        if config.diverse_beam_groups > 1:
-            return steered_search(model, source, lengths, limits, Groups(limits, constraints, config))
-        search = greedy_search if config.beam == 1 else beam_search
-        return search(model, source, lengths, limits, constraints, config)
+def _search_batches(model: Transformer, batches: list[_Batch], shared: _Shared) -> list[tuple[int, list[Hypothesis]]]:
+    """(place, hypotheses) of each sentence: one search that all of them join, or batch by batch."""
+    found: list[tuple[int, list[Hypothesis]]] = []
+    with inference(model, batch_invariant=shared.config.batch_invariant) as device:
+        running = None
+        if can_continue(model, shared.config):
+            running = RunningSearch(model, shared.config, banned=shared.banned, at_once=shared.workers)
+        for batch in batches:
+            if running is None or batch.required is not None:
+                found += zip(batch.places, _search_batch(model, batch, shared, device))
+                continue
+            for row, (place, source) in enumerate(zip(batch.places, batch.sources)):
+                prefix = () if batch.prefixes is None else batch.prefixes[row]
+                running.waiting.append(Waiting(place, source, prefix, batch.numbers[row]))
+        if running is not None:
+            found += running.run()  # type: ignore[arg-type]  # its keys are places
+    return found
+
+
+def _search_batch(model: Transformer, batch: _Batch, shared: _Shared, device: torch.device) -> list[list[Hypothesis]]:
+    """The hypotheses of each source of one batch, inside inference()."""
+    sources, prefixes, config = batch.sources, batch.prefixes, shared.config
+    limits = [config.longest_output(len(source) - 1) for source in sources]
+    if prefixes is not None:
+        limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
+    phrases = None if batch.required is None else [Required(each, shared.continuations) for each in batch.required]
+    if phrases is not None:
+        begun = prefixes or [[] for _ in sources]
+        limits = [longest_with_phrases(*each) for each in zip(limits, begun, phrases)]
+    element_bytes = next(model.parameters()).element_size()
+    needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
+    refuse_more_than_available(shared.workers * needed, shared.workers * len(sources), config, device)
+    constraints = Constraints(limits, prefixes, config, device, shared.banned)
+    source, source_lengths = padded(sources, device, LENGTHS if config.batch_invariant else 1)
+    # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
+    lengths: Tensor | None = source_lengths
+    if not config.batch_invariant and all(len(each) == source.shape[1] for each in sources):
+        lengths = None
+    if phrases is not None:
+        steering = RequiredPhrases(phrases, prefixes, limits, constraints, config)
+        return steered_search(model, source, lengths, limits, steering)
+    if config.diverse_beam_groups > 1 and not config.sampling:
+        return steered_search(model, source, lengths, limits, Groups(limits, constraints, config))
+    if config.sampling or config.beam == 1:
+        return walk(model, source, lengths, limits, constraints, config, batch.numbers)
+    return beam_search(model, source, lengths, limits, constraints, config)

@@ -11,30 +11,90 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS
+from fasttfm.decoding.beam import Going, run_together
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
-from fasttfm.decoding.largest import largest
+from fasttfm.decoding.largest import largest, likeliest
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
 
 
-def greedy_search(
-    model: Transformer,
-    source: Tensor,
-    source_lengths: Tensor | None,
-    limits: list[int],
-    constraints: Constraints,
-    config: DecodingConfig,
-) -> list[list[Hypothesis]]:
-    """The likeliest token at every step; one hypothesis for each sentence. Arguments as in beam_search."""
+class Walk:
+    """Greedy search or sampling of sentences that began together; see Steps in beam.py."""
 
-    def likeliest(log_probabilities: Tensor, step: int, sentences: list[int]) -> Tensor:
-        return largest(log_probabilities, 1)[1][:, 0]
+    def __init__(
+        self, limits: list[int], constraints: Constraints, config: DecodingConfig, device: torch.device,
+        numbers: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """limits: longest output of each sentence; numbers: one for each, which with config.sampling_seed decides the
+        random numbers of sampling; how sentences are batched does not."""
+        self.constraints, self.config = constraints, config
+        self.rows = config.nbest if config.sampling else 1
+        self.outputs: list[list[Hypothesis]] = [[] for _ in limits]
+        self.last_step = max(limits)
+        self.step = 0
+        if config.sampling:
+            size = (self.last_step + 1, config.nbest)
+            draws = [np.random.default_rng([config.sampling_seed, number]).random(size) for number in numbers]
+            self.uniform = np.stack(draws)  # (B, steps, nbest)
+        # Of the b sentences that are still searched:
+        self.sentences = list(range(len(limits)))
+        self.tokens = torch.full((len(limits) * self.rows,), BOS, device=device)  # (b * rows,)
+        self.scores = torch.zeros(len(self.tokens), device=device)  # (b * rows,) log-probability
+        self.open_rows = torch.ones(len(self.tokens), dtype=torch.bool, device=device)  # (b * rows,) not ended yet
+        self.history = torch.empty(len(self.tokens), 0, dtype=torch.int64, device=device)  # (b * rows, step)
 
-    return _walk(model, source, source_lengths, limits, constraints, config, rows=1, choose=likeliest)
+    def extend(self, logits: Tensor) -> Going:
+        """See Steps: one token is chosen for each row, and every row goes on from itself."""
+        tokens, chosen = self._choose(logits)
+        self.scores = torch.where(self.open_rows, self.scores + chosen, self.scores)
+        ended = self.open_rows & (tokens == EOS)
+        kept, left = None, []
+        if ended.any() or self.step == self.last_step:
+            self._file(ended)
+            self.open_rows = self.open_rows & ~ended & (self.step < self.last_step)
+            stay = self.open_rows.view(-1, self.rows).any(dim=1)
+            left = [sentence for sentence, stays in zip(self.sentences, stay.tolist()) if not stays]
+            if left:
+                kept = stay.nonzero()[:, 0]
+                self.sentences = [self.sentences[place] for place in kept.tolist()]
+                rows = (kept[:, None] * self.rows + torch.arange(self.rows, device=logits.device)).view(-1)
+                tokens, self.scores, self.open_rows, self.history = (
+                    part[rows] for part in (tokens, self.scores, self.open_rows, self.history)
+                )
+        self.tokens, self.step = tokens, self.step + 1
+        self.history = torch.cat([self.history, tokens[:, None]], dim=1)
+        parents = torch.arange(self.rows, device=logits.device).expand(len(self.sentences), self.rows)
+        return Going(kept, parents, left)
+
+    def best(self, sentence: int) -> list[Hypothesis]:
+        """See Steps."""
+        return sorted(self.outputs[sentence], key=lambda each: -each.score)
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """A token for each row, and its log-probability, both (b * rows,)."""
+
+        def forbid(values: Tensor) -> None:
+            self.constraints.apply(values, self.history, self.sentences)
+
+        if not self.config.sampling:
+            values, tokens = likeliest(logits, 1, forbid)
+            return tokens[:, 0], values[:, 0]
+        log_probabilities = logits.log_softmax(dim=1)
+        forbid(log_probabilities)
+        uniform = torch.from_numpy(self.uniform[self.sentences, self.step].reshape(-1).astype(np.float32))
+        tokens = draw_tokens(log_probabilities, uniform.to(logits.device), self.config)
+        return tokens, log_probabilities.gather(1, tokens[:, None])[:, 0]
+
+    def _file(self, ended: Tensor) -> None:
+        which = ended.nonzero()[:, 0]
+        penalty = length_penalty(self.step + 1, self.config)
+        outputs, scores = self.history[which].tolist(), self.scores[which].tolist()
+        for row, output, score in zip(which.tolist(), outputs, scores):
+            self.outputs[self.sentences[row // self.rows]].append(Hypothesis(output, score / penalty, score))
 
 
-def sample(
+def walk(
     model: Transformer,
     source: Tensor,
     source_lengths: Tensor | None,
@@ -43,68 +103,12 @@ def sample(
     config: DecodingConfig,
     numbers: Sequence[int],
 ) -> list[list[Hypothesis]]:
-    """config.nbest independent draws for each sentence, best score first; arguments as in beam_search.
-
-    numbers: one for each sentence, which with config.sampling_seed decides its random numbers; how sentences are
-    batched does not.
-    """
-    uniform = np.stack(
-        [
-            np.random.default_rng([config.sampling_seed, number]).random((max(limits) + 1, config.nbest))
-            for number in numbers
-        ]
-    )  # (B, steps, nbest)
-
-    def draw(log_probabilities: Tensor, step: int, sentences: list[int]) -> Tensor:
-        u = torch.from_numpy(uniform[sentences, step].reshape(-1).astype(np.float32)).to(log_probabilities.device)
-        return draw_tokens(log_probabilities, u, config)
-
-    return _walk(model, source, source_lengths, limits, constraints, config, rows=config.nbest, choose=draw)
-
-
-def _walk(model, source, source_lengths, limits, constraints, config, *, rows, choose) -> list[list[Hypothesis]]:
-    """Extend `rows` hypotheses of each sentence until all of them have ended; a sentence then leaves the batch.
-
-    choose(log-probabilities (b * rows, V), step, sentences) returns the tokens (b * rows,) that follow.
-    """
-    device = source.device
+    """Of each sentence the one hypothesis of greedy search, or with config.sampling config.nbest independent draws,
+    best score first. Arguments as in beam_search; numbers as of Walk."""
+    steps = Walk(limits, constraints, config, source.device, numbers)
     memory = model.encode(source, source_lengths)
-    cache = model.start_cache(memory, source_lengths, rows_per_sentence=rows, max_length=max(limits) + 1)
-    outputs: list[list[Hypothesis]] = [[] for _ in limits]
-
-    # Of the b sentences still in the batch:
-    sentences = list(range(len(limits)))
-    tokens = torch.full((len(limits) * rows,), BOS, device=device)  # (b * rows,)
-    scores = torch.zeros(len(limits) * rows, device=device)  # (b * rows,) log-probability
-    open_rows = torch.ones(len(limits) * rows, dtype=torch.bool, device=device)  # (b * rows,) not ended yet
-    history = torch.empty(len(limits) * rows, 0, dtype=torch.int64, device=device)  # (b * rows, step)
-
-    for step in range(max(limits) + 1):
-        logits = model.step(tokens, cache)  # (b * rows, V) float32
-        log_probabilities = logits.log_softmax(dim=1)
-        constraints.apply(log_probabilities, history, sentences)
-        tokens = choose(log_probabilities, step, sentences)
-        scores = torch.where(open_rows, scores + log_probabilities.gather(1, tokens[:, None])[:, 0], scores)
-
-        ended = open_rows & (tokens == EOS)
-        if ended.any():
-            which = ended.nonzero()[:, 0]
-            penalty = length_penalty(step + 1, config)
-            for row, output, score in zip(which.tolist(), history[which].tolist(), scores[which].tolist()):
-                outputs[sentences[row // rows]].append(Hypothesis(output, score / penalty, score))
-            open_rows = open_rows & ~ended
-            stay = open_rows.view(-1, rows).any(dim=1).nonzero()[:, 0]
-            if not len(stay):
-                break
-            if len(stay) < len(sentences):
-                cache.keep(stay)
-                kept = (stay[:, None] * rows + torch.arange(rows, device=device)).view(-1)
-                tokens, scores, open_rows, history = (part[kept] for part in (tokens, scores, open_rows, history))
-                sentences = [sentences[place] for place in stay.tolist()]
-        history = torch.cat([history, tokens[:, None]], dim=1)
-    for hypotheses in outputs:
-        hypotheses.sort(key=lambda each: -each.score)
-    return outputs
+    cache = model.start_cache(memory, source_lengths, rows_per_sentence=steps.rows, max_length=max(limits) + 1)
+    return run_together(model, cache, steps, moves=False)
 
 
 def draw_tokens(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:

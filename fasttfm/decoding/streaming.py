@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS, Tokenizer
 from fasttfm.decoding.batches import LENGTHS, inference, padded
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints
-from fasttfm.decoding.largest import largest
+from fasttfm.decoding.largest import likeliest
 from fasttfm.decoding.stepwise import draw_tokens
 from fasttfm.errors import UserError
 
@@ -53,14 +54,21 @@ def _stream(
     while True:
         with inference(model, batch_invariant=config.batch_invariant):
             tokens = torch.tensor([written[-1] if written else BOS], device=device)
-            log_probabilities = model.step(tokens, cache).log_softmax(dim=1)
-            constraints.apply(log_probabilities, torch.tensor([written], dtype=torch.int64), [0])
+            logits = model.step(tokens, cache)
+            history = torch.tensor([written], dtype=torch.int64)
+
+            def forbid(values: torch.Tensor, history: torch.Tensor = history) -> None:
+                constraints.apply(values, history, [0])
+
             if config.sampling:
+                log_probabilities = logits.log_softmax(dim=1)
+                forbid(log_probabilities)
                 draw = torch.from_numpy(uniform[len(written) : len(written) + 1]).to(device)
                 token = int(draw_tokens(log_probabilities, draw, config))
+                probability = float(log_probabilities[0, token])
             else:
-                token = int(largest(log_probabilities, 1)[1])
-            if torch.isnan(log_probabilities[0, token]):
+                (probability,), (token,) = (each[0].tolist() for each in likeliest(logits, 1, forbid))
+            if math.isnan(probability):
                 raise UserError(NOT_A_NUMBER)
         if token == EOS:
             return

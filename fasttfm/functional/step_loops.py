@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
+FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be taken in vectors; infinities and NaN keep their meaning."""
 
 
@@ -41,7 +41,7 @@ def _to_float16(context, x):
 
 
 @intrinsic
-def _bits(context, x):
+def bits_of(context, x):
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
 
@@ -49,7 +49,7 @@ def _bits(context, x):
 
 
 @intrinsic
-def _from_bits(context, x):
+def from_bits(context, x):
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
 
@@ -84,14 +84,14 @@ def _round_to_kind(x, like):
 
 @njit
 def _to_bfloat16(x):
-    bits = _bits(x)
+    bits = bits_of(x)
     if x != x:
         return np.uint16(0x7FC0)
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
 @njit
-def _exp(x):
+def exp(x):
     """exp of float32 x <= 0, within 2 units in the last place (Cephes' polynomial); vectors take it."""
     x = max(x, np.float32(-87.0))
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
@@ -103,10 +103,10 @@ def _exp(x):
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + np.float32(1.0)
-    return p * _from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return p * from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _softmax(scores, count):
     """scores[:count] become exp(score - largest); returns 1 / their sum. NaN stays NaN."""
     largest = scores[0]
@@ -119,13 +119,13 @@ def _softmax(scores, count):
         return np.float32(1.0)
     total = np.float32(0.0)
     for t in range(count):
-        weight = _exp(scores[t] - largest)
+        weight = exp(scores[t] - largest)
         scores[t] = weight
         total += weight
     return np.float32(1.0) / total
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _dot(q, flat, first, size):
     total = np.float32(0.0)
     for d in range(size):
@@ -133,13 +133,13 @@ def _dot(q, flat, first, size):
     return total
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _add(sums, flat, first, weight, size):
     for d in range(size):
         sums[d] += weight * _read(flat[first + d])
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _add_two(sums, flat, first, weight, second, other, size):
     for d in range(size):
         sums[d] += weight * _read(flat[first + d]) + other * _read(flat[second + d])
@@ -171,8 +171,8 @@ def _quantize_if_asked(x, r, quantized, scales):
 def _quantize_row(row, quantized, scales, r):
     largest = np.uint32(0)  # of the bits without sign, which rise with the number and are largest for NaN
     for n in range(row.shape[0]):
-        largest = max(largest, _bits(row[n]) & np.uint32(0x7FFFFFFF))
-    most = _from_bits(np.int32(largest))
+        largest = max(largest, bits_of(row[n]) & np.uint32(0x7FFFFFFF))
+    most = from_bits(np.int32(largest))
     inverse = np.float32(127.0) / most if largest else np.float32(0.0)
     scales[r] = most / np.float32(127.0)
     for n in range(row.shape[0]):
@@ -183,7 +183,7 @@ def _quantize_row(row, quantized, scales, r):
 # and out_scales take the result in int8; None for the others.
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _dots(q, flat, first, heads, size, scores, count, t):
     """Column t of scores (heads, count): the product of every head of q with the row of flat."""
     for h in range(heads):
@@ -193,7 +193,7 @@ def _dots(q, flat, first, heads, size, scores, count, t):
         scores[h * count + t] = total
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _add_heads(sums, flat, first, heads, size, scores, count, t):
     """Every head of the row of flat, times its column t of scores (heads, count), is added to sums."""
     for h in range(heads):
@@ -202,22 +202,26 @@ def _add_heads(sums, flat, first, heads, size, scores, count, t):
             sums[column + d] += weight * _read(flat[first + column + d])
 
 
-@njit(fastmath=_FAST, nogil=True, cache=True)
-def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, position, out, quantized, out_scales):
+@njit(fastmath=FAST, nogil=True, cache=True)
+def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales):
     # Everything is indexed flat and without sign: views are counted references, signed indices may mean "from the end".
     # All heads of a position are read at once: they lie side by side, and after those of the position before.
     capacity, heads, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
-    position, columns = np.uintp(position), np.uintp(ancestors.shape[1])
-    count, width = position + one, heads * size
+    columns, width = np.uintp(ancestors.shape[1]), heads * size
+    most = np.uintp(0)
+    for r in range(np.uintp(slots.shape[0])):
+        most = max(most, np.uintp(positions[r]) + one)
     flat_joint, flat_keys, flat_values = joint.reshape(-1), keys.reshape(-1), values.reshape(-1)
     flat_out, flat_ancestors = out.reshape(-1), ancestors.reshape(-1)
     scale = np.float32(1.0 / np.sqrt(np.float64(keys.shape[3])))
-    scores = np.empty(heads * count, np.float32)
+    scores = np.empty(heads * most, np.float32)
     q = np.empty(width, np.float32)
     sums = np.empty(width, np.float32)
-    firsts = np.empty(count, np.uintp)
+    firsts = np.empty(most, np.uintp)
     for r in range(np.uintp(slots.shape[0])):
+        position = np.uintp(positions[r])
+        count = position + one
         for t in range(position):
             firsts[t] = (np.uintp(flat_ancestors[r * columns + t]) * capacity + t) * width
         new, row = (np.uintp(slots[r]) * capacity + position) * width, r * np.uintp(3) * width
@@ -245,7 +249,7 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
         _quantize(out, r, quantized, out_scales)
 
 
-@njit(fastmath=_FAST, nogil=True, cache=True)
+@njit(fastmath=FAST, nogil=True, cache=True)
 def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
     heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
@@ -281,7 +285,7 @@ def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out,
         _quantize(out, r, quantized, out_scales)
 
 
-@njit(fastmath=_FAST, nogil=True, cache=True)
+@njit(fastmath=FAST, nogil=True, cache=True)
 def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, quantized, out_scales):
     width = x.shape[1]
     flat = x.reshape(-1)
@@ -343,10 +347,10 @@ def quantize_relu(x, scales, bias, rows, quantized, out_scales):
 
 
 @njit(fastmath={"contract"}, nogil=True, cache=True)  # one rounding for both, as torch.add with alpha
-def embed(tokens, table, positions, scale, pad, out):
+def embed(tokens, table, sinusoids, positions, scale, pad, out):
     width = table.shape[1]
     for r in range(tokens.shape[0]):
-        token = tokens[r]
+        token, added = tokens[r], sinusoids[positions[r]]
         for n in range(width):
-            value = np.float32(0.0) if token == pad else _read(table[token, n]) * np.float32(scale) + positions[n]
+            value = np.float32(0.0) if token == pad else _read(table[token, n]) * np.float32(scale) + added[n]
             out[r, n] = _round(value, out[r, n])

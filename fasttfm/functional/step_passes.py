@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,18 +40,18 @@ def takes(x: Tensor, head_size: int = 1) -> bool:
 
 
 def attend_to_ancestors(
-    joint: Tensor, keys: Tensor, values: Tensor, ancestors: Tensor, slots: Tensor, position: int
+    joint: Tensor, keys: Tensor, values: Tensor, ancestors: Tensor, slots: Tensor, positions: Tensor
 ) -> Tensor:
-    """Self-attention of one new position: softmax(q K^T / sqrt(D)) V over all positions up to it, (R, H * D).
+    """Self-attention of one new position a row: softmax(q K^T / sqrt(D)) V over all positions up to it, (R, H * D).
 
-    joint (R, 3 * H * D): queries, keys and values of the new position, of which the latter two are stored in keys and
-    values (P, capacity, H, D) at row slots[r] (R,) int32. Position t of row r was stored at row ancestors[r, t],
-    ancestors (R, capacity) int32.
+    joint (R, 3 * H * D): queries, keys and values of position positions[r] (R,) int64, of which the latter two are
+    stored in keys and values (P, capacity, H, D) at row slots[r] (R,) int32. Position t of row r was stored at row
+    ancestors[r, t], ancestors (R, capacity) int32.
     """
     out = joint.new_empty(joint.shape[0], joint.shape[1] // 3)
     loops().attend_to_ancestors(
-        array(joint), None, None, array(keys), array(values), ancestors.numpy(), slots.numpy(), position, array(out),
-        None, None,
+        array(joint), None, None, array(keys), array(values), ancestors.numpy(), slots.numpy(),
+        positions.numpy(), array(out), None, None,
     )  # fmt: skip
     return out
 
@@ -86,6 +87,21 @@ def scale_rows(x: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch
     y = x if dtype == torch.float32 else torch.empty(x.shape, dtype=dtype)
     loops().scale_rows(array(x), scales.numpy(), array(bias), relu, array(y))
     return y
+
+
+def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and places, both (R, k), of the k likeliest of each row of logits (R, V) float32, falling.
+
+    forbid(logits) sets some to -inf, in place, when the rows have been summed: the others keep their probabilities.
+    """
+    from fasttfm.functional import search_loops
+
+    sums = torch.empty(logits.shape[0])
+    search_loops.log_sum_exp(logits.numpy(), sums.numpy())
+    forbid(logits)
+    values, ids = torch.empty(logits.shape[0], k), torch.empty(logits.shape[0], k, dtype=torch.int64)
+    search_loops.largest_of_rows(logits.numpy(), sums.numpy(), values.numpy(), ids.numpy())
+    return values, ids
 
 
 def array(x: Tensor) -> Any:

@@ -112,6 +112,7 @@ class DecoderStep:
         self.table, self.positions = model.target_embedding.weight, model.positions
         self.pad = model.config.pad_id
         self.int8 = self.output.int8
+        self._table_of_positions: Any = None
         self._buffers: dict[int, tuple[_Rows, _Rows, _Rows, Any]] = {}
         self._zeros = np.zeros(self.table.shape[0] if model.output.bias is None else 0, np.float32)
 
@@ -120,10 +121,10 @@ class DecoderStep:
         loops = step_passes.loops()
         count = tokens.shape[0]
         x, heads, hidden, stream = self._rows(self.output.size(count))
-        positions = self.positions.rows(cache.length + 1, tokens.device)
+        sinusoids, positions = self._sinusoids(cache.length + 1), cache.positions.numpy()
         start = x.array if self.first is None else stream
         scale = self.table.shape[1] ** 0.5
-        loops.embed(tokens.numpy(), array(self.table), positions[cache.length].float().numpy(), scale, self.pad, start)
+        loops.embed(tokens.numpy(), array(self.table), sinusoids, positions, scale, self.pad, start)
         if self.first is not None:
             zeros = np.zeros_like(stream)
             self._add_norm(loops, (zeros, None, None), self.first, count, x, stream)
@@ -138,6 +139,12 @@ class DecoderStep:
             self._add_norm(loops, self._hidden(loops, x, layer, count, hidden), layer.norms[2], count, x, stream)
         cache.advance()
         return self._logits(loops, x, count)
+
+    def _sinusoids(self, length: int) -> Any:
+        """float32 array of at least so many positions."""
+        if self._table_of_positions is None or len(self._table_of_positions) < length:
+            self._table_of_positions = self.positions.rows(length, self.table.device).float().numpy()
+        return self._table_of_positions
 
     def _rows(self, size: int) -> tuple[_Rows, _Rows, _Rows, Any]:
         """Of a row count: the rows that products read, those of attention and of the hidden layer, and the stream."""

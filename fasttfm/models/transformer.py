@@ -315,18 +315,47 @@ class Transformer(nn.Module):
 
         Keys and values of memory (B, S, d) are computed here.
         """
-        keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.decoder.layers]
         if chosen() != "triton" and takes(memory) and memory.shape[0]:
             straight = DecoderStep(self) if runs_straight(self, memory) else None
-            if straight is not None and straight.int8:  # whose rounding is coarser than that of shorter numbers
-                keys_values = [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
+            keys_values = self._memory_keys_values(memory, straight)
             return StepCache(keys_values, source_lengths, rows_per_sentence, max_length, straight)
+        keys_values = self._memory_keys_values(memory, None)
         cache = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
         for number, pair in enumerate(keys_values):
             keys, values = (x.contiguous() for x in pair)
             cache.layer(number).memory.update(keys, values)
             cache.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
         return cache
+
+    def takes_sentences(self) -> bool:
+        """Whether sentences may join a search that runs; asked where the search is, inside frozen_weights()."""
+        rows = torch.empty(0, dtype=self.output.weight.dtype, device=self.output.weight.device)
+        return chosen() != "triton" and takes(rows) and runs_straight(self, rows)
+
+    @torch.no_grad()
+    def start_running(self) -> StepCache:
+        """A cache without rows, which join() gives some; where takes_sentences()."""
+        weight = self.output.weight
+        shape = (0, self.config.heads, 0, self.config.d_model // self.config.heads)
+        straight = DecoderStep(self)
+        nothing = torch.empty(shape, dtype=torch.bfloat16 if straight.int8 else weight.dtype)
+        return StepCache([(nothing, nothing)] * len(self.decoder.layers), None, 1, None, straight)
+
+    @torch.no_grad()
+    def join(
+        self, cache: StepCache, source: Tensor, source_lengths: Tensor, *, beam: int, rows_per_sentence: int
+    ) -> None:
+        """Sentences, source (B, S), join the rows of a cache of start_running(): rows_per_sentence rows each at their
+        first step, `beam` from then on."""
+        keys_values = self._memory_keys_values(self.encode(source, source_lengths), cache.straight)
+        cache.join(keys_values, source_lengths, beam, rows_per_sentence)
+
+    def _memory_keys_values(self, memory: Tensor, straight: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
+        """Of every decoder layer, (B, H, S, D), for memory (B, S, d)."""
+        keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.decoder.layers]
+        if straight is not None and straight.int8:  # whose rounding is coarser than that of shorter numbers
+            return [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
+        return keys_values
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:

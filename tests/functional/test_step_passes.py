@@ -39,14 +39,15 @@ def test_attention_to_ancestors(dtype, heads, size, position):
     all_values = torch.cat([values[by_row, seen], value[:, None]], 1).transpose(1, 2)
     expected = reference.attention(query[:, :, None].double(), all_keys.double(), all_values.double())[0]
 
-    found = step_passes.attend_to_ancestors(joint, keys, values, ancestors, slots, position)
+    positions = torch.full((rows,), position)
+    found = step_passes.attend_to_ancestors(joint, keys, values, ancestors, slots, positions)
     torch.testing.assert_close(
         found.double(), expected.transpose(1, 2).reshape(rows, width), rtol=BOUND[dtype], atol=BOUND[dtype]
     )
     assert torch.equal(keys[slots.long(), position], key)
     assert torch.equal(values[slots.long(), position], value)
     alone = [
-        step_passes.attend_to_ancestors(joint[r, None], keys, values, ancestors[r, None], slots[r, None], position)
+        step_passes.attend_to_ancestors(joint[r, None], keys, values, ancestors[r, None], slots[r, None], positions[:1])
         for r in range(rows)
     ]
     assert torch.equal(found, torch.cat(alone))

@@ -1,0 +1,151 @@
+"""A search that sentences join while it runs: those that end make room for those that wait (continuous batching).
+
+Sentences of one batch end after different numbers of steps, and the last ones would be searched nearly alone, with
+products of few rows. Here the rows of all sentences take one step together, whatever position each has reached, and as
+soon as a quarter of the budget of tokens is free, sentences from the queue take it. A row does not depend on the rows
+beside it, so what is found is the same to the last bit as in a batch that nobody joins, or alone.
+
+Sentences that join together are encoded together where they are padded to the same length, and searched by one Steps
+(beam.py). For models on a CPU whose decoder takes straight steps (models/decoder_step.py).
+Source: Yu et al. 2022 (Orca), iteration-level scheduling.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.shapes import round_length
+from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
+from fasttfm.decoding.beam import Beams, Steps
+from fasttfm.decoding.hypotheses import Constraints, Hypothesis
+from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
+from fasttfm.decoding.stepwise import Walk
+
+_LEAST_FREE = 4
+"""A quarter of the budget must be free before sentences join: an encoder is quicker with several of them."""
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A sentence that is to be searched."""
+
+    key: Hashable
+    """What its hypotheses come back with."""
+    source: Sequence[int]
+    """Ids with end-of-sentence."""
+    prefix: Sequence[int] = ()
+    """Ids that its output must begin with."""
+    number: int = 0
+    """What sampling takes its random numbers from besides the seed."""
+
+    @property
+    def tokens(self) -> int:
+        """What it takes of the budget."""
+        return max(round_length(len(self.source), LENGTHS), SHORTEST)
+
+
+@dataclass(slots=True)
+class _Joined:
+    """Sentences that joined together."""
+
+    steps: Steps
+    members: list[Waiting]
+
+
+def can_continue(model: Any, config: DecodingConfig) -> bool:
+    """Whether a RunningSearch takes this model and configuration; asked inside batches.inference()."""
+    takes = getattr(model, "takes_sentences", None)
+    plain = config.diverse_beam_groups == 1 and config.batch_invariant
+    return plain and takes is not None and bool(takes())
+
+
+class RunningSearch:
+    """Searches sentences that come one after the other; to be used inside batches.inference(), where can_continue()."""
+
+    def __init__(
+        self, model: Any, config: DecodingConfig, *, banned: Sequence[Sequence[int]] = (), at_once: int = 1
+    ) -> None:
+        """banned: as of search_ids; at_once: how many such searches share the memory of this machine."""
+        self.model, self.config, self.banned, self.at_once = model, config, banned, at_once
+        self.waiting: deque[Waiting] = deque()
+        self._joined: list[_Joined] = []
+        self._cache = model.start_running()
+        self._rows = 1 if not config.sampling else config.nbest  # of a sentence at its first step
+        self._beam = config.nbest if config.sampling else config.beam
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is searched, nor waits."""
+        return not (self.waiting or self._joined)
+
+    @property
+    def free(self) -> int:
+        """Source tokens for which there is room now, those that wait counted as if they had joined."""
+        searched = (each.members[place] for each in self._joined for place in each.steps.sentences)
+        return self.config.batch_tokens - sum(each.tokens for each in (*searched, *self.waiting))
+
+    def run(self) -> Iterator[tuple[Hashable, list[Hypothesis]]]:
+        """Takes steps until nothing waits any more: (key, config.nbest best hypotheses), as sentences end."""
+        while not self.idle:
+            yield from self.step()
+
+    def step(self) -> list[tuple[Hashable, list[Hypothesis]]]:
+        """Lets waiting sentences join, takes a step, and gives those that have ended with it."""
+        self._admit()
+        if not self._joined:
+            return []
+        logits = self.model.step(torch.cat([each.steps.tokens for each in self._joined]), self._cache)
+        found: list[tuple[Hashable, list[Hypothesis]]] = []
+        going, begin = [], 0
+        for each in self._joined:
+            steps = each.steps
+            end, rows = begin + len(steps.tokens), steps.rows
+            after = steps.extend(logits[begin:end])
+            going.append(begin + after.rows(rows))
+            found += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
+            begin = end
+        self._cache.go_on(torch.cat(going), self._beam)
+        self._joined = [each for each in self._joined if each.steps.sentences]
+        return found
+
+    def _admit(self) -> None:
+        """Lets those that have waited longest join, as many as fit; a longer one than all of the budget alone."""
+        left = self.free + sum(each.tokens for each in self.waiting)
+        if self._joined and left < self.config.batch_tokens // _LEAST_FREE:
+            return
+        members: list[Waiting] = []
+        while self.waiting and (self.waiting[0].tokens <= left or not (members or self._joined)):
+            members.append(self.waiting.popleft())
+            left -= members[-1].tokens
+        if members:
+            self._join(members)
+
+    def _join(self, members: list[Waiting]) -> None:
+        size = search_bytes(
+            self.model.config, self.config, len(members), max(len(each.source) for each in members),
+            self.model.output.weight.element_size(),
+        )  # fmt: skip
+        refuse_more_than_available(self.at_once * size, self.at_once * len(members), self.config, _CPU)
+        members.sort(key=lambda each: -round_length(len(each.source), LENGTHS))  # stable
+        alike: dict[int, list[Waiting]] = {}
+        for each in members:
+            alike.setdefault(round_length(len(each.source), LENGTHS), []).append(each)
+        for some in alike.values():
+            source, lengths = padded([each.source for each in some], _CPU, LENGTHS)
+            self.model.join(self._cache, source, lengths, beam=self._beam, rows_per_sentence=self._rows)
+        limits = [max(self.config.longest_output(len(each.source) - 1), len(each.prefix)) for each in members]
+        prefixes = [list(each.prefix) for each in members] if any(each.prefix for each in members) else None
+        constraints = Constraints(limits, prefixes, self.config, _CPU, self.banned)
+        if self.config.sampling or self.config.beam == 1:
+            numbers = [each.number for each in members]
+            steps: Steps = Walk(limits, constraints, self.config, _CPU, numbers)
+        else:
+            steps = Beams(limits, constraints, self.config, _CPU, moves_nothing=True)
+        self._joined.append(_Joined(steps, members))

@@ -1,0 +1,115 @@
+"""Sentences that join a search while it runs find what they find alone, to the last bit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from fasttfm.decoding import DecodingConfig, search, search_ids
+from fasttfm.decoding.batches import inference
+from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
+from fasttfm.errors import UserError
+from fasttfm.functional import step_passes
+from fasttfm.models import Transformer, TransformerConfig
+
+pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
+EOS = 3
+SETTINGS = {
+    "beam": DecodingConfig(beam=4, nbest=3, max_len_b=3, batch_tokens=128),
+    "greedy": DecodingConfig(beam=1, max_len_b=3, batch_tokens=128),
+    "sampling": DecodingConfig(sampling=True, nbest=2, max_len_b=3, batch_tokens=128),
+    "constraints": DecodingConfig(beam=3, no_repeat_ngram=2, min_len=4, max_len_a=0.5, max_len_b=2, batch_tokens=96),
+}
+
+
+def model_of(kind: str) -> Transformer:
+    torch.manual_seed(8)
+    model = Transformer(
+        TransformerConfig(vocab_size=150, d_model=64, heads=4, d_ff=128, encoder_layers=1, decoder_layers=2)
+    )
+    with torch.no_grad():
+        model.decoder.layers[-1].norm3.weight.normal_(std=3.0)
+    model.int8_products = kind == "int8"
+    return model.to(torch.bfloat16 if kind == "bf16" else torch.float32)
+
+
+def sources(count: int = 16) -> list[list[int]]:
+    draw = random.Random(4)
+    return [[*(draw.randrange(4, 150) for _ in range(draw.randint(1, 30))), EOS] for _ in range(count)]
+
+
+SOURCES = sources()
+PREFIXES = [[5, 9, 7][: number % 4] for number in range(len(SOURCES))]
+BANNED = [[11], [12, 13]]
+
+
+def join_at_random(running: RunningSearch, seed: int) -> dict[int, list]:
+    """Lets sentences come in any order, some before each step."""
+    draw = random.Random(seed)
+    left = draw.sample(range(len(SOURCES)), len(SOURCES))
+    found: dict[int, list] = {}
+    while left or not running.idle:
+        for _ in range(min(len(left), draw.choice([0, 0, 1, 5]))):
+            place = left.pop()
+            running.waiting.append(Waiting(place, SOURCES[place], PREFIXES[place], place))
+        for place, hypotheses in running.step():
+            assert place not in found
+            found[place] = hypotheses
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((kind, "beam") for kind in ("fp32", "bf16", "int8")),
+        *(("bf16", name) for name in ("greedy", "sampling", "constraints")),
+    ],
+)
+def test_who_else_is_searched_and_since_when_changes_no_bit(kind, name):
+    model, config = model_of(kind), SETTINGS[name]
+    alone = [
+        search_ids(model, [source], config, prefixes=[prefix], numbers=[number], banned=BANNED)[0]
+        for number, (source, prefix) in enumerate(zip(SOURCES, PREFIXES))
+    ]
+    together = search_ids(model, SOURCES, config, prefixes=PREFIXES, banned=BANNED)
+    assert together == alone
+    assert len({tuple(hypotheses[0].tokens) for hypotheses in alone}) > len(SOURCES) / 2
+    with inference(model, batch_invariant=True):
+        assert can_continue(model, config)
+        found = join_at_random(RunningSearch(model, config, banned=BANNED), seed=len(name))
+    assert [found[place] for place in range(len(SOURCES))] == alone
+
+
+def test_it_finds_what_batches_find_that_nobody_joins(monkeypatch):
+    model, config = model_of("fp32"), SETTINGS["beam"]
+    found = search_ids(model, SOURCES, config)
+    monkeypatch.setattr(search, "can_continue", lambda *_: False)
+    assert search_ids(model, SOURCES, config) == found
+
+
+def test_rows_that_end_are_taken_over_at_once_and_the_budget_holds(monkeypatch):
+    """Outputs as long as what is forced: four long ones and many short ones that fill up the rest."""
+    model, config = model_of("fp32"), DecodingConfig(beam=2, max_len_a=0.0, max_len_b=0, batch_tokens=128)
+    prefixes = [[7] * (40 if number < 4 else 5) for number in range(20)]
+    rows: list[int] = []
+    step = Transformer.step
+    monkeypatch.setattr(
+        Transformer, "step", lambda self, tokens, cache: (rows.append(len(tokens)), step(self, tokens, cache))[1]
+    )
+    with inference(model, batch_invariant=True):
+        running = RunningSearch(model, config)
+        running.waiting += [Waiting(number, [4] * 15 + [EOS], prefix) for number, prefix in enumerate(prefixes)]
+        found = dict(running.run())
+    assert [found[number][0].tokens for number in range(20)] == prefixes
+    assert max(rows) <= 8 * 2, "eight sentences of sixteen tokens fit"
+    assert len(rows) <= 41 + 6, "the sixteen short ones take no steps of their own while the long ones are searched"
+
+
+def test_a_diverged_model_is_told(monkeypatch):
+    model = model_of("fp32")
+    with torch.no_grad():
+        model.output.weight[9, 3] = torch.nan
+    with pytest.raises(UserError, match="not numbers"):
+        search_ids(model, SOURCES[:3], SETTINGS["beam"])
