@@ -2,8 +2,8 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, pretraining, serving, curves, padding_epoch, speedrun, the examples) keep their fields and have schemas
-of their own; kind(record) tells them apart. The schemas are JSON Schema, for other tools to read:
+preparing, pretraining, serving, curves, padding_epoch, speedrun, continuous, precisions, the examples) keep their fields
+and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, for other tools to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -226,6 +226,21 @@ SPEEDRUN = _object(
 SERVING = _object({"benchmark": {"const": "serving"}, "text": _TEXT, "measured": _ROWS, "machine": MACHINE})
 """Sentences a second and what clients wait (p50_ms, p99_ms), written by `python -m benchmarks.serving`."""
 
+CONTINUOUS = _object(
+    {
+        "benchmark": {"const": "continuous"},
+        "text": _TEXT,
+        "precision": _TEXT,
+        "lines": _COUNT,
+        "measured": _ROWS,
+        "machine": MACHINE,
+    }
+)
+"""Tokens a second with sentences that join a running search and without, by `python -m benchmarks.continuous`."""
+
+PRECISIONS = _object({"benchmark": {"const": "precisions"}, "measured": _ROWS, "machine": MACHINE})
+"""BLEU by test set and precision, written by `python -m benchmarks.precisions`."""
+
 EXECUTED = _object(
     {
         "benchmark": {"const": "executed"},
@@ -297,6 +312,8 @@ SCHEMAS = {
     "speedrun": SPEEDRUN,
     "padding_epoch": PADDING_EPOCH,
     "pretraining": PRETRAINING,
+    "continuous": CONTINUOUS,
+    "precisions": PRECISIONS,
     "example": EXAMPLE,
 }
 

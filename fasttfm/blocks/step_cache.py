@@ -124,7 +124,8 @@ class AncestorAttention:
         rows = self.rows
         capacity = rows.ancestors.shape[1]
         if self._keys.shape[0] < rows.slot_count or self._keys.shape[1] < capacity:
-            self._grow(max(rows.slot_count, self._keys.shape[0]), capacity)
+            more = self._keys.shape[0] * 3 // 2 if rows.slot_count > self._keys.shape[0] else self._keys.shape[0]
+            self._grow(max(rows.slot_count, more), capacity)
         return rows
 
     def _grow(self, slot_count: int, capacity: int) -> None:
@@ -149,7 +150,8 @@ class MemoryAttention:
         """keys and values (B, H, S, D) become those of the sentences with these numbers (B,)."""
         count, longest = int(sentences.max()) + 1, keys.shape[2]
         if count > self._keys.shape[0] or longest > self._keys.shape[2]:
-            self._grow(max(count, self._keys.shape[0]), max(longest, self._keys.shape[2]))
+            more = self._keys.shape[0] * 3 // 2 if count > self._keys.shape[0] else self._keys.shape[0]
+            self._grow(max(count, more), max(longest, self._keys.shape[2]))
         self._keys[sentences, :, :longest], self._values[sentences, :, :longest] = keys, values
 
     def _grow(self, count: int, longest: int) -> None:

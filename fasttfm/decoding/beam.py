@@ -52,7 +52,7 @@ class Steps(Protocol):
     """Numbers of the b sentences that are still searched."""
 
     def extend(self, logits: Tensor) -> Going:
-        """Takes a step: logits (b * rows, V) float32 of what follows; they may be changed."""
+        """Takes a step: logits (b * rows, V) of what follows; they may be changed."""
         ...
 
     def best(self, sentence: int) -> list[Hypothesis]:

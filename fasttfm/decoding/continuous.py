@@ -87,9 +87,9 @@ class RunningSearch:
 
     @property
     def free(self) -> int:
-        """Source tokens for which there is room now, those that wait counted as if they had joined."""
+        """Source tokens of the budget that nothing is searched for."""
         searched = (each.members[place] for each in self._joined for place in each.steps.sentences)
-        return self.config.batch_tokens - sum(each.tokens for each in (*searched, *self.waiting))
+        return self.config.batch_tokens - sum(each.tokens for each in searched)
 
     def run(self) -> Iterator[tuple[Hashable, list[Hypothesis]]]:
         """Takes steps until nothing waits any more: (key, config.nbest best hypotheses), as sentences end."""
@@ -101,7 +101,8 @@ class RunningSearch:
         self._admit()
         if not self._joined:
             return []
-        logits = self.model.step(torch.cat([each.steps.tokens for each in self._joined]), self._cache)
+        tokens = torch.cat([each.steps.tokens for each in self._joined])
+        logits = self._cache.straight(tokens, self._cache)  # (R, V), in the type that the model computes in
         found: list[tuple[Hashable, list[Hypothesis]]] = []
         going, begin = [], 0
         for each in self._joined:
@@ -117,7 +118,9 @@ class RunningSearch:
 
     def _admit(self) -> None:
         """Lets those that have waited longest join, as many as fit; a longer one than all of the budget alone."""
-        left = self.free + sum(each.tokens for each in self.waiting)
+        if not self.waiting:
+            return
+        left = self.free
         if self._joined and left < self.config.batch_tokens // _LEAST_FREE:
             return
         members: list[Waiting] = []

@@ -43,7 +43,7 @@ def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple
 
     forbid(values) sets those that may not follow to -inf, in place; the others keep the probabilities that they have.
     """
-    if logits.dtype == torch.float32 and logits.is_contiguous() and step_passes.takes(logits):
+    if logits.is_contiguous() and step_passes.takes(logits):
         return step_passes.likeliest(logits, k, forbid)
     log_probabilities = logits.log_softmax(dim=1)
     forbid(log_probabilities)

@@ -80,7 +80,7 @@ class Walk:
         if not self.config.sampling:
             values, tokens = likeliest(logits, 1, forbid)
             return tokens[:, 0], values[:, 0]
-        log_probabilities = logits.log_softmax(dim=1)
+        log_probabilities = logits.float().log_softmax(dim=1)
         forbid(log_probabilities)
         uniform = torch.from_numpy(self.uniform[self.sentences, self.step].reshape(-1).astype(np.float32))
         tokens = draw_tokens(log_probabilities, uniform.to(logits.device), self.config)

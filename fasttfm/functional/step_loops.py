@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, overload
+from numba.np.arrayobj import make_array
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be taken in vectors; infinities and NaN keep their meaning."""
@@ -56,7 +58,7 @@ def from_bits(context, x):
     return types.float32(types.int32), generate
 
 
-def _read(x):
+def read(x):
     """The number x as float32."""
 
 
@@ -64,7 +66,7 @@ def _round(x, like):
     """The float32 x as a number of like's kind."""
 
 
-@overload(_read)
+@overload(read)
 def _read_of_kind(x):
     if x == types.uint16:
         return lambda x: _from_bfloat16(x)
@@ -80,6 +82,28 @@ def _round_to_kind(x, like):
     if like == types.int16:
         return lambda x, like: _to_float16(x)
     return lambda x, like: x
+
+
+@intrinsic
+def _fetch(context, flat, index):
+    """Asks for the memory of flat[index], which will be read soon."""
+
+    def generate(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        prefetch = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [address, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(flat, types.uintp), generate
+
+
+@njit
+def _fetch_run(flat, first, count, step):
+    for n in range(np.uintp(0), count, step):
+        _fetch(flat, first + n)
 
 
 @njit
@@ -129,20 +153,20 @@ def _softmax(scores, count):
 def _dot(q, flat, first, size):
     total = np.float32(0.0)
     for d in range(size):
-        total += q[d] * _read(flat[first + d])
+        total += q[d] * read(flat[first + d])
     return total
 
 
 @njit(fastmath=FAST)
 def _add(sums, flat, first, weight, size):
     for d in range(size):
-        sums[d] += weight * _read(flat[first + d])
+        sums[d] += weight * read(flat[first + d])
 
 
 @njit(fastmath=FAST)
 def _add_two(sums, flat, first, weight, second, other, size):
     for d in range(size):
-        sums[d] += weight * _read(flat[first + d]) + other * _read(flat[second + d])
+        sums[d] += weight * read(flat[first + d]) + other * read(flat[second + d])
 
 
 def _entry(flat, index, scales, bias, r, n):
@@ -152,7 +176,7 @@ def _entry(flat, index, scales, bias, r, n):
 @overload(_entry, inline="always")
 def _entry_of_kind(flat, index, scales, bias, r, n):
     if scales is types.none:
-        return lambda flat, index, scales, bias, r, n: _read(flat[index])
+        return lambda flat, index, scales, bias, r, n: read(flat[index])
     return lambda flat, index, scales, bias, r, n: flat[index] * scales[r] + bias[n]
 
 
@@ -189,7 +213,7 @@ def _dots(q, flat, first, heads, size, scores, count, t):
     for h in range(heads):
         total, column = np.float32(0.0), h * size
         for d in range(size):
-            total += q[column + d] * _read(flat[first + column + d])
+            total += q[column + d] * read(flat[first + column + d])
         scores[h * count + t] = total
 
 
@@ -199,7 +223,7 @@ def _add_heads(sums, flat, first, heads, size, scores, count, t):
     for h in range(heads):
         weight, column = scores[h * count + t], h * size
         for d in range(size):
-            sums[column + d] += weight * _read(flat[first + column + d])
+            sums[column + d] += weight * read(flat[first + column + d])
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)
@@ -209,8 +233,9 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
     capacity, heads, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
     columns, width = np.uintp(ancestors.shape[1]), heads * size
-    most = np.uintp(0)
-    for r in range(np.uintp(slots.shape[0])):
+    line = np.uintp(64 // keys.itemsize)
+    row_count, most = np.uintp(slots.shape[0]), np.uintp(0)
+    for r in range(row_count):
         most = max(most, np.uintp(positions[r]) + one)
     flat_joint, flat_keys, flat_values = joint.reshape(-1), keys.reshape(-1), values.reshape(-1)
     flat_out, flat_ancestors = out.reshape(-1), ancestors.reshape(-1)
@@ -224,6 +249,12 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
         count = position + one
         for t in range(position):
             firsts[t] = (np.uintp(flat_ancestors[r * columns + t]) * capacity + t) * width
+        if r + one < row_count:  # what the next row reads lies in many places, which no processor foresees
+            for t in range(min(position, np.uintp(positions[r + one]))):
+                soon = (np.uintp(flat_ancestors[(r + one) * columns + t]) * capacity + t) * width
+                if soon != firsts[t]:
+                    _fetch_run(flat_keys, soon, width, line)
+                    _fetch_run(flat_values, soon, width, line)
         new, row = (np.uintp(slots[r]) * capacity + position) * width, r * np.uintp(3) * width
         firsts[position] = new
         for n in range(width):
@@ -251,6 +282,8 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
 
 @njit(fastmath=FAST, nogil=True, cache=True)
 def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
+    # Rows of one sentence that follow one another read a head's keys and values one after the other, while they are in
+    # the nearest cache.
     heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
     flat_query, flat_keys, flat_values, flat_out = (
@@ -263,26 +296,39 @@ def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out,
     scores = np.empty(longest, np.float32)
     q = np.empty(size, np.float32)
     sums = np.empty(size, np.float32)
-    for r in range(np.uintp(sentences.shape[0])):
-        sentence = np.uintp(sentences[r])
+    rows, begin = np.uintp(sentences.shape[0]), np.uintp(0)
+    total, line = np.uintp(flat_keys.shape[0]), np.uintp(64 // keys.itemsize)
+    while begin < rows:
+        sentence, end = np.uintp(sentences[begin]), begin + one
+        while end < rows and np.uintp(sentences[end]) == sentence:
+            end += one
         count = np.uintp(lengths[sentence])
         pairs = count // two * two
         for h in range(heads):
-            place, memory = (r * heads + h) * size, (sentence * heads + h) * longest
-            for d in range(size):
-                q[d] = _entry(flat_query, place + d, scales, bias, r, h * size + d) * scale
-                sums[d] = np.float32(0.0)
-            for t in range(count):
-                scores[t] = _dot(q, flat_keys, (memory + t) * size, size)
-            scale_sum = _softmax(scores, count)
-            for t in range(np.uintp(0), pairs, two):
-                first = (memory + t) * size
-                _add_two(sums, flat_values, first, scores[t], first + size, scores[t + one], size)
-            for t in range(pairs, count):
-                _add(sums, flat_values, (memory + t) * size, scores[t], size)
-            for d in range(size):
-                flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
-        _quantize(out, r, quantized, out_scales)
+            memory = (sentence * heads + h) * longest
+            following = (memory + longest) * size
+            if following < total:
+                ahead = min(count * size, total - following)
+                _fetch_run(flat_keys, following, ahead, line)
+                _fetch_run(flat_values, following, ahead, line)
+            for r in range(begin, end):
+                place = (r * heads + h) * size
+                for d in range(size):
+                    q[d] = _entry(flat_query, place + d, scales, bias, r, h * size + d) * scale
+                    sums[d] = np.float32(0.0)
+                for t in range(count):
+                    scores[t] = _dot(q, flat_keys, (memory + t) * size, size)
+                scale_sum = _softmax(scores, count)
+                for t in range(np.uintp(0), pairs, two):
+                    first = (memory + t) * size
+                    _add_two(sums, flat_values, first, scores[t], first + size, scores[t + one], size)
+                for t in range(pairs, count):
+                    _add(sums, flat_values, (memory + t) * size, scores[t], size)
+                for d in range(size):
+                    flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+        for r in range(begin, end):
+            _quantize(out, r, quantized, out_scales)
+        begin = end
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)
@@ -294,9 +340,9 @@ def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, q
         total = np.float32(0.0)
         for n in range(width):
             added = _entry(flat, r * width + n, scales, x_bias, r, n)
-            rounded = _round(added + _read(residual[r, n]), s[r, n])
+            rounded = _round(added + read(residual[r, n]), s[r, n])
             s[r, n] = rounded
-            row[n] = _read(rounded)
+            row[n] = read(rounded)
             total += row[n]
         mean = total / np.float32(width)
         squares = np.float32(0.0)
@@ -305,7 +351,7 @@ def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, q
             squares += row[n] * row[n]
         rstd = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
         for n in range(width):
-            y[r, n] = _round(row[n] * rstd * _read(weight[n]) + _read(bias[n]), y[r, n])
+            y[r, n] = _round(row[n] * rstd * read(weight[n]) + read(bias[n]), y[r, n])
         _quantize(y, r, quantized, out_scales)
 
 
@@ -314,7 +360,7 @@ def quantize_rows(x, quantized, scales):
     row = np.empty(x.shape[1], np.float32)
     for r in range(x.shape[0]):
         for n in range(x.shape[1]):
-            row[n] = _read(x[r, n])
+            row[n] = read(x[r, n])
         _quantize_row(row, quantized[r], scales, r)
 
 
@@ -352,5 +398,5 @@ def embed(tokens, table, sinusoids, positions, scale, pad, out):
     for r in range(tokens.shape[0]):
         token, added = tokens[r], sinusoids[positions[r]]
         for n in range(width):
-            value = np.float32(0.0) if token == pad else _read(table[token, n]) * np.float32(scale) + added[n]
+            value = np.float32(0.0) if token == pad else read(table[token, n]) * np.float32(scale) + added[n]
             out[r, n] = _round(value, out[r, n])

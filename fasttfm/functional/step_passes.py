@@ -90,17 +90,17 @@ def scale_rows(x: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch
 
 
 def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and places, both (R, k), of the k likeliest of each row of logits (R, V) float32, falling.
+    """Log-probabilities and places, both (R, k), of the k likeliest of each row of logits (R, V), falling, in float32.
 
     forbid(logits) sets some to -inf, in place, when the rows have been summed: the others keep their probabilities.
     """
     from fasttfm.functional import search_loops
 
     sums = torch.empty(logits.shape[0])
-    search_loops.log_sum_exp(logits.numpy(), sums.numpy())
+    search_loops.log_sum_exp(array(logits), sums.numpy())
     forbid(logits)
     values, ids = torch.empty(logits.shape[0], k), torch.empty(logits.shape[0], k, dtype=torch.int64)
-    search_loops.largest_of_rows(logits.numpy(), sums.numpy(), values.numpy(), ids.numpy())
+    search_loops.largest_of_rows(array(logits), sums.numpy(), values.numpy(), ids.numpy())
     return values, ids
 
 

@@ -117,7 +117,7 @@ class DecoderStep:
         self._zeros = np.zeros(self.table.shape[0] if model.output.bias is None else 0, np.float32)
 
     def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
-        """Logits (R, V) float32 of the token after tokens (R,); the cache grows by one position."""
+        """Logits (R, V) of the token after tokens (R,), as the product gives them; the cache grows by one position."""
         loops = step_passes.loops()
         count = tokens.shape[0]
         x, heads, hidden, stream = self._rows(self.output.size(count))
@@ -170,7 +170,7 @@ class DecoderStep:
 
     def _logits(self, loops: Any, x: _Rows, count: int) -> Tensor:
         if x.integers is None:
-            return self.output.multiply(x.values)[:count].float()
+            return self.output.multiply(x.values)[:count]
         logits = self.output.multiply(x.integers)[:count]
         loops.scale_rows(logits.numpy(), x.scales, self.output.bias, False, logits.numpy())
         return logits

@@ -365,7 +365,7 @@ class Transformer(nn.Module):
                 f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
             )
         if isinstance(cache, StepCache) and cache.straight is not None:
-            return cache.straight(tokens, cache)
+            return cache.straight(tokens, cache).float()
         x = self._embed(self.target_embedding, tokens[:, None], _TARGET_SITE, None, first_position=cache.length)
         y = self.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
         if isinstance(cache, StepCache):

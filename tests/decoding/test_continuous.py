@@ -13,6 +13,7 @@ from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
 from fasttfm.errors import UserError
 from fasttfm.functional import step_passes
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.models.decoder_step import DecoderStep
 
 pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
 EOS = 3
@@ -94,10 +95,13 @@ def test_rows_that_end_are_taken_over_at_once_and_the_budget_holds(monkeypatch):
     model, config = model_of("fp32"), DecodingConfig(beam=2, max_len_a=0.0, max_len_b=0, batch_tokens=128)
     prefixes = [[7] * (40 if number < 4 else 5) for number in range(20)]
     rows: list[int] = []
-    step = Transformer.step
-    monkeypatch.setattr(
-        Transformer, "step", lambda self, tokens, cache: (rows.append(len(tokens)), step(self, tokens, cache))[1]
-    )
+    step = DecoderStep.__call__
+
+    def counted(self, tokens, cache):
+        rows.append(len(tokens))
+        return step(self, tokens, cache)
+
+    monkeypatch.setattr(DecoderStep, "__call__", counted)
     with inference(model, batch_invariant=True):
         running = RunningSearch(model, config)
         running.waiting += [Waiting(number, [4] * 15 + [EOS], prefix) for number, prefix in enumerate(prefixes)]
@@ -107,7 +111,7 @@ def test_rows_that_end_are_taken_over_at_once_and_the_budget_holds(monkeypatch):
     assert len(rows) <= 41 + 6, "the sixteen short ones take no steps of their own while the long ones are searched"
 
 
-def test_a_diverged_model_is_told(monkeypatch):
+def test_a_diverged_model_is_told():
     model = model_of("fp32")
     with torch.no_grad():
         model.output.weight[9, 3] = torch.nan

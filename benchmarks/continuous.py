@@ -1,0 +1,80 @@
+"""Translation with sentences that join a running search, beside batches of like length that nobody joins.
+
+    python -m benchmarks.continuous MODEL --text in.en --precision bf16
+
+Both translate the same lines in turns, in one process of one thread, and must find the same to the last bit. Tokens are
+those of the outputs, end-of-sentence counted. Appends one line to benchmarks/results/continuous.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks import command
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
+from fasttfm.cli.parser import Parser
+from fasttfm.data.corpus import read_lines
+from fasttfm.data.tokenizer import EOS
+from fasttfm.decoding import Translator, search, search_ids
+
+WAYS = ("continuous", "batches")
+
+
+def measure(translator: Translator, lines: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Way -> its median seconds and tokens a second; SystemExit where the two find anything else."""
+    encode = translator.source_tokenizer.encode
+    sources = [[*translator.source_tokenizer.prefix, *encode(line), EOS] for line in lines]
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    found = {}
+    for turn in range(rounds + 1):
+        for way in WAYS:
+            asked = search.can_continue if way == "continuous" else lambda *_: False
+            with mock.patch.object(search, "can_continue", asked):
+                begin = time.perf_counter()
+                found[way] = search_ids(translator.model, sources, translator.config)
+                if turn:  # the first has warmed what there is to warm
+                    seconds[way].append(time.perf_counter() - begin)
+    if found["continuous"] != found["batches"]:
+        raise SystemExit("the two did not find the same")
+    tokens = sum(len(hypotheses[0].tokens) + 1 for hypotheses in found["batches"])
+    medians = {way: statistics.median(each) for way, each in seconds.items()}
+    return {
+        way: {"seconds": round(each, 3), "target_tokens_per_second": round(tokens / each, 1)}
+        for way, each in medians.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.continuous", description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
+    parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
+    parser.add_argument("--lines", type=int, default=400, help="that are translated; default: %(default)s")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), help="as of fasttfm translate")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of both; default: %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    args: argparse.Namespace = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    lines = [line for line in read_lines(args.text) if line.strip()][: args.lines]
+    translator = Translator.from_directory(args.model, device="cpu", precision=args.precision, workers=1)
+    measured = measure(translator, lines, args.rounds)
+    print(json.dumps(measured), flush=True)
+    record: dict[str, Any] = {"benchmark": "continuous", "text": args.text.name, "lines": len(lines)}
+    record["precision"] = args.precision or "that of the model"
+    args.results.mkdir(parents=True, exist_ok=True)
+    with (args.results / "continuous.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record | {"measured": [measured], "machine": machine.describe()}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))

@@ -1,0 +1,82 @@
+"""What fewer digits cost in translations: BLEU and chrF of one model in fp32, bf16 and int8 on given test sets.
+
+    python -m benchmarks.precisions MODEL --src test.en --ref test.de
+
+--src and --ref may be repeated, as many of the one as of the other. Also said is how many lines are translated as in
+fp32. Appends one line to benchmarks/results/precisions.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
+from fasttfm.cli.parser import Parser
+from fasttfm.data.corpus import read_lines
+from fasttfm.data.scoring import bleu, chrf
+from fasttfm.decoding import Translator
+from fasttfm.decoding.translator import Precision
+from fasttfm.errors import UserError
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
+
+
+def measure(model: Path, source: Path, reference: Path, workers: int | None) -> list[dict[str, Any]]:
+    """A row a precision, of one test set."""
+    lines, wanted = list(read_lines(source)), list(read_lines(reference))
+    if len(lines) != len(wanted):
+        raise UserError(f"{source} has {len(lines):,} lines but {reference} has {len(wanted):,}: they must be aligned")
+    rows: list[dict[str, Any]] = []
+    exact: list[str] = []
+    for precision in PRECISIONS:
+        with Translator.from_directory(model, device="cpu", precision=precision, workers=workers) as translator:
+            begin = time.perf_counter()
+            found = translator.translate(lines)
+            seconds = time.perf_counter() - begin
+        exact = exact or found
+        score = bleu(found, wanted)
+        rows.append(
+            {
+                "text": source.name,
+                "precision": precision,
+                "lines": len(lines),
+                "bleu": round(score.value, 2),
+                "bleu_change": round(score.value - (rows[0]["bleu"] if rows else score.value), 2),
+                "chrf": round(chrf(found, wanted).value, 2),
+                "lines_as_in_fp32": sum(one == other for one, other in zip(found, exact)),
+                "seconds": round(seconds, 1),
+                "signature": score.signature,
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.precisions", description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
+    parser.add_argument("--src", type=Path, action="append", required=True, metavar="FILE", help="source lines")
+    parser.add_argument("--ref", type=Path, action="append", required=True, metavar="FILE", help="their references")
+    parser.add_argument("--workers", type=int, metavar="N", help="as of fasttfm translate")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    args: argparse.Namespace = parser.parse_args(argv)
+    if len(args.src) != len(args.ref):
+        raise UserError(f"--src was given {len(args.src)} times and --ref {len(args.ref)}: give as many of both")
+    pairs = zip(args.src, args.ref)
+    measured = [row for pair in pairs for row in measure(args.model, *pair, workers=args.workers)]
+    record = {"benchmark": "precisions", "measured": measured, "machine": machine.describe()}
+    args.results.mkdir(parents=True, exist_ok=True)
+    with (args.results / "precisions.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))

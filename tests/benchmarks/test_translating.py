@@ -1,0 +1,61 @@
+"""The programs that translate with a model of the user's: what they compare, and records that follow their schemas."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from model_dirs import PAIRS, write_model_dir
+
+from benchmarks import continuous, precisions
+from benchmarks.measure.records import validate
+from fasttfm.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model_dir(tmp_path_factory.mktemp("model") / "model", trained=False)
+
+
+@pytest.fixture
+def text(tmp_path):
+    for name, lines in (("in.en", PAIRS), ("in.de", PAIRS.values())):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_running_search_and_batches_are_timed_on_the_same_lines(model, text):
+    flags = ["--text", str(text / "in.en"), "--rounds", "1", "--results", str(text)]
+    assert continuous.main([str(model), *flags]) == 0
+    record = json.loads((text / "continuous.jsonl").read_text())
+    validate(record)
+    (row,) = record["measured"]
+    assert set(row) == set(continuous.WAYS)
+    assert all(each["target_tokens_per_second"] > 0 for each in row.values())
+
+
+def test_other_translations_end_it(model, text, monkeypatch):
+    found = iter(range(100))
+    monkeypatch.setattr(continuous, "search_ids", lambda *_: next(found))
+    with pytest.raises(SystemExit, match="did not find the same"):
+        continuous.main([str(model), "--text", str(text / "in.en"), "--results", str(text)])
+
+
+def test_each_precision_is_scored_on_each_test_set(model, text):
+    (text / "short.en").write_text("a dog\n")
+    (text / "short.de").write_text("ein Hund\n")
+    sets = [flag for name in ("in", "short") for flag in ("--src", f"{text}/{name}.en", "--ref", f"{text}/{name}.de")]
+    assert precisions.main([str(model), *sets, "--workers", "1", "--results", str(text)]) == 0
+    record = json.loads((text / "precisions.jsonl").read_text())
+    validate(record)
+    rows = record["measured"]
+    assert [(row["text"], row["precision"]) for row in rows] == [
+        (name, precision) for name in ("in.en", "short.en") for precision in ("fp32", "bf16", "int8")
+    ]
+    assert all(row["bleu_change"] == 0 and row["lines_as_in_fp32"] == row["lines"] for row in rows[::3])
+
+
+def test_files_of_unequal_length_are_refused(model, text):
+    (text / "more.de").write_text("ein Hund\n" * 20)
+    with pytest.raises(UserError, match="aligned"):
+        precisions.main([str(model), "--src", f"{text}/in.en", "--ref", f"{text}/more.de"])
