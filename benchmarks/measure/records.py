@@ -2,8 +2,8 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, pretraining, serving, curves, padding_epoch, speedrun, continuous, precisions, the examples) keep their fields
-and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, for other tools to read:
+preparing, pretraining, serving, curves, padding_epoch, speedrun, continuous, precisions, the examples) keep their
+fields and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, for others to read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
