@@ -1,18 +1,21 @@
-"""Pre-training for equal minutes, ours beside Hugging Face's Trainer: tokens/s and held-out bits per byte.
+"""Pre-training for equal minutes, ours beside Hugging Face's Trainer: tokens/s and what the held-out text costs.
 
     python -m benchmarks.pretraining gpt --minutes 5 --text data/lm_text/tinyshakespeare.txt.gz [--rounds 3]
+    python -m benchmarks.pretraining bert --minutes 5 --text data/lm_text/tinyshakespeare.txt.gz
 
 Prepares the text by `fasttfm lm prepare`, then trains the preset's model on the same tokens with the same batches'
 size, optimizer and rate (constant after its warm-up), ours by the command line with a process a core, theirs by
 benchmarks.peers.huggingface_trainer with a thread a core, which is each one's default; both with bf16 autocast. They
 take turns. Tokens/s are those of the second half of the updates. Both models are evaluated by `fasttfm lm evaluate`'s
-code on the held-out end of the text. Appends one line to benchmarks/results/pretraining.jsonl.
+code on the held-out end of the text, a BERT on tokens hidden in it, the same ones for both: of these, bits per byte of
+their text. Appends one line to benchmarks/results/pretraining.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -37,7 +40,9 @@ class Kind:
     command: list[str]
     """Of ours, up to its flags."""
     evaluate: Callable[[Path, Path, bool], float]
-    """(data, model, whether it is of Hugging Face) -> held-out bits per byte, or what else is measured."""
+    """(data, model, whether it is of Hugging Face) -> held-out bits per byte."""
+    tokens: Callable[[Path, str], float] = lambda data, preset: 1.0
+    """(data, preset) -> tokens that are read for each that is predicted."""
 
 
 def bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
@@ -57,7 +62,50 @@ def bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
     return validator(loaded).bits_per_byte
 
 
-KINDS = {"gpt": Kind("gpt-tiny", ["lm", "train"], bits_per_byte)}
+def _masked_batches(data: Path, preset: str, *, held_out: bool) -> Any:
+    """A BERT's batches without pairs."""
+    from fasttfm.config.masking import MaskingConfig
+    from fasttfm.data.documents import PreparedDocuments
+    from fasttfm.presets import preset_section
+    from fasttfm.training.masked_modelling import masked_batches
+
+    prepared = PreparedDocuments.open(data)
+    config = MaskingConfig(**{**preset_section(preset, "data", "bert"), "objective": "mlm"})
+    return masked_batches(config, prepared.valid if held_out else prepared.train, prepared.tokenizer)
+
+
+def masked_bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
+    """Of the tokens that are hidden in what the data hold out, over the bytes of these."""
+    import torch
+
+    from fasttfm.data.documents import PreparedDocuments
+    from fasttfm.interop.bert import read_pretraining
+    from fasttfm.models.encoders import read_encoder
+    from fasttfm.training.masked_validation import MaskedValidator
+
+    batches = _masked_batches(data, KINDS["bert"].preset, held_out=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = (read_pretraining(model) if is_theirs else read_encoder(model, "last")).to(device)
+    hidden = torch.cat([batches.batch(indices).labels for indices in batches.in_order()])
+    pieces = PreparedDocuments.open(data).tokenizer.pieces()
+    sizes = torch.tensor(
+        [1 if piece.startswith("<0x") else len(piece.replace("\u2581", " ").encode()) for piece in pieces]
+    )
+    nats = MaskedValidator(batches, device=device)(loaded).nll * len(hidden)
+    return nats / math.log(2) / float(sizes[hidden].sum())
+
+
+def tokens_per_hidden(data: Path, preset: str) -> float:
+    """Tokens of a BERT's rows for each that is hidden."""
+    batches = _masked_batches(data, preset, held_out=False)
+    lengths = batches.spans.ends - batches.spans.begins
+    return float(lengths.sum()) / batches.target_tokens
+
+
+KINDS = {
+    "gpt": Kind("gpt-tiny", ["lm", "train"], bits_per_byte),
+    "bert": Kind("bert-tiny", ["mlm", "train", "--objective", "mlm"], masked_bits_per_byte, tokens_per_hidden),
+}
 
 
 def _run(words: Sequence[str]) -> str:
@@ -79,8 +127,9 @@ def ours(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[
     records = [record for record in log if record["kind"] == "train"]
     late = records[len(records) // 2 :]
     seconds = sum(record["target_tokens"] / record["tokens_per_second"] for record in late)
+    factor = KINDS[kind].tokens(data, preset)
     return {
-        "tokens_per_second": sum(record["target_tokens"] for record in late) / seconds,
+        "tokens_per_second": factor * sum(record["target_tokens"] for record in late) / seconds,
         "updates": records[-1]["step"],
         "peak_memory": records[-1]["peak_memory"],
     }

@@ -2,8 +2,8 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, pretraining, serving, curves, padding_epoch, speedrun, continuous, precisions, the examples) keep their
-fields and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, for others to read:
+preparing, pretraining, encoders, serving, curves, padding_epoch, speedrun, continuous, precisions, the examples) keep
+their fields and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, to be read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -223,6 +223,21 @@ SPEEDRUN = _object(
 )
 """Minutes from text to BLEU on Multi30k's validation set, written by `python -m benchmarks.speedrun`."""
 
+ENCODERS = _object(
+    {
+        "benchmark": {"const": "encoders"},
+        "comparison": {"enum": ["albert", "electra"]},
+        "text": {"type": "array", "items": _TEXT, "minItems": 1},
+        "vocab_size": _AT_LEAST_ONE,
+        "threads": _AT_LEAST_ONE,
+        "measured": _ROWS,
+        "runs": {"type": "object", "additionalProperties": _ROWS, "minProperties": 2},
+        "machine": MACHINE,
+    },
+    optional=("measured", "runs"),
+)
+"""Rows by way of sharing, or a probe by minutes of training, written by `python -m benchmarks.encoders`."""
+
 SERVING = _object({"benchmark": {"const": "serving"}, "text": _TEXT, "measured": _ROWS, "machine": MACHINE})
 """Sentences a second and what clients wait (p50_ms, p99_ms), written by `python -m benchmarks.serving`."""
 
@@ -314,6 +329,7 @@ SCHEMAS = {
     "pretraining": PRETRAINING,
     "continuous": CONTINUOUS,
     "precisions": PRECISIONS,
+    "encoders": ENCODERS,
     "example": EXAMPLE,
 }
 

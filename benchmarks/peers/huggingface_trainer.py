@@ -4,8 +4,9 @@
 
 DATA is what `fasttfm lm prepare` made. Model, batch, optimizer and rate are those of the preset, the rate constant
 after its warm-up; a row is as many tokens of the running text, whatever documents these are of (transformers'
-run_clm.py). A line of JSON on standard output says how many updates were done, at what rate in their second half, and
-by how much memory; the model lies in FOLDER.
+run_clm.py and run_mlm.py), of which for a BERT 15% are hidden as its collator hides them. A line of JSON on standard
+output says how many updates were done, at what rate in their second half, and by how much memory; the model lies in
+FOLDER.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 from torch import Tensor
 
 from fasttfm.cli.parser import Parser
-from fasttfm.config.documents import DocumentsConfig
+from fasttfm.config import KINDS
+from fasttfm.config.bert import BertConfig
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.documents import PreparedDocuments
@@ -69,7 +71,44 @@ def gpt_model(data: PreparedDocuments, preset: str) -> Any:
     )
 
 
-MODELS: dict[str, Callable[[PreparedDocuments, str], Any]] = {"gpt": gpt_model}
+def bert_model(data: PreparedDocuments, preset: str) -> Any:
+    """BertForMaskedLM of a preset, with fresh weights."""
+    from transformers import BertConfig as TheirConfig
+    from transformers import BertForMaskedLM
+
+    config = BertConfig(**{**preset_section(preset, "model", "bert"), "vocab_size": len(data.tokenizer)})
+    return BertForMaskedLM(
+        TheirConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.d_model,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            intermediate_size=config.d_ff,
+            hidden_dropout_prob=config.dropout,
+            attention_probs_dropout_prob=config.attention_dropout,
+            max_position_embeddings=config.max_length,
+        )
+    )
+
+
+def masked_collator(data: PreparedDocuments) -> Callable[[list[dict[str, Tensor]]], dict[str, Tensor]]:
+    """What transformers' DataCollatorForLanguageModeling does to rows: 15% of the tokens, 80/10/10."""
+    size, mask = len(data.tokenizer), data.tokenizer.mask
+    assert mask is not None
+
+    def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        ids = torch.stack([row["input_ids"] for row in rows])
+        hidden = torch.rand(ids.shape) < 0.15
+        draw = torch.rand(ids.shape)
+        seen = torch.where(hidden & (draw < 0.8), mask, ids)
+        seen = torch.where(hidden & (draw >= 0.9), torch.randint(size, ids.shape), seen)
+        return {"input_ids": seen, "labels": torch.where(hidden, ids, -100)}
+
+    return collate
+
+
+MODELS: dict[str, Callable[[PreparedDocuments, str], Any]] = {"gpt": gpt_model, "bert": bert_model}
+COLLATORS: dict[str, Callable[[PreparedDocuments], Any]] = {"gpt": lambda data: None, "bert": masked_collator}
 
 
 def train(kind: str, data: PreparedDocuments, preset: str, out: Path, minutes: float, seed: int) -> dict[str, Any]:
@@ -79,7 +118,7 @@ def train(kind: str, data: PreparedDocuments, preset: str, out: Path, minutes: f
     except ImportError:
         raise UserError('Hugging Face\'s Trainer is not installed: pip install "fasttfm[hf,trainers]"') from None
     recipe = TrainingConfig(**preset_section(preset, "training", kind))
-    sizes = DocumentsConfig(**preset_section(preset, "data", kind))
+    sizes = KINDS[kind]["data"](**preset_section(preset, "data", kind))
     rows = sizes.max_tokens // sizes.row_length
     set_seed(seed)
     times: list[float] = []
@@ -114,7 +153,13 @@ def train(kind: str, data: PreparedDocuments, preset: str, out: Path, minutes: f
     )
     logging.getLogger("transformers").setLevel(logging.ERROR)
     model = MODELS[kind](data, preset)
-    trainer = Trainer(model=model, args=arguments, train_dataset=Blocks(data, sizes.row_length), callbacks=[Clock()])
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=Blocks(data, sizes.row_length),
+        data_collator=COLLATORS[kind](data),
+        callbacks=[Clock()],
+    )
     started = time.monotonic()
     trainer.train()
     model.save_pretrained(out)

@@ -81,3 +81,28 @@ def test_their_model_is_ours_and_reads_the_same_tokens(text, tmp_path):
     # a model that knows nothing pays for each token what guessing costs
     guessing = np.log2(len(data.tokenizer)) * data.valid.tokens / data.valid.bytes
     assert pretraining.bits_per_byte(tmp_path / "D", tmp_path / "theirs", True) == pytest.approx(guessing, rel=0.05)
+
+
+def test_a_bert_s_command_its_tokens_and_what_hidden_tokens_cost(text, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from benchmarks.peers.huggingface_trainer import Blocks, bert_model, masked_collator
+
+    assert main(["lm", "prepare", "--text", str(text), "--out", str(tmp_path / "D"), "--vocab-size", "300"]) == 0
+    assert pretraining.tokens_per_hidden(tmp_path / "D", "bert-tiny") == pytest.approx(1 / 0.15, rel=0.02)
+    data = PreparedDocuments.open(tmp_path / "D")
+    batch = masked_collator(data)([Blocks(data, 128)[number] for number in range(8)])
+    hidden = batch["labels"] != -100
+    assert 0.1 < float(hidden.double().mean()) < 0.2
+    assert 0.7 < float((batch["input_ids"][hidden] == data.tokenizer.mask).double().mean()) < 0.9
+    bert_model(data, "bert-tiny").save_pretrained(tmp_path / "theirs")
+    cost = pretraining.masked_bits_per_byte(tmp_path / "D", tmp_path / "theirs", True)
+    # a model that knows nothing pays for each token what guessing costs; these have two to three bytes each
+    assert np.log2(300) / 3.5 < cost < np.log2(300) / 1.2
+    commands = []
+    (tmp_path / "train.log.jsonl").write_text(
+        json.dumps({"kind": "train", "step": 1, "target_tokens": 15, "tokens_per_second": 5, "peak_memory": 7}) + "\n"
+    )
+    monkeypatch.setattr(pretraining, "_run", commands.append)
+    result = pretraining.ours("bert", "bert-tiny", tmp_path / "D", tmp_path, 0.5)
+    assert result["tokens_per_second"] == pytest.approx(5 / 0.15, rel=0.02)
+    assert main([*commands[0][1:], "--dump-config"]) == 0
