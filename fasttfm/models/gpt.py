@@ -134,6 +134,23 @@ class GPT(nn.Module):
             lengths = Packing.from_lengths(batch.lengths, batch.longest, batch.target_tokens)
         return self(tokens, lengths, targets=targets, label_smoothing=label_smoothing)
 
+    @torch.no_grad()
+    def attention_weights(self, tokens: Tensor) -> list[Tensor]:
+        """Every layer's weights of tokens (B, L), (B, H, L, L), without dropout; row i looks at columns 0 to i."""
+        weights: list[Tensor] = []
+
+        def record(module: Any, inputs: Any, options: Any) -> None:
+            weights.append(module.weights(*inputs, **options))
+
+        mode = self.training
+        self.eval()
+        with contextlib.ExitStack() as hooks:
+            for layer in self.decoder.layers:
+                hooks.callback(layer.self_attn.register_forward_pre_hook(record, with_kwargs=True).remove)
+            self.hidden(tokens)
+        self.train(mode)
+        return weights
+
     def _merged(self, tokens: Tensor, packing: Packing | None) -> contextlib.AbstractContextManager[None]:
         """The pass with its launches merged, where that is of use."""
         # a layer that is computed again reads the parameters themselves

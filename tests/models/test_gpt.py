@@ -146,6 +146,16 @@ def test_log_probabilities_are_those_of_the_last_tokens():
         assert value == pytest.approx(expected, abs=1e-4)
 
 
+def test_attention_weights_look_back_and_sum_to_one():
+    model = gpt().train()
+    weights = model.attention_weights(torch.randint(0, 31, (2, 7)))
+    assert [each.shape for each in weights] == [(2, 2, 7, 7)] * 2
+    for each in weights:
+        torch.testing.assert_close(each.sum(-1), torch.ones(2, 2, 7))
+        assert not each.triu(1).any()
+    assert model.training
+
+
 def test_checkpointed_activations_give_the_same_gradient():
     gradients = []
     for enabled in (False, True):
