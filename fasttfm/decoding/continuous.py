@@ -86,6 +86,11 @@ class RunningSearch:
         return not (self.waiting or self._joined)
 
     @property
+    def searched(self) -> int:
+        """Sentences that have joined and have not ended."""
+        return sum(len(each.steps.sentences) for each in self._joined)
+
+    @property
     def free(self) -> int:
         """Source tokens of the budget that nothing is searched for."""
         searched = (each.members[place] for each in self._joined for place in each.steps.sentences)

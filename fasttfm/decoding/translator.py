@@ -24,6 +24,7 @@ from fasttfm.decoding.agreement import by_agreement
 from fasttfm.decoding.alignment import Links, word_links
 from fasttfm.decoding.attention import cross_attention
 from fasttfm.decoding.ensemble import Ensemble
+from fasttfm.decoding.hypotheses import Hypothesis
 from fasttfm.decoding.scoring import score_ids
 from fasttfm.decoding.search import search_ids, search_workers
 from fasttfm.decoding.streaming import stream_ids, stream_text
@@ -184,7 +185,7 @@ class Translator:
         """
         if prefixes is not None and len(prefixes) != len(lines):
             raise ValueError(f"{len(prefixes)} prefixes for {len(lines)} lines: give one for each, '' for none")
-        sources = self._encode(lines, first_line)
+        sources = self.encode_lines(lines, first_line)
         samples = self.config.mbr_samples
         hypotheses = search_ids(
             self.model,
@@ -200,10 +201,7 @@ class Translator:
         results = [[Translation("", 0.0, 0.0)] for _ in lines]
         written = {}  # row -> the tokens of its translations
         for row, best in zip(sources, hypotheses):
-            results[row] = [
-                Translation(one_line(self.target_tokenizer.decode(each.tokens)), each.score, each.log_probability)
-                for each in best
-            ]
+            results[row] = self.translations(best)
             written[row] = [each.tokens for each in best]
             if samples:
                 chosen = by_agreement([each.text for each in results[row]])[: self.config.nbest]
@@ -212,6 +210,11 @@ class Translator:
         if self.aligned is not None:
             self._align(lines, sources, written, results, self.aligned)
         return results
+
+    def translations(self, hypotheses: Sequence[Hypothesis]) -> list[Translation]:
+        """Hypotheses of a search as text."""
+        decode = self.target_tokenizer.decode
+        return [Translation(one_line(decode(each.tokens)), each.score, each.log_probability) for each in hypotheses]
 
     def _align(
         self, lines: Sequence[str], sources: dict[int, list[int]], written: dict[int, list[list[int]]],
@@ -255,7 +258,7 @@ class Translator:
         if self.terminology is not None:
             raise ValueError("a translation with terminology cannot be streamed: its search keeps several hypotheses")
         begun = self.target_tokenizer.encode(prefix)
-        sources = self._encode([line], number)
+        sources = self.encode_lines([line], number)
         ids = stream_ids(
             self.model, sources.get(0, [EOS]), self.config, prefix=begun, number=number - 1, banned=self.banned
         )
@@ -277,8 +280,8 @@ class Translator:
             return [forced for _ in rows] if forced else None
         return [[*forced, *self.target_tokenizer.encode(prefixes[row])] for row in rows]
 
-    def _encode(self, lines: Sequence[str], first_line: int) -> dict[int, list[int]]:
-        """Ids with end-of-sentence of the lines that have any text, by their place in lines."""
+    def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:
+        """Ids with end-of-sentence of the lines that have any text, by their place in lines; long ones are cut off."""
         longest = self.config.max_source_length
         sources = {}
         for row, line in enumerate(lines):

@@ -1,5 +1,9 @@
 """One thread that translates the sentences of all clients, as many at once as fit a budget of tokens.
 
+Sentences of one model and one configuration join a search that runs, as soon as others end (decoding/joining.py);
+where that cannot be, what waits is translated batch by batch. First come, first served: while the sentence that waits
+longest asks for another model or configuration, nobody joins.
+
 A sentence's translation is the same to the last bit whatever its batch holds (on a CPU), so who else asks at the same
 time changes nothing but the time.
 """
@@ -7,15 +11,18 @@ time changes nothing but the time.
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.decoding.joining import Joining, joining
 from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.errors import UserError
 from fasttfm.serving.metrics import Metrics
 
 Answer = Future[list[Translation]]
@@ -79,10 +86,20 @@ class Engine:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            # from here on an answer cannot be cancelled any more
-            alive = [each for each in batch if each.answer.set_running_or_notify_cancel()]
+            alive = _begun(batch)
             if alive:
                 self._translate(alive)
+
+    def _who_joins(self, first: _Waiting, room: int) -> list[_Waiting]:
+        """Those that wait for the same as the first one does, as many tokens as there is room for."""
+        with self._changed:
+            joins: list[_Waiting] = []
+            while self._waiting and _alike(self._waiting[0], first) and self._waiting[0].tokens <= room:
+                joins.append(self._waiting.popleft())
+                room -= joins[-1].tokens
+            if joins:
+                self.metrics.queue.set(len(self._waiting))
+        return joins
 
     def _next_batch(self) -> list[_Waiting]:
         """The sentence that waits longest and others for the same model and configuration; none when all is done."""
@@ -101,9 +118,8 @@ class Engine:
             batch: list[_Waiting] = []
             others: deque[_Waiting] = deque()
             for each in self._waiting:
-                alike = (each.model, each.config) == (first.model, first.config)
                 fits = not batch or budget >= each.tokens
-                if alike and fits:
+                if _alike(each, first) and fits:
                     batch.append(each)
                     budget -= each.tokens
                 else:
@@ -115,6 +131,13 @@ class Engine:
     def _translate(self, batch: list[_Waiting]) -> None:
         translator = copy.copy(self.translators[batch[0].model])
         translator.config = batch[0].config
+        with joining(translator) as running:
+            if running is None:
+                self._translate_batch(translator, batch)
+            else:
+                self._translate_running(running, batch)
+
+    def _translate_batch(self, translator: Translator, batch: list[_Waiting]) -> None:
         begin = time.perf_counter()
         try:
             results = translator.translate_nbest([each.text for each in batch])
@@ -122,9 +145,47 @@ class Engine:
             for each in batch:
                 each.answer.set_exception(error)
             return
-        self.metrics.batch_seconds.observe(time.perf_counter() - begin)
-        self.metrics.batch_sentences.observe(len(batch))
-        self.metrics.sentences.inc(len(batch))
-        self.metrics.tokens.inc(sum(each.tokens for each in batch))
+        self._count(begin, len(batch), batch)
         for each, translations in zip(batch, results, strict=True):
             each.answer.set_result(translations)
+
+    def _translate_running(self, running: Joining, first: list[_Waiting]) -> None:
+        """Translates these and all that join them, until nobody does."""
+        searched: dict[Hashable, _Waiting] = {}
+        numbers = itertools.count()
+        new = first
+        try:
+            while new or searched:
+                for each in new:
+                    number = next(numbers)
+                    searched[number] = each
+                    running.add(number, each.text)
+                begin = time.perf_counter()
+                together = len(searched)
+                ended = [(searched.pop(number), result) for number, result in running.step()]
+                self._count(begin, together, [each for each, _ in ended])
+                for each, result in ended:
+                    if isinstance(result, UserError):
+                        each.answer.set_exception(result)
+                    else:
+                        each.answer.set_result(result)
+                new = _begun(self._who_joins(first[0], running.room))
+        except BaseException as error:
+            for each in (*searched.values(), *new):
+                if not each.answer.done():
+                    each.answer.set_exception(error)
+
+    def _count(self, begin: float, together: int, ended: list[_Waiting]) -> None:
+        self.metrics.batch_seconds.observe(time.perf_counter() - begin)
+        self.metrics.batch_sentences.observe(together)
+        self.metrics.sentences.inc(len(ended))
+        self.metrics.tokens.inc(sum(each.tokens for each in ended))
+
+
+def _alike(one: _Waiting, other: _Waiting) -> bool:
+    return (one.model, one.config) == (other.model, other.config)
+
+
+def _begun(batch: list[_Waiting]) -> list[_Waiting]:
+    """Those that nobody has cancelled; from here on nobody can."""
+    return [each for each in batch if each.answer.set_running_or_notify_cancel()]

@@ -21,8 +21,12 @@ class Metrics:
         self.sentences = Counter("sentences", "Sentences translated", **options)
         self.tokens = Counter("source_tokens", "Source tokens translated", **options)
         self.queue = Gauge("queue_sentences", "Sentences that wait", **options)
-        self.batch_sentences = Histogram("batch_sentences", "Sentences of a batch", buckets=_SENTENCES, **options)
-        self.batch_seconds = Histogram("batch_seconds", "Time of a batch", buckets=_SECONDS, **options)
+        self.batch_sentences = Histogram(
+            "batch_sentences", "Sentences searched together, of every step", buckets=_SENTENCES, **options
+        )
+        self.batch_seconds = Histogram(
+            "batch_seconds", "Time of a step, or of a whole batch", buckets=_SECONDS, **options
+        )
 
     def text(self) -> bytes:
         """All of them in Prometheus' text format."""
