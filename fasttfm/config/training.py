@@ -47,6 +47,9 @@ class TrainingConfig:
     shard: bool = False
     """Each of several workers holds a part of the weights, gradients and moments (FSDP2): for models that do not fit.
     Checkpoints are in parts, too."""
+    cuda_graph: bool = False
+    """Forward and backward pass are one CUDA graph for each shape of batches, which takes a launch in place of some
+    hundred; for translation by one worker, without packed and checkpoint_activations. A CPU runs the same passes."""
     checkpoint_activations: bool = False
     """Keep only what each layer begins with and compute the rest again in the backward pass: the same gradients with
     less memory, for a third more products."""
@@ -110,6 +113,8 @@ class TrainingConfig:
         _require(self, "schedule", self.schedule in schedules, f"must be one of {', '.join(schedules)}")
         _require(self, "precision", self.precision in ("fp32", "bf16", "fp16"), "must be fp32, bf16 or fp16")
         _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")
+        fixed = not (self.packed or self.shard or self.checkpoint_activations)
+        _require(self, "cuda_graph", fixed or not self.cuda_graph, "goes without packed, shard, checkpoint_activations")
         betas = len(self.adam_betas) == 2 and all(0 <= beta < 1 for beta in self.adam_betas)
         _require(self, "adam_betas", betas, "must be two numbers, each at least 0 and below 1")
         _require(

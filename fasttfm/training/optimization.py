@@ -31,6 +31,7 @@ class Optimization:
         self.is_sharded = any(mine is not source for mine, source in zip(self.parameters, self.sources))
         self.clip_norm = config.clip_norm
         self.ema_decay = config.ema_decay
+        self.keeps_buffers = config.cuda_graph
         kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
         # fused: one pass over the weights; on 2 CPU cores and 2.6M weights 1.7 ms, foreach 7.5 ms, a plain loop 9.2 ms
         self.adam = kind(
@@ -105,7 +106,10 @@ class Optimization:
             parameter.grad = view
 
     def forget(self) -> None:
-        """Drop the gradients that backward has added up."""
+        """Drop the gradients that backward has added up; with cuda_graph their buffers stay."""
+        if self.keeps_buffers:
+            torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+            return
         self.adam.zero_grad(set_to_none=True)
         for source in self.sources:
             source.grad = None

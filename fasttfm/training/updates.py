@@ -19,6 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.config.training import TrainingConfig
+from fasttfm.data.batches import Batch, TokenBatches
+from fasttfm.errors import UserError
+from fasttfm.training.graphs import GraphedPasses
 from fasttfm.training.optimization import Optimization
 from fasttfm.training.protocols import TrainableModel, TrainingBatch, TrainingBatches
 from fasttfm.training.schedule import learning_rate
@@ -106,6 +109,7 @@ class Updates:
         self.totals = torch.zeros(4, dtype=torch.float64, device=device)
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)
         """Loss and nll of the running update."""
+        self._graphs = self._graphed() if config.cuda_graph else None
         self._unread: list[tuple[int, int, int, Tensor]] = []
         """Update, epoch, first batch and gradient norm of updates that nobody has looked at."""
         self.shapes: set[tuple[int, ...]] = set()
@@ -288,11 +292,23 @@ class Updates:
         """This rank's rows [begin, end) of an update's batch number `index`."""
         return share_of_rows(self.workers.rank, self.workers.size, index, self.config.update_freq, rows)
 
+    def _graphed(self) -> GraphedPasses:
+        if not isinstance(self.batches, TokenBatches) or self.workers.size > 1:
+            raise UserError("--cuda-graph is for translation by one worker: leave it out, or give --workers 1 on a CPU")
+        return GraphedPasses(self._run_pass, self.optimization.parameters, self._losses)
+
     def _add_gradient(self, batch: TrainingBatch, divisor: int) -> None:
+        if self._graphs is not None:
+            self._graphs(cast(Batch, batch), divisor)
+        else:
+            self._run_pass(batch, divisor)
+        self.shapes.add(batch.shape)
+
+    def _run_pass(self, batch: TrainingBatch, divisor: int | Tensor) -> None:
+        """Add a batch's gradients and losses to those of the update; nothing here waits for the device."""
         loss, nll = self.loss(batch)
         self.optimization.backward(loss / divisor)
         self._losses += torch.stack([loss.detach(), nll.detach()]).double()
-        self.shapes.add(batch.shape)
 
     def _restore(self, position: Position) -> None:
         if position.epoch != self.position.epoch:

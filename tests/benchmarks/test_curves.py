@@ -63,9 +63,9 @@ def test_a_comparison_leaves_a_record_a_figure_and_runs_that_are_not_run_again(t
     first, again = (json.loads(line) for line in (tmp_path / "curves.jsonl").read_text().splitlines())
     records.validate(first)
     assert first["runs"] == again["runs"]
-    assert [point["update"] for points in first["runs"].values() for point in points] == [2, 4, 2, 4]
+    assert [point["update"] for points in first["runs"].values() for point in points] == [2, 4, 2]
     alike, mixed = first["runs"].values()
-    assert mixed[-1]["cells"] > alike[-1]["cells"]
+    assert mixed[-1]["cells"] > alike[0]["cells"]
     assert (tmp_path / "images" / "curves-batching.png").stat().st_size > 10_000
 
 

@@ -1,11 +1,16 @@
 """Captured CUDA graphs: each replay draws its own dropout, and a whole training step replays."""
 
+import numpy as np
 import pytest
 import torch
 
 from fasttfm import functional as F
+from fasttfm.config.training import TrainingConfig
+from fasttfm.data.batches import TokenBatches
+from fasttfm.data.prepared import ParallelTokens
 from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.training.updates import Updates
 
 
 def captured(step):
@@ -74,3 +79,23 @@ def test_a_training_step_replays_and_learns(device):
         for _ in range(30):
             graph.replay()
     assert loss.item() < 0.9 * first
+
+
+def test_updates_from_graphs_are_ordinary_ones(device):
+    """fasttfm train --cuda-graph: every shape captured once, the weights those of launches one by one."""
+    rng = np.random.default_rng(0)
+    sentences = [rng.integers(4, 64, length).tolist() for length in rng.integers(2, 20, 200)]
+    pairs = ParallelTokens.from_lists(sentences, sentences[::-1])
+    config = TransformerConfig(vocab_size=64, d_model=64, heads=2, d_ff=128, encoder_layers=2, decoder_layers=2)
+    weights = []
+    for cuda_graph in (False, True):
+        torch.manual_seed(0)
+        model = Transformer(config).to(device).train()
+        recipe = TrainingConfig(cuda_graph=cuda_graph, precision="bf16", clip_norm=1.0, warmup_updates=5)
+        updates = Updates(model, TokenBatches(pairs, 256, 1), recipe, device)
+        for _ in range(2 * len(updates.batches)):
+            updates.perform()
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
+        assert updates.skipped() == []
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
