@@ -22,6 +22,7 @@ from typing import Any
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.config.data import DataConfig
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.distillation import StudentConfig
 from fasttfm.config.documents import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.masking import MaskingConfig
@@ -42,6 +43,7 @@ KINDS: dict[str, dict[str, type]] = {
     "bert": {"model": BertConfig, "data": MaskingConfig, "training": TrainingConfig},
     "albert": {"model": AlbertConfig, "data": MaskingConfig, "training": TrainingConfig},
     "electra": {"model": ElectraConfig, "data": MaskingConfig, "training": TrainingConfig},
+    "student": {"model": StudentConfig, "data": MaskingConfig, "training": TrainingConfig},
     "squad": {"model": BertConfig, "data": TaskConfig, "training": TrainingConfig},
     "choices": {"model": BertClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
     "classify": {"model": BertClassifierConfig, "data": TaskConfig, "training": TrainingConfig},

@@ -19,6 +19,7 @@ _COMMANDS = {
     "bert": "fasttfm mlm takes it",
     "albert": "fasttfm mlm takes it",
     "electra": "fasttfm mlm takes it",
+    "student": "fasttfm distill bert takes it, and its folder student is a BERT",
     "squad": "fasttfm finetune predict takes it",
     "choices": "fasttfm finetune predict takes it",
     "classify": "fasttfm finetune predict takes it",

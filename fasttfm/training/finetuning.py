@@ -45,6 +45,7 @@ _BODIES = {
     "bert": "body.",
     "albert": "body.",
     "electra": "discriminator.",
+    "student": "body.",
     "squad": "body.",
     "choices": "body.",
     "classify": "body.",

@@ -1,0 +1,112 @@
+"""What pre-training is worth: answers of a fine-tuned BERT beside those of the same model with fresh weights.
+
+    python -m benchmarks.finetuning --text data/lm_text/wikitext2.txt.gz --qa data/qa [--minutes 2] [--epochs 2]
+
+Prepares the text by `fasttfm mlm prepare`, pre-trains the preset's model on its masked tokens for so many minutes, then
+fine-tunes it on SQuAD questions by `fasttfm finetune squad`, once from these weights (--init-from) and once from fresh
+ones (--like), with the same data, recipe and number of updates, and scores both by the official rules on held-out
+articles. --body takes a model that is pre-trained already. Appends one line to benchmarks/results/finetuning.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
+from fasttfm.cli.parser import Parser
+from fasttfm.errors import UserError
+
+_TRAIN, _VALID = "squad1_sample_train.json.gz", "squad1_sample_valid.json.gz"
+_FLAGS = ("--no-tensorboard",)
+
+
+def run_command(*words: object) -> str:
+    """What `fasttfm` prints with these arguments; SystemExit with its complaint where it fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    line = [sys.executable, "-m", "fasttfm", *map(str, words)]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"benchmarks: {' '.join(line)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+def pretrain(texts: Sequence[Path], folder: Path, preset: str, vocab_size: int, minutes: float) -> Path:
+    """A model directory that has learnt so long from masked tokens of texts."""
+    data, out = folder / "text", folder / "body"
+    run_command("mlm", "prepare", "--text", *texts, "--out", data, "--vocab-size", vocab_size)
+    run_command(
+        *("mlm", "train", "--preset", preset, "--data", data, "--out", out, "--objective", "mlm", "--row-length", 256),
+        *("--schedule", "constant", "--max-update", 10**9, "--max-minutes", minutes, *_FLAGS),
+        *("--valid-interval-updates", 0, "--save-interval-updates", 0),
+    )
+    return out
+
+
+def finetune(flag: str, body: Path, qa: Path, folder: Path, epochs: int) -> dict[str, Any]:
+    """The score of one fine-tuning; flag: --init-from or --like."""
+    out, predictions = folder / flag.strip("-"), folder / f"{flag.strip('-')}.json"
+    started = time.perf_counter()
+    run_command(
+        *("finetune", "squad", flag, body, "--train", qa / _TRAIN, "--valid", qa / _VALID, "--out", out, *_FLAGS),
+        *("--max-epoch", epochs, "--log-interval", 1, "--valid-interval-updates", 0, "--save-interval-updates", 0),
+    )
+    seconds = time.perf_counter() - started
+    run_command("finetune", "predict", out, qa / _VALID, "--out", predictions, "--checkpoint", "last")
+    scores = json.loads(run_command("finetune", "evaluate", predictions, qa / _VALID, "--json"))
+    records = [json.loads(line) for line in (out / "train.log.jsonl").read_text().splitlines()]
+    return {**scores, "seconds": round(seconds, 1), "updates": records[-1]["step"], "train_nll": records[-1]["nll"]}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and record."""
+    parser = Parser(prog="python -m benchmarks.finetuning", description=__doc__.split("\n")[0])
+    parser.add_argument("--text", type=Path, nargs="+", default=[], help="text to pre-train on, plain or packed")
+    parser.add_argument("--body", type=Path, help="a pre-trained model directory in place of --text")
+    parser.add_argument("--qa", type=Path, required=True, help=f"folder with {_TRAIN} and {_VALID}")
+    parser.add_argument("--minutes", type=float, default=2.0, help="of pre-training; default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=2, help="of fine-tuning; default: %(default)s")
+    parser.add_argument("--preset", default="bert-tiny", help="of the model; default: %(default)s")
+    parser.add_argument("--vocab-size", type=int, default=4000, help="subwords; default: %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    args: argparse.Namespace = parser.parse_args(argv)
+    if bool(args.text) == (args.body is not None):
+        raise UserError("give --text FILE… or --body MODEL, one of them: what the fine-tuned model has learnt before")
+    for name in (_TRAIN, _VALID):
+        if not (args.qa / name).is_file():
+            raise UserError(f"--qa {args.qa} has no {name}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        body = args.body or pretrain(args.text, folder, args.preset, args.vocab_size, args.minutes)
+        measured = {}
+        for name, flag in (("pre-trained", "--init-from"), ("fresh weights", "--like")):
+            measured[name] = finetune(flag, body, args.qa, folder, args.epochs)
+            print(f"{name}: F1 {measured[name]['f1']:.2f}, exact match {measured[name]['exact']:.2f}", flush=True)
+    record = {
+        "benchmark": "finetuning",
+        "preset": args.preset,
+        "text": [path.name for path in args.text],
+        "body": None if args.body is None else args.body.name,
+        "minutes": args.minutes if args.text else None,
+        "epochs": args.epochs,
+        "vocab_size": args.vocab_size if args.text else None,
+        "measured": measured,
+    }
+    args.results.mkdir(parents=True, exist_ok=True)
+    with (args.results / "finetuning.jsonl").open("a") as file:
+        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
