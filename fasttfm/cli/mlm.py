@@ -1,4 +1,4 @@
-"""`fasttfm mlm prepare | train | evaluate | import | export`: BERT, ALBERT and ELECTRA from plain text."""
+"""`fasttfm mlm prepare | train | evaluate | attention | import | export`: BERT, ALBERT and ELECTRA from plain text."""
 
 from __future__ import annotations
 
@@ -94,6 +94,30 @@ def _evaluate(args: argparse.Namespace) -> None:
     print(evaluate(args.model, args.data, args.checkpoint, device))
 
 
+def _add_attention(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("text", metavar="TEXT", help="what the model reads, in quotation marks")
+    parser.add_argument(
+        "--out", type=Path, default=Path("attention.png"), metavar="FILE", help="picture (default: %(default)s)"
+    )
+    parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,4 (default: all)")
+
+
+def _attention(args: argparse.Namespace) -> None:
+    from fasttfm.data.text_tokenizer import load_text_tokenizer
+    from fasttfm.decoding.attention_plot import draw_attention
+    from fasttfm.decoding.text_attention import attention_of_text
+    from fasttfm.models.encoders import read_encoder_body
+
+    try:
+        layers = None if args.layers is None else [int(number) for number in args.layers.split(",")]
+    except ValueError:
+        raise UserError(f"--layers {args.layers!r}: give numbers such as 1,4") from None
+    body = read_encoder_body(args.model, args.checkpoint)
+    draw_attention(attention_of_text(body, load_text_tokenizer(args.model), args.text), args.out, layers)
+    print(args.out)
+
+
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a BERT, an ALBERT or an ELECTRA of Hugging Face")
     parser.add_argument("--generator", type=Path, metavar="FOLDER", help="of an ELECTRA, its generator")
@@ -126,6 +150,7 @@ _VERBS = {
     "prepare": (add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
     "train": (_add_train, _train, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
     "evaluate": (_add_evaluate, _evaluate, "losses and accuracies on held-out text, always masked alike"),
+    "attention": (_add_attention, _attention, "draw the attention weights of a text"),
     "import": (_add_import, _import, "make a model directory of a Hugging Face folder"),
     "export": (_add_export, _export, "write a model for Hugging Face"),
 }

@@ -34,6 +34,11 @@ def test_from_text_to_hugging_face_and_back(preset, data, tmp_path, capsys):
     assert (tmp_path / "M" / "curve.png").exists()
     assert main(["mlm", "evaluate", model, "--data", str(data), "--device", "cpu"]) == 0
     assert "held-out loss" in capsys.readouterr().out
+    picture = str(tmp_path / "attention.png")
+    assert main(["mlm", "attention", model, "the dog runs", "--layers", "2", "--out", picture]) == 0
+    assert (tmp_path / "attention.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["mlm", "attention", model, "a" * 31, "--out", picture]) == 2
+    assert "has 31 tokens, at most 30 can be shown" in capsys.readouterr().err
     assert main(["mlm", "export", model, "--out", folder]) == 0
     source = [folder]
     if preset == "electra-tiny":
