@@ -58,6 +58,6 @@ def test_peak_memory_is_that_of_this_process_alone():
     grown = torch.ones(60 << 20)
     assert peak_memory() >= 60 << 22
     assert grown.sum() == 60 << 20
-    own = "from fasttfm.memory import peak_memory; print(peak_memory())"
-    child = subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, check=True)
+    script = "from fasttfm.memory import peak_memory; print(peak_memory())"
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 1 << 20 < int(child.stdout) < min(before, 100 << 20)

@@ -22,7 +22,7 @@ def test_a_python_block_runs(block):
 
 def commands() -> list[str]:
     """Every command that README, CONTRIBUTING and docs/ show, in blocks and in lines of text."""
-    found: dict[str, None] = {}
+    results: dict[str, None] = {}
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
@@ -30,8 +30,8 @@ def commands() -> list[str]:
             command = re.split(r"\s{2,}|\s#|\s[<>|]\s", line.strip().replace("\\|", "|"))[0]
             command = re.sub(r"^[A-Z_]+=\S+ ", "", command).removeprefix(".venv/bin/")
             if re.match(r"(fasttfm [a-z]|python -m (?!pip|pytest|venv))", command):
-                found[command.replace("...", "").strip()] = None
-    return list(found)
+                results[command.replace("...", "").strip()] = None
+    return list(results)
 
 
 @pytest.mark.parametrize("command", commands())

@@ -19,24 +19,26 @@ def _seed():
     torch.manual_seed(3)
 
 
-def assert_same(found, expected, leaves):
-    torch.testing.assert_close(found, expected)
+def assert_same(actual, expected, leaf_tensors):
+    torch.testing.assert_close(actual, expected)
     grad = torch.randn_like(expected)
-    torch.testing.assert_close(torch.autograd.grad(found, leaves, grad), torch.autograd.grad(expected, leaves, grad))
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, leaf_tensors, grad), torch.autograd.grad(expected, leaf_tensors, grad)
+    )
 
 
 @pytest.mark.parametrize("kind", ["none", "bool", "added", "causal", "lengths", "all"])
 def test_equals_torch(kind):
     q, k, v = random(3, 2, 6, 8), random(3, 2, 9, 8), random(3, 2, 9, 5)
     allowed = torch.ones(3, 1, 6, 9, dtype=torch.bool)
-    options, added, leaves = {}, torch.zeros(1, dtype=torch.float64), [q, k, v]
+    options, added, leaf_tensors = {}, torch.zeros(1, dtype=torch.float64), [q, k, v]
     if kind == "bool":
         allowed = allowed & (torch.rand(3, 2, 6, 9) > 0.4)
         allowed[..., 4] = True
         options["mask"] = allowed
     if kind in ("added", "all"):
         added = options["mask"] = random(2, 1, 9)
-        leaves.append(added)
+        leaf_tensors.append(added)
     if kind in ("causal", "all"):
         allowed = allowed & torch.ones(6, 9, dtype=torch.bool).tril(2)
         options |= {"causal": True, "causal_offset": 2}
@@ -45,7 +47,7 @@ def test_equals_torch(kind):
         allowed = allowed & (torch.arange(9) < lengths[:, None])[:, None, None]
         options["key_lengths"] = lengths
     expected = scaled_dot_product_attention(q, k, v, attn_mask=added.masked_fill(~allowed, -math.inf))
-    assert_same(reference.attention(q, k, v, **options)[0], expected, leaves)
+    assert_same(reference.attention(q, k, v, **options)[0], expected, leaf_tensors)
 
 
 def test_equals_multi_head_attention_with_its_weights():
@@ -59,8 +61,8 @@ def test_equals_multi_head_attention_with_its_weights():
         (y @ w.T + b).view(2, -1, 2, 4).transpose(1, 2)
         for y, w, b in ((x, w_q, b_q), (memory, w_k, b_k), (memory, w_v, b_v))
     ]
-    output, found = reference.attention(*heads, key_lengths=torch.tensor([7, 4]))
-    torch.testing.assert_close(found, weights)
+    output, actual = reference.attention(*heads, key_lengths=torch.tensor([7, 4]))
+    torch.testing.assert_close(actual, weights)
     torch.testing.assert_close(module.out_proj(output.transpose(1, 2).flatten(2)), expected)
 
 

@@ -68,9 +68,9 @@ def test_embed_is_torchs_embedding_times_the_scale_plus_positions():
     weight = torch.randn(9, 6, dtype=torch.float64)
     positions = torch.randn(10, 6, dtype=torch.float64)
     tokens = torch.tensor([[1, 2, 0], [8, 0, 0]])
-    found = reference.embed(tokens, weight, positions, scale=math.sqrt(6), first_position=4)
+    actual = reference.embed(tokens, weight, positions, scale=math.sqrt(6), first_position=4)
     expected = torch.nn.functional.embedding(tokens, weight) * math.sqrt(6) + positions[4:7]
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     padded = reference.embed(tokens, weight, positions, scale=math.sqrt(6), first_position=4, pad_id=0)
     torch.testing.assert_close(padded, expected * (tokens != 0)[..., None])
 
@@ -79,9 +79,9 @@ def test_padding_takes_no_gradient_as_with_torchs_padding_idx():
     weight = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
     tokens = torch.tensor([[1, 2, 0, 2], [8, 0, 0, 1]])
     dy = torch.randn(2, 4, 6, dtype=torch.float64)
-    (found,) = torch.autograd.grad(reference.embed(tokens, weight, None, scale=3.0, pad_id=0), weight, dy)
+    (actual,) = torch.autograd.grad(reference.embed(tokens, weight, None, scale=3.0, pad_id=0), weight, dy)
     (expected,) = torch.autograd.grad(torch.nn.functional.embedding(tokens, weight, padding_idx=0) * 3.0, weight, dy)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_derivatives_of_embed_with_dropout():

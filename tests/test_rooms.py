@@ -38,7 +38,7 @@ that begins its own."""
 
 def modules() -> dict[str, Path]:
     """Every module of the runtime code."""
-    found = {}
+    results = {}
     for top, folder in (
         ("fasttfm", ROOT / "fasttfm"),
         ("fasttfm.kernels", ROOT / "kernels"),
@@ -49,8 +49,8 @@ def modules() -> dict[str, Path]:
             if parts[0] == "kernels" and top == "fasttfm":
                 continue  # the link
             name = ".".join([top, *(part for part in parts if part != "__init__")])
-            found[name] = path
-    return found
+            results[name] = path
+    return results
 
 
 MODULES = modules()
@@ -65,34 +65,34 @@ def imports(name: str, path: Path) -> set[str]:
         if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
         for node in ast.walk(block)
     }
-    found = set()
+    results = set()
     for node in ast.walk(tree):
         if id(node) in unseen:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole in MODULES else node.module)
+                results.add(whole if whole in MODULES else node.module)
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {module for module in found if module in MODULES and module != name}
+            results |= {alias.name for alias in node.names}
+    return {module for module in results if module in MODULES and module != name}
 
 
-def room(module: str) -> tuple[int, str]:
+def package_of(module: str) -> tuple[int, str]:
     """Level and name of the room that a module belongs to."""
-    rooms = {name: level for level, names in enumerate(LEVELS) for name in names}
+    levels = {name: level for level, names in enumerate(LEVELS) for name in names}
     parts = module.split(".")
-    name = next(n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in rooms)
-    return rooms[name], name
+    name = next(n for n in (".".join(parts[:i]) for i in range(len(parts), 0, -1)) if n in levels)
+    return levels[name], name
 
 
 def test_no_import_points_up():
     wrong = []
     for name, path in MODULES.items():
-        level, own = room(name)
+        level, ours = package_of(name)
         for other in imports(name, path):
-            below, theirs = room(other)
-            if theirs != own and below >= level:
+            below, theirs = package_of(other)
+            if theirs != ours and below >= level:
                 wrong.append(f"{name} imports {other}")
     assert not wrong, "\n".join(sorted(wrong))
 

@@ -31,7 +31,7 @@ def record():
         *, p50: float = 100.0, spread: float = 0.02, runs: int = 20, machine: dict | None = None, **fields: Any
     ) -> dict[str, Any]:
         status = fields.get("status", "timed")
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "schema": 1,
             "group": "kernels",
             "case": "attention",
@@ -57,8 +57,8 @@ def record():
             "machine": MACHINE | (machine or {}),
         }
         if status != "timed":
-            found["time_us"] = None
-        return found | fields
+            results["time_us"] = None
+        return results | fields
 
     return make
 
@@ -68,7 +68,7 @@ def end_to_end():
     """end_to_end(corpus, bleu=..., field=...): one valid record of a whole run."""
 
     def make(corpus: str = "demo", *, machine: dict | None = None, **fields: Any) -> dict[str, Any]:
-        found = {
+        results = {
             "benchmark": "end_to_end",
             "corpus": corpus,
             "train_command": "fasttfm train --preset demo",
@@ -87,7 +87,7 @@ def end_to_end():
             "validation_curve": [{"step": 500, "seconds": 120.0, "bleu": 28.0}],
             "minutes_to_bleu": {"10": 1.0, "20": 2.0},
         }
-        return found | MACHINE | (machine or {}) | fields
+        return results | MACHINE | (machine or {}) | fields
 
     return make
 

@@ -90,8 +90,8 @@ def test_two_folders_of_several_machines_meet_by_machine(tmp_path, write, record
     for side, slow in (("a", 100), ("b", 200)):
         write(f"{side}/cpu.jsonl", record(p50=100))
         write(f"{side}/gpu.jsonl", record(p50=slow, machine={"device": "NVIDIA H200"}))
-    found = compare.changes(compare.load(tmp_path / "a"), compare.load(tmp_path / "b"), 0.05)
-    assert [(change.ratio, change.after.file) for change in found] == [(2.0, "gpu.jsonl"), (1.0, "cpu.jsonl")]
+    results = compare.changes(compare.load(tmp_path / "a"), compare.load(tmp_path / "b"), 0.05)
+    assert [(change.ratio, change.after.file) for change in results] == [(2.0, "gpu.jsonl"), (1.0, "cpu.jsonl")]
 
 
 def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, write, record):

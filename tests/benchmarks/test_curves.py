@@ -60,9 +60,9 @@ def test_a_comparison_leaves_a_record_a_figure_and_runs_that_are_not_run_again(t
     assert curves.main(["batching", *common]) == 0
     monkeypatch.setattr(curves, "train", lambda *_: pytest.fail("a finished run was run again"))
     assert curves.main(["batching", *common]) == 0
-    first, again = (json.loads(line) for line in (tmp_path / "curves.jsonl").read_text().splitlines())
+    first, repeated = (json.loads(line) for line in (tmp_path / "curves.jsonl").read_text().splitlines())
     records.validate(first)
-    assert first["runs"] == again["runs"]
+    assert first["runs"] == repeated["runs"]
     assert [point["update"] for points in first["runs"].values() for point in points] == [2, 4, 2]
     alike, mixed = first["runs"].values()
     assert mixed[-1]["cells"] > alike[0]["cells"]

@@ -40,9 +40,9 @@ def test_a_peer_filled_with_our_weights_finds_the_same_hypotheses(model, peer, b
         pytest.importorskip("ctranslate2")
         options = {"compute_type": "float32", "device": CPU, "threads": 1}
         search = ctranslate2.Translate(CONFIG, weights, beam=beam, length=LENGTH, **options)
-    found, ours = search(SOURCES), decoding.Ours(model, beam=beam, length=LENGTH)(SOURCES)
+    results, ours = search(SOURCES), decoding.Ours(model, beam=beam, length=LENGTH)(SOURCES)
     assert [len(each) for each in ours] == [beam] * len(SOURCES)
-    assert sets(found) == sets(ours)
+    assert sets(results) == sets(ours)
     assert len({tuple(each[0]) for each in ours}) > len(SOURCES) / 2, "outputs that hardly differ would prove nothing"
 
 

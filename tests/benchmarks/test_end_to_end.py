@@ -119,11 +119,11 @@ def test_the_plain_greedy_search_is_greedy_search():
     model = Transformer(config)
     model.load_state_dict(plain.state_dict())
     sources = [*synthetic.sources(4, 7, 60, seed=1), *synthetic.sources(3, 3, 60, seed=2)]
-    found = greedy(plain, sources, longer=10)
+    results = greedy(plain, sources, longer=10)
     # the plain search's limit is that of the longest source of a batch, ours that of each
     expected = translate_ids(model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=17, allow_unk=True))
-    assert found == [ids[:17] for ids in expected]
-    assert len({tuple(ids) for ids in found}) > 3
+    assert results == [ids[:17] for ids in expected]
+    assert len({tuple(ids) for ids in results}) > 3
 
 
 def test_minutes_to_a_score_are_those_of_the_first_validation_that_reached_it():

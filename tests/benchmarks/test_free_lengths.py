@@ -55,7 +55,7 @@ def best_of_hugging_face(model: Transformer, beam: int, alpha: float) -> tuple[l
     theirs = huggingface.marian(CONFIG, model.state_dict())
     ids, lengths = padded(sources(), torch.device("cpu"))
     with torch.inference_mode():
-        found = theirs.generate(
+        results = theirs.generate(
             input_ids=ids,
             attention_mask=(torch.arange(ids.shape[1]) < lengths[:, None]).long(),
             num_beams=beam,
@@ -66,8 +66,8 @@ def best_of_hugging_face(model: Transformer, beam: int, alpha: float) -> tuple[l
             output_scores=True,
             **({"length_penalty": alpha, "early_stopping": "never"} if beam > 1 else {}),
         )
-    outputs = [[token for token in row if token not in (BOS, EOS, PAD)] for row in found.sequences.tolist()]
-    return outputs, found.sequences_scores.tolist() if beam > 1 else []
+    outputs = [[token for token in row if token not in (BOS, EOS, PAD)] for row in results.sequences.tolist()]
+    return outputs, results.sequences_scores.tolist() if beam > 1 else []
 
 
 def best_of_ctranslate2(model: Transformer, beam: int, alpha: float) -> list[list[int]]:
@@ -88,9 +88,9 @@ def test_hugging_face_finds_nothing_better(model, beam, alpha):
     ours = [each[0] for each in search_ids(model, sources(), settings)]
     outputs, scores = best_of_hugging_face(model, beam, alpha)
     equal = compare(model, ours, outputs, alpha, beam)
-    for found, output, score in zip(ours, outputs, scores):
-        if found.tokens == output and len(output) < LONGEST:
-            assert found.score == pytest.approx(score, abs=1e-4)
+    for results, output, score in zip(ours, outputs, scores):
+        if results.tokens == output and len(output) < LONGEST:
+            assert results.score == pytest.approx(score, abs=1e-4)
     assert equal >= 0.97 * COUNT
 
 
@@ -111,11 +111,11 @@ def compare(model, ours, outputs, alpha: float, beam: int) -> int:
     """How many are equal; of those that differ and ended by themselves, none may be better than ours."""
     exact = score_ids(model, sources(), outputs)
     equal = 0
-    for found, output, log_probability in zip(ours, outputs, exact):
-        equal += found.tokens == output
+    for results, output, log_probability in zip(ours, outputs, exact):
+        equal += results.tokens == output
         if len(output) < LONGEST and beam > 1:
-            assert found.score >= log_probability / (len(output) + 1) ** alpha - 1e-4
-    lengths = {len(found.tokens) for found in ours}
+            assert results.score >= log_probability / (len(output) + 1) ** alpha - 1e-4
+    lengths = {len(results.tokens) for results in ours}
     assert len(lengths) > 1
     assert min(lengths) < 10
     return equal

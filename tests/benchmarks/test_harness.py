@@ -55,18 +55,18 @@ def rows(providers, passes="forward", *, seconds=0.0, cost=None, ceilings=None, 
     case = Case(
         group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, cost=cost, make=lambda _: work
     )
-    found = harness.run(case, SETTING, clock or FakeClock(), seconds, ceilings=ceilings, machine=HERE, least_rounds=3)
-    for record in found:
+    results = harness.run(case, SETTING, clock or FakeClock(), seconds, ceilings=ceilings, machine=HERE, least_rounds=3)
+    for record in results:
         records.validate(record)
-    return {record["provider"]: record for record in found}
+    return {record["provider"]: record for record in results}
 
 
 @pytest.mark.parametrize("passes", ["forward", "training forward", "backward", "forward+backward"])
 def test_a_wrong_provider_has_no_time(passes):
-    found = rows({"torch eager": plain, "fasttfm": plain, "off": lambda x: plain(x) * 1.001}, passes)
-    assert found["fasttfm"]["status"] == found["torch eager"]["status"] == "timed"
-    assert found["fasttfm"]["time_us"] == {"p20": 10.0, "p50": 10.0, "p80": 10.0, "runs": 3}
-    off = found["off"]
+    results = rows({"torch eager": plain, "fasttfm": plain, "off": lambda x: plain(x) * 1.001}, passes)
+    assert results["fasttfm"]["status"] == results["torch eager"]["status"] == "timed"
+    assert results["fasttfm"]["time_us"] == {"p20": 10.0, "p50": 10.0, "p80": 10.0, "runs": 3}
+    off = results["off"]
     assert off["status"] == "wrong"
     assert off["time_us"] is None
     assert off["error"]["value"] > off["error"]["allowed"]
@@ -83,8 +83,8 @@ def test_a_wrong_gradient_has_no_time():
         def backward(ctx, grad):
             return grad / 2
 
-    found = rows({"torch eager": plain, "off": lambda x: plain(Half.apply(x))}, "backward")
-    assert found["off"]["status"] == "wrong"
+    results = rows({"torch eager": plain, "off": lambda x: plain(Half.apply(x))}, "backward")
+    assert results["off"]["status"] == "wrong"
     assert rows({"torch eager": plain, "off": lambda x: plain(Half.apply(x))})["off"]["status"] == "timed"
 
 
@@ -103,13 +103,13 @@ def test_a_wrong_gradient_of_a_parameter_has_no_time():
         layer.load_state_dict(layers[0].state_dict())
     double = Layer(1.0).double()
     double.load_state_dict(layers[0].state_dict())
-    found = rows(dict(zip(("torch eager", "fasttfm", "off"), layers)), "backward", reference=double)
-    assert [found[name]["status"] for name in ("torch eager", "fasttfm", "off")] == ["timed", "timed", "wrong"]
+    results = rows(dict(zip(("torch eager", "fasttfm", "off"), layers)), "backward", reference=double)
+    assert [results[name]["status"] for name in ("torch eager", "fasttfm", "off")] == ["timed", "timed", "wrong"]
 
 
 def test_nothing_but_numbers_counts_as_right():
-    found = rows({"torch eager": plain, "nan": lambda x: plain(x) / 0 * 0, "short": lambda x: plain(x)[:-1]})
-    assert found["nan"]["status"] == found["short"]["status"] == "wrong"
+    results = rows({"torch eager": plain, "nan": lambda x: plain(x) / 0 * 0, "short": lambda x: plain(x)[:-1]})
+    assert results["nan"]["status"] == results["short"]["status"] == "wrong"
 
 
 def test_plain_pytorch_must_be_right_too():
@@ -151,8 +151,8 @@ def test_no_input_comes_twice_in_a_row():
         assert len(turns) == count * (1 + 2 + 2 + 3)  # the first call, warming up, memory and launches, timed rounds
         assert all(a != b for (_, a), (_, b) in itertools.pairwise(turns))
         for i in range(count):
-            own = [address for name, address in turns if name == f"p{i}"]
-            assert all(a != b for a, b in itertools.pairwise(own))
+            addresses = [address for name, address in turns if name == f"p{i}"]
+            assert all(a != b for a, b in itertools.pairwise(addresses))
 
 
 def test_too_few_inputs_cannot_be_handed_round():
@@ -164,21 +164,21 @@ def test_dropout_that_is_left_out_has_no_time():
     def drops(x):
         return torch.nn.functional.dropout(plain(x), 0.5)
 
-    found = rows({"torch eager": drops, "forgets": plain}, without_dropout={"torch eager": plain, "forgets": plain})
-    assert found["torch eager"]["status"] == "timed"
-    assert found["forgets"]["status"] == "wrong"
-    assert "leaves dropout out" in found["forgets"]["reason"]
+    results = rows({"torch eager": drops, "forgets": plain}, without_dropout={"torch eager": plain, "forgets": plain})
+    assert results["torch eager"]["status"] == "timed"
+    assert results["forgets"]["status"] == "wrong"
+    assert "leaves dropout out" in results["forgets"]["reason"]
 
 
 def test_a_refusal_is_a_row_in_its_own_words_and_an_absent_one_says_how_to_install():
     def refuses(x):
         raise RuntimeError("No available kernel.\nAnd a second line.")
 
-    found = rows({"torch eager": plain, "refuses": refuses, "away": Absent("pip install away")})
-    assert found["refuses"]["status"] == "refused"
-    assert found["refuses"]["reason"] == "RuntimeError: No available kernel."
-    assert (found["away"]["status"], found["away"]["reason"]) == ("absent", "pip install away")
-    assert found["torch eager"]["status"] == "timed"
+    results = rows({"torch eager": plain, "refuses": refuses, "away": Absent("pip install away")})
+    assert results["refuses"]["status"] == "refused"
+    assert results["refuses"]["reason"] == "RuntimeError: No available kernel."
+    assert (results["away"]["status"], results["away"]["reason"]) == ("absent", "pip install away")
+    assert results["torch eager"]["status"] == "timed"
 
 
 def test_providers_take_turns():
@@ -291,8 +291,8 @@ def test_peak_memory_of_the_host_is_the_most_at_once():
 
 def test_error_is_taken_tensor_by_tensor():
     expected = [torch.tensor([1000.0, 1.0]), torch.tensor([0.01, 0.02])]
-    found = [torch.tensor([1000.0, 2.0]), torch.tensor([0.01, 0.03])]
-    assert numerics.relative_error(found, expected) == pytest.approx(0.5)
+    results = [torch.tensor([1000.0, 2.0]), torch.tensor([0.01, 0.03])]
+    assert numerics.relative_error(results, expected) == pytest.approx(0.5)
     assert numerics.allowed("float32", 1e-6) == pytest.approx(2e-6 + 32 * 2**-23)
     assert numerics.allowed("bfloat16", 0.01) == pytest.approx(0.02 + 2 * 2**-7)
     assert numerics.allowed("bfloat16", None) == pytest.approx(2**-3.5)
@@ -300,11 +300,11 @@ def test_error_is_taken_tensor_by_tensor():
 
 def test_a_unit_at_the_kink_of_a_relu_may_go_either_way_but_no_more():
     expected = torch.linspace(1, 2, 1000)
-    found = expected.clone()
-    found[:10] += 0.1
-    assert numerics.kinked_error(found, expected) < 1e-6 < numerics.relative_error(found, expected)
-    found[10] += 0.1
-    assert numerics.kinked_error(found, expected) == pytest.approx(0.05)
-    found[10] -= 0.1
-    found[0] += 0.3
-    assert numerics.kinked_error(found, expected) == pytest.approx(0.2)
+    results = expected.clone()
+    results[:10] += 0.1
+    assert numerics.kinked_error(results, expected) < 1e-6 < numerics.relative_error(results, expected)
+    results[10] += 0.1
+    assert numerics.kinked_error(results, expected) == pytest.approx(0.05)
+    results[10] -= 0.1
+    results[0] += 0.3
+    assert numerics.kinked_error(results, expected) == pytest.approx(0.2)

@@ -44,17 +44,17 @@ def rows(providers, passes="forward", *, clock=None, **work):
     """Records by provider, of a work whose right answer is plain()'s."""
     work = Work(**{"inputs": draw, "providers": providers, "reference": plain, **work})
     case = Case(group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, make=lambda _: work)
-    found = harness.run(case, SETTING, clock or FakeClock(), 0.0, machine=HERE, least_rounds=3)
-    for record in found:
+    results = harness.run(case, SETTING, clock or FakeClock(), 0.0, machine=HERE, least_rounds=3)
+    for record in results:
         records.validate(record)
-    return {record["provider"]: record for record in found}
+    return {record["provider"]: record for record in results}
 
 
 def beside_plain(provider, passes="forward", **work):
     """The row of a provider that runs beside plain PyTorch and ours, which must not suffer from it."""
-    found = rows({"hostile": provider, "torch eager": plain, "fasttfm": plain}, passes, **work)
-    assert found["torch eager"]["status"] == found["fasttfm"]["status"] == "timed"
-    row = found["hostile"]
+    results = rows({"hostile": provider, "torch eager": plain, "fasttfm": plain}, passes, **work)
+    assert results["torch eager"]["status"] == results["fasttfm"]["status"] == "timed"
+    row = results["hostile"]
     assert row["time_us"] is row["throughput"] is row["roofline"] is None
     return row["status"], row["reason"]
 
@@ -93,8 +93,8 @@ def test_what_is_not_the_answer_has_no_time(provider):
 
 
 def test_plain_pytorch_that_is_wrong_lets_nobody_else_be_wrong():
-    found = rows({"torch eager": lambda x: plain(x) * float("nan"), "zeros": torch.zeros_like, "fasttfm": plain})
-    assert [found[name]["status"] for name in ("torch eager", "zeros", "fasttfm")] == ["wrong", "wrong", "timed"]
+    results = rows({"torch eager": lambda x: plain(x) * float("nan"), "zeros": torch.zeros_like, "fasttfm": plain})
+    assert [results[name]["status"] for name in ("torch eager", "zeros", "fasttfm")] == ["wrong", "wrong", "timed"]
 
 
 @pytest.mark.parametrize("lazy", [lambda x: x.as_subclass(Lazy), lambda x: LazyList([x])], ids=["tensor", "list"])
@@ -159,14 +159,14 @@ def test_who_writes_over_the_inputs_has_no_time(write, since):
             write(x)
         return y
 
-    found = rows({"hostile": writes, "torch eager": plain})
-    assert found["hostile"]["status"] == "wrong"
-    assert found["hostile"]["time_us"] is None
-    assert "over" in found["hostile"]["reason"]
+    results = rows({"hostile": writes, "torch eager": plain})
+    assert results["hostile"]["status"] == "wrong"
+    assert results["hostile"]["time_us"] is None
+    assert "over" in results["hostile"]["reason"]
     if since <= 2 or write is zeroed:  # later and behind autograd's back nobody knows who it was: no row has a time
-        assert found["torch eager"]["status"] == "timed"
+        assert results["torch eager"]["status"] == "timed"
     else:
-        assert found["torch eager"]["status"] == "wrong"
+        assert results["torch eager"]["status"] == "wrong"
 
 
 def test_who_is_documented_to_write_over_its_inputs_gets_a_copy():
@@ -175,8 +175,8 @@ def test_who_is_documented_to_write_over_its_inputs_gets_a_copy():
         scaled(x)
         return y
 
-    found = rows({"torch eager": plain, "writes": writes}, overwrites=frozenset({"writes"}))
-    assert found["writes"]["status"] == found["torch eager"]["status"] == "timed"
+    results = rows({"torch eager": plain, "writes": writes}, overwrites=frozenset({"writes"}))
+    assert results["writes"]["status"] == results["torch eager"]["status"] == "timed"
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_every_provider_of_every_case_is_right_or_says_why_it_is_not_there(group
 
 def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
     for level in LEVELS:
-        found = kernels.cases(dataclasses.replace(SMOKE, level=level))
-        assert {case.name for case in found} == {
+        results = kernels.cases(dataclasses.replace(SMOKE, level=level))
+        assert {case.name for case in results} == {
             "LayerNorm",
             "attention",
             "attention weights",
@@ -69,19 +69,19 @@ def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
             "packed attention",
             "residual + dropout + LayerNorm",
         }
-        attention = [case for case in found if case.name == "attention"]
+        attention = [case for case in results if case.name == "attention"]
         assert {case.shape["mask"] for case in attention} == {
             "none", "causal", "lengths", "lengths+causal", "bool", "additive",
         }  # fmt: skip
         assert {case.shape["dropout"] for case in attention} == {0.0, 0.1}
-        for name in {case.name for case in found} - {"linear + cross entropy"}:
-            passes = {case.passes for case in found if case.name == name}
+        for name in {case.name for case in results} - {"linear + cross entropy"}:
+            passes = {case.passes for case in results if case.name == name}
             assert "backward" in passes
             assert passes & {"forward", "training forward"}
-        both = {case.name for case in found if case.passes == "forward+backward"}
+        both = {case.name for case in results if case.passes == "forward+backward"}
         assert both == {"cross entropy", "linear + cross entropy"}  # some fuse the two
-        assert all(case.cost is not None and case.cost.bytes > 0 for case in found)
-        assert len({case.title for case in found}) == len(found)
+        assert all(case.cost is not None and case.cost.bytes > 0 for case in results)
+        assert len({case.title for case in results}) == len(results)
 
 
 def test_every_provider_is_there_or_absent_with_its_install_line():
@@ -102,9 +102,9 @@ def test_a_package_that_is_installed_and_broken_refuses_and_breaks_no_case(monke
     for module in gone:
         monkeypatch.setitem(sys.modules, module, None)  # importing it raises
     wanted = ("LayerNorm", "residual + dropout + LayerNorm", "attention", "packed attention", "cross entropy")
-    found = {case.name: case for case in reversed(kernels.cases(SMOKE)) if case.name in wanted}
-    assert set(found) == set(wanted)
-    for case in found.values():
+    results = {case.name: case for case in reversed(kernels.cases(SMOKE)) if case.name in wanted}
+    assert set(results) == set(wanted)
+    for case in results.values():
         rows = {row["provider"]: row for row in run(case)}
         assert rows["fasttfm"]["status"] == "timed"
         broken = [row for name, row in rows.items() if name in (providers.LIGER, providers.FLASH_ATTN)]
@@ -151,16 +151,16 @@ def test_the_tuner_gives_every_candidate_its_turn():
             return 1000
 
     def candidate(name, times):
-        def once():
+        def run_once():
             order.append(name)
             return float(next(times))
 
-        return once
+        return run_once
 
     def refuses():
         raise RuntimeError("No available kernel.\nAnd a second line.")
 
-    found = measure(
+    results = measure(
         {"a": candidate("a", iter(range(100))), "b": refuses, "c": candidate("c", iter(range(100, 200)))},
         FakeClock(),
         seconds=10,
@@ -169,9 +169,9 @@ def test_the_tuner_gives_every_candidate_its_turn():
         now=lambda: next(seconds),
     )
     assert order == ["a", "c"] + ["a", "c"] * 12  # once to warm up; three rounds, then until the tenth second has come
-    assert (found["a"].median_us, found["a"].runs, found["a"].peak_bytes) == (6.5, 12, 1000)
-    assert (found["a"].p20_us, found["a"].p80_us) == (pytest.approx(3.2), pytest.approx(9.8))
-    assert found["b"] == "RuntimeError: No available kernel."
+    assert (results["a"].median_us, results["a"].runs, results["a"].peak_bytes) == (6.5, 12, 1000)
+    assert (results["a"].p20_us, results["a"].p80_us) == (pytest.approx(3.2), pytest.approx(9.8))
+    assert results["b"] == "RuntimeError: No available kernel."
 
 
 def test_the_tuner_runs_so_many_rounds_at_least_however_slow():

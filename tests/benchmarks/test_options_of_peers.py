@@ -43,8 +43,8 @@ def test_attention_is_hugging_faces(model, layer):
     theirs = huggingface.marian(CONFIG, model.state_dict())
     theirs.set_attn_implementation("eager")
     targets = [source[-2::-1] for source in SOURCES]
-    found = cross_attention(model, SOURCES, targets, DecodingConfig(alignment_layer=layer))
-    for source, target, weights in zip(SOURCES, targets, found):
+    results = cross_attention(model, SOURCES, targets, DecodingConfig(alignment_layer=layer))
+    for source, target, weights in zip(SOURCES, targets, results):
         with torch.inference_mode():
             outputs = theirs(
                 input_ids=torch.tensor([source]),
@@ -91,7 +91,7 @@ def test_prefixes_are_gone_on_with_as_ctranslate2_does(model, tmp_path, beam):
     translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
     words = ["<blank>", "<unk>", "<s>", "</s>", *map(str, range(4, 60))]
     draw = random.Random(2)
-    prefixes = [draw.choices(range(4, 60), k=1 + place % 3) for place in range(len(SOURCES))]
+    prefixes = [draw.choices(range(4, 60), k=1 + position % 3) for position in range(len(SOURCES))]
     theirs = translator.translate_batch(
         [[words[token] for token in source] for source in SOURCES],
         [[words[token] for token in prefix] for prefix in prefixes], beam_size=beam, length_penalty=0.0,
@@ -99,11 +99,11 @@ def test_prefixes_are_gone_on_with_as_ctranslate2_does(model, tmp_path, beam):
         suppress_sequences=[[words[PAD]], [words[BOS]]],
     )  # fmt: skip
     settings = DecodingConfig(beam=beam, length_penalty="none", max_len_a=0.0, max_len_b=25)
-    found = [each[0] for each in search_ids(model, SOURCES, settings, prefixes=prefixes)]
+    results = [each[0] for each in search_ids(model, SOURCES, settings, prefixes=prefixes)]
     outputs = [[words.index(word) for word in result.hypotheses[0]] for result in theirs]
     exact = score_ids(model, SOURCES, outputs)
     equal = compared = 0
-    for prefix, ours, output, log_probability in zip(prefixes, found, outputs, exact):
+    for prefix, ours, output, log_probability in zip(prefixes, results, outputs, exact):
         assert ours.tokens[: len(prefix)] == output[: len(prefix)] == prefix
         equal += ours.tokens == output
         if beam > 1 and len(output) < 25:  # it ended by itself

@@ -70,8 +70,8 @@ def test_what_spills_is_said(monkeypatch):
     }
     monkeypatch.setattr(old_chips.budgets, "read", lambda: ("9.9", recorded))
     row = old_chips.proved().splitlines()[-1]
-    found = "2; 200; 24 KiB; 1 spill, up to 48 bytes"
-    assert row == f"| `kernels/attention/forward.py` | {found} | none recorded | none recorded |"
+    results = "2; 200; 24 KiB; 1 spill, up to 48 bytes"
+    assert row == f"| `kernels/attention/forward.py` | {results} | none recorded | none recorded |"
 
 
 def test_each_case_is_filed_under_the_kernel_file_that_lists_it(monkeypatch):

@@ -43,15 +43,15 @@ def test_lengths_are_spread_as_published(lengths, mean, longest):
     assert corpus.source_lengths.mean() == pytest.approx(mean, abs=1.0)
     assert np.quantile(corpus.source_lengths, 0.999) < longest
     assert np.corrcoef(corpus.source_lengths, corpus.target_lengths)[0, 1] > 0.8
-    again = synthetic.corpus(20_000, lengths, 100, seed=0)
-    assert np.array_equal(corpus.source(7), again.source(7))
+    repeated = synthetic.corpus(20_000, lengths, 100, seed=0)
+    assert np.array_equal(corpus.source(7), repeated.source(7))
 
 
 def test_the_beginning_of_an_epoch_holds_the_tokens_asked_for():
     corpus = synthetic.corpus(300, synthetic.MULTI30K, 50, seed=1)
     for tokens in (1, 90, 1_000):
-        found = float(padding.epoch_of(half, padding.bucketed, CPU, 100, tokens, corpus).loss) / 0.5
-        assert tokens <= found < tokens + corpus.target_lengths.max() + 1
+        results = float(padding.epoch_of(half, padding.bucketed, CPU, 100, tokens, corpus).loss) / 0.5
+        assert tokens <= results < tokens + corpus.target_lengths.max() + 1
     whole = padding.epoch_of(half, padding.shuffled, CPU, 100, 1 << 60, corpus)
     assert float(whole.loss) == 0.5 * (corpus.target_lengths.sum() + 300)
     assert whole.batches > 1

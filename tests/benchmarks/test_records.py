@@ -103,8 +103,8 @@ def test_writing_replaces_the_same_measurement_and_keeps_the_others(tmp_path):
     file = tmp_path / "new" / "kernels.jsonl"
     records.write(file, [record(), record(provider="torch eager")])
     records.write(file, [record(time_us={"p20": 4.0, "p50": 5.0, "p80": 6.0, "runs": 7}), record(case="embedding")])
-    found = records.read(file)
-    assert [(r["case"], r["provider"], r["time_us"]["p50"]) for r in found] == [
+    results = records.read(file)
+    assert [(r["case"], r["provider"], r["time_us"]["p50"]) for r in results] == [
         ("LayerNorm", "torch eager", 2.0),
         ("LayerNorm", "fasttfm", 5.0),
         ("embedding", "fasttfm", 2.0),

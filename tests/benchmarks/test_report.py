@@ -163,9 +163,9 @@ def test_scaling_with_length_keeps_batches_apart_that_vary_on_their_own(write, r
 
 
 def test_ratios_of_providers_are_of_shared_cases(folder):
-    found = report.report_suite.ratios(load(folder).suite)
-    assert found["torch eager"] == [2.0]
-    assert "xformers" not in found
+    results = report.report_suite.ratios(load(folder).suite)
+    assert results["torch eager"] == [2.0]
+    assert "xformers" not in results
 
 
 def drawn(monkeypatch):

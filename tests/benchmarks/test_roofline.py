@@ -67,8 +67,8 @@ def test_where_a_step_goes_on_one_h200(shape, column):
         # the plan's figures have one decimal: 0.05 of rounding, and a hair of its own
         assert (part.eager, part.compiled, part.fused) == pytest.approx(PLAN[part.name][column], abs=0.06), part.name
     whole = roofline_step.total(parts)
-    found = (whole.eager, whole.compiled, whole.fused, whole.products)
-    assert found == pytest.approx(PLAN_TOTALS[column], abs=0.1)
+    results = (whole.eager, whole.compiled, whole.fused, whole.products)
+    assert results == pytest.approx(PLAN_TOTALS[column], abs=0.1)
 
 
 def test_on_a_p100_nearly_everything_is_products():

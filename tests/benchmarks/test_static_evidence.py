@@ -46,16 +46,16 @@ def test_without_matrix_instructions_products_run_at_the_rate_of_multiply_adds()
 
 def test_dropout_can_take_longer_than_memory():
     cost = Cost(bytes=1000, philox=10_000_000, launches=1)
-    found = predict(work(cost), T4, {("a.forward", "sm_75"): [compiled()]})
-    assert found.bound == "philox"
-    assert found.us == pytest.approx(1e9 / (8.1e12 / 4) * 1e6 + GRAPH_LAUNCH_US)
+    results = predict(work(cost), T4, {("a.forward", "sm_75"): [compiled()]})
+    assert results.bound == "philox"
+    assert results.us == pytest.approx(1e9 / (8.1e12 / 4) * 1e6 + GRAPH_LAUNCH_US)
 
 
 def test_the_best_tile_is_taken_and_a_float32_product_stands_for_no_half_precision_one():
     cost = Cost(bytes=4_800_000, flops=1000, launches=1)
     poor, good = compiled(occupancy=0.01, registers=8), compiled(name="a.forward/128x64w8s1")
-    found = predict(work(cost), H200, {("a.forward", "sm_90"): [poor, good]})
-    assert found.compiled == (good,)
+    results = predict(work(cost), H200, {("a.forward", "sm_90"): [poor, good]})
+    assert results.compiled == (good,)
     assert predict(work(cost), H200, {("a.forward", "sm_90"): [compiled(dtype="fp32")]}) is None
     assert predict(work(cost), H200, {}) is None
 
@@ -63,14 +63,14 @@ def test_the_best_tile_is_taken_and_a_float32_product_stands_for_no_half_precisi
 def test_the_launches_of_a_work_share_its_cost():
     cost = Cost(bytes=9_600_000, launches=2)
     cases = {("a", "sm_90"): [compiled()], ("b", "sm_90"): [compiled()]}
-    found = predict(work(cost, ("a", 0.75), ("b", 0.25)), H200, cases)
-    assert found.us == pytest.approx(1.5 + 0.5 + 2 * GRAPH_LAUNCH_US)
+    results = predict(work(cost, ("a", 0.75), ("b", 0.25)), H200, cases)
+    assert results.us == pytest.approx(1.5 + 0.5 + 2 * GRAPH_LAUNCH_US)
 
 
 def test_every_recorded_kernel_can_be_read_and_predictions_exist_from_pascal_to_blackwell():
-    found = static_evidence.predictions()
-    assert {"P100", "V100", "A100", "H200"} <= {prediction.device.name for prediction in found}
-    for prediction in found:
+    results = static_evidence.predictions()
+    assert {"P100", "V100", "A100", "H200"} <= {prediction.device.name for prediction in results}
+    for prediction in results:
         assert prediction.us >= prediction.floor_us > 0
     titles = [work.title for work in static_evidence.works()]
     assert len(titles) == len(set(titles))

@@ -46,9 +46,9 @@ def test_three_steps_of_every_provider_give_the_same_losses(norm_first, padding)
     losses = {name: [float(step(each)) for each in batches] for name, step in steps.items()}
     expected = losses.pop("torch.nn")
     assert len(set(expected)) == 3
-    for name, found in losses.items():
+    for name, results in losses.items():
         # the embedding of padding has a gradient in torch.nn's model alone, which never reaches a loss
-        assert found == pytest.approx(expected, rel=2e-4), name
+        assert results == pytest.approx(expected, rel=2e-4), name
 
 
 def test_dropout_of_the_plain_trainer_stands_where_ours_does():
@@ -75,10 +75,10 @@ def test_a_synthetic_batch_has_the_padding_asked_for():
 def test_the_head_of_a_batch_is_a_batch_of_its_first_rows(monkeypatch):
     whole = batch(0.4)
     monkeypatch.setattr(training_step, "_CHECKED", 25)
-    found = training_step.head(whole)
-    assert torch.equal(found.source, whole.source[:2])
-    assert found.source_tokens == int((whole.source[:2] != 0).sum())
-    assert found.target_tokens == int((whole.target_out[:2] != 0).sum())
+    results = training_step.head(whole)
+    assert torch.equal(results.source, whole.source[:2])
+    assert results.source_tokens == int((whole.source[:2] != 0).sum())
+    assert results.target_tokens == int((whole.target_out[:2] != 0).sum())
     monkeypatch.setattr(training_step, "_CHECKED", 10_000)
     assert training_step.head(whole).target_tokens == whole.target_tokens
 

@@ -351,9 +351,9 @@ def test_a_single_flipped_bit_is_noticed(tmp_path, file, read):
     save(tmp_path, 3, 1.0)
     path = step_folder(tmp_path, 3) / file
     whole = path.read_bytes()
-    for place in (len(whole) - 1, len(whole) // 2, 9):
+    for position in (len(whole) - 1, len(whole) // 2, 9):
         broken = bytearray(whole)
-        broken[place] ^= 1
+        broken[position] ^= 1
         path.write_bytes(broken)
         with pytest.raises(UserError, match=rf"{file}: is cut off or not what its name says .*copy the file back"):
             read(path.parent)

@@ -165,8 +165,8 @@ def break_file(situation: Situation) -> str:
     elif how == "empty":
         path.write_bytes(b"")
     elif how == "flipped":
-        place = situation.draw.randrange(max(1, len(content)))
-        path.write_bytes(content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :])
+        position = situation.draw.randrange(max(1, len(content)))
+        path.write_bytes(content[:position] + bytes([content[position] ^ 64]) + content[position + 1 :])
     elif how == "longer":
         path.write_bytes(content + b"\0\xff\n")
     elif how == "folder":
@@ -213,11 +213,13 @@ def change_setting(situation: Situation) -> str:
     if not path.is_file():
         return "no config.yaml left to change"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    place = draw.randrange(len(lines)) if lines else 0
+    position = draw.randrange(len(lines)) if lines else 0
     if lines:
-        lines[place] = lines[place].split(":")[0] + f": {draw.choice([*_ODD_VALUES[1:9], '3', '[', '!x y', '{}'])}"
+        lines[position] = (
+            lines[position].split(":")[0] + f": {draw.choice([*_ODD_VALUES[1:9], '3', '[', '!x y', '{}'])}"
+        )
     path.write_text("\n".join(lines), encoding="utf-8")
-    return f"config.yaml with {lines[place] if lines else 'nothing'!r}"
+    return f"config.yaml with {lines[position] if lines else 'nothing'!r}"
 
 
 def break_text(situation: Situation) -> str:
@@ -250,17 +252,17 @@ def change_flag(situation: Situation) -> str:
     """A flag is wrong, unknown, given twice, without its value, or has an odd one."""
     arguments, draw = situation.arguments, situation.draw
     how = draw.choice(["value", "value", "value", "unknown", "removed", "doubled", "word"])
-    flags = [place for place, word in enumerate(arguments) if word.startswith("--") and word not in _SLOW_FLAGS]
-    place = draw.choice(flags) if flags else None
+    flags = [position for position, word in enumerate(arguments) if word.startswith("--") and word not in _SLOW_FLAGS]
+    position = draw.choice(flags) if flags else None
     if how == "value" and situation.command in ("train", "translate"):
         name = draw.choice(_setting_flags(situation.command))
         arguments += [name, draw.choice(_ODD_VALUES)]
-    elif how == "value" and place is not None and place + 1 < len(arguments):
-        arguments[place + 1] = draw.choice(_ODD_VALUES)
-    elif how == "removed" and place is not None:
-        del arguments[place : place + draw.choice([1, 2])]
-    elif how == "doubled" and place is not None:
-        arguments += arguments[place : place + 2]
+    elif how == "value" and position is not None and position + 1 < len(arguments):
+        arguments[position + 1] = draw.choice(_ODD_VALUES)
+    elif how == "removed" and position is not None:
+        del arguments[position : position + draw.choice([1, 2])]
+    elif how == "doubled" and position is not None:
+        arguments += arguments[position : position + 2]
     elif how == "word":
         arguments.insert(draw.randrange(len(arguments) + 1), draw.choice(_ODD_VALUES))
     else:
@@ -270,13 +272,13 @@ def change_flag(situation: Situation) -> str:
 
 def change_path(situation: Situation) -> str:
     """A path among the arguments is an odd one."""
-    places = [
-        place
-        for place, word in enumerate(situation.arguments)
+    positions = [
+        position
+        for position, word in enumerate(situation.arguments)
         if not word.startswith("-") and ("." in word or word in ("model", "data", "fresh", "a/b/c"))
     ]
-    place = situation.draw.choice(places)
-    old, situation.arguments[place] = situation.arguments[place], situation.draw.choice(_ODD_PATHS)
+    position = situation.draw.choice(positions)
+    old, situation.arguments[position] = situation.arguments[position], situation.draw.choice(_ODD_PATHS)
     return f"a path in place of {old}"
 
 

@@ -18,10 +18,10 @@ def printed(capsys, *arguments: str) -> str:
 
 
 def test_the_versions_processor_and_threads_are_those_of_this_process(capsys):
-    found = json.loads(printed(capsys, "--json"))
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["processor"]["threads"] == torch.get_num_threads()
-    assert set(found["processor"]["units"]) <= set(env._UNITS)
+    results = json.loads(printed(capsys, "--json"))
+    assert results["versions"]["torch"] == torch.__version__
+    assert results["processor"]["threads"] == torch.get_num_threads()
+    assert set(results["processor"]["units"]) <= set(env._UNITS)
     text = printed(capsys)
     assert f"torch {torch.__version__}" in text
     assert f", {counted(torch.get_num_threads(), 'thread')}" in text
@@ -29,9 +29,9 @@ def test_the_versions_processor_and_threads_are_those_of_this_process(capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_without_a_device_everything_goes_by_pytorch(capsys):
-    found = json.loads(printed(capsys, "--json"))
-    assert (found["device"], found["tuned"], found["chip"]) == (None, None, None)
-    assert set(found["routes"].values()) == {"torch"}
+    results = json.loads(printed(capsys, "--json"))
+    assert (results["device"], results["tuned"], results["chip"]) == (None, None, None)
+    assert set(results["routes"].values()) == {"torch"}
     assert "none that torch can use" in printed(capsys)
 
 

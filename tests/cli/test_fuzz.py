@@ -63,10 +63,10 @@ def test_hostile_situations_end_in_a_line_and_lose_nothing(world, tmp_path):
 
 def complaints_about(world: Path, folder: Path, seed: str, number: int) -> list[str]:
     """Run one situation in a copy of the world, which is deleted afterwards."""
-    place = folder / "user" / "world"
-    shutil.copytree(world, place, symlinks=True)
+    position = folder / "user" / "world"
+    shutil.copytree(world, position, symlinks=True)
     draw = random.Random(f"{seed} {number}")
-    with working_folder(place):
+    with working_folder(position):
         situation = draw_situation(draw)
         before = snapshot(folder / "user")
         if number % LITTLE_MEMORY_EVERY == LITTLE_MEMORY_EVERY - 1:
@@ -98,13 +98,13 @@ def time_limit():
 
 def snapshot(folder: Path) -> dict[str, bytes | str]:
     """Every file of a folder with its content, every link with its aim."""
-    found: dict[str, bytes | str] = {}
+    results: dict[str, bytes | str] = {}
     for path in folder.rglob("*"):
         if path.is_symlink():
-            found[str(path.relative_to(folder))] = os.readlink(path)
+            results[str(path.relative_to(folder))] = os.readlink(path)
         elif path.is_file():
-            found[str(path.relative_to(folder))] = path.read_bytes()
-    return found
+            results[str(path.relative_to(folder))] = path.read_bytes()
+    return results
 
 
 def wrong_ends(situation: Situation, outcome: Outcome) -> list[str]:

@@ -29,7 +29,7 @@ def data(tmp_path):
 
 @pytest.mark.parametrize("preset", ["bert-tiny", "albert-tiny", "electra-tiny"])
 def test_from_text_to_hugging_face_and_back(preset, data, tmp_path, capsys):
-    model, folder, again = (str(tmp_path / name) for name in ("M", "H", "A"))
+    model, folder, repeated = (str(tmp_path / name) for name in ("M", "H", "A"))
     assert main(["mlm", "train", "--preset", preset, "--data", str(data), "--out", model, *TINY]) == 0
     assert (tmp_path / "M" / "curve.png").exists()
     assert main(["mlm", "evaluate", model, "--data", str(data), "--device", "cpu"]) == 0
@@ -43,11 +43,11 @@ def test_from_text_to_hugging_face_and_back(preset, data, tmp_path, capsys):
     source = [folder]
     if preset == "electra-tiny":
         source = [f"{folder}/discriminator", "--generator", f"{folder}/generator"]
-    assert main(["mlm", "import", *source, "--out", again]) == 0
+    assert main(["mlm", "import", *source, "--out", repeated]) == 0
     one, other = (read_encoder(tmp_path / name) for name in ("M", "A"))
     for (name, tensor), parameter in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(tensor, parameter), name
-    assert main(["mlm", "evaluate", again, "--data", str(data), "--device", "cpu"]) == 0
+    assert main(["mlm", "evaluate", repeated, "--data", str(data), "--device", "cpu"]) == 0
 
 
 def test_a_wordpiece_vocabulary_comes_along(tmp_path, capsys):

@@ -185,9 +185,9 @@ def test_a_single_pair_is_not_called_pairs(text: list[str], tmp_path: Path, caps
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_lines_beyond_what_sentencepiece_takes_are_learned_from_too(text: list[str], tmp_path: Path, model_type: str):
     """Documents of one line: it leaves out lines over 4,192 bytes, and where all are, ends in its own words."""
-    for place in (1, 3):
-        lines = gzip.decompress(Path(text[place]).read_bytes()).decode().split("\n")[:-1]
-        Path(text[place]).write_bytes(gzip.compress(f"{' '.join(lines)}\n{' '.join(lines[::-1])}\n".encode()))
+    for position in (1, 3):
+        lines = gzip.decompress(Path(text[position]).read_bytes()).decode().split("\n")[:-1]
+        Path(text[position]).write_bytes(gzip.compress(f"{' '.join(lines)}\n{' '.join(lines[::-1])}\n".encode()))
     options = ["--max-length", "100000", "--vocab-size", "450", "--model-type", model_type]
     assert main(["prepare", *text, *options, "--out", str(tmp_path / "DATA")]) == 0
     assert len(PreparedData.open(tmp_path / "DATA").train) == 2

@@ -247,8 +247,8 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(dat
     assert "Traceback" not in full.stderr
     assert re.match(r"fasttfm train: .*step-000000002: cannot save the checkpoint", full.stderr.splitlines()[-1])
     assert saved_steps(out) == []
-    room = subprocess.run([sys.executable, "-c", script, "10000000", *words], capture_output=True, text=True)
-    assert room.returncode == 0, room.stderr
+    process = subprocess.run([sys.executable, "-c", script, "10000000", *words], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     assert saved_steps(out) == [2, 4, 6]
 
 

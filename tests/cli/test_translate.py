@@ -480,14 +480,14 @@ def test_given_pairs_get_the_models_log_probability(model_dir, tmp_path, capsys)
     (tmp_path / "tgt").write_text("".join(f"{line}\n" for line in targets), encoding="utf-8")
     arguments = ["score-pairs", str(model_dir), "--src", str(tmp_path / "src"), "--device", "cpu"]
     assert main([*arguments, "--tgt", str(tmp_path / "tgt")]) == 0
-    found = [float(line) for line in capsys.readouterr().out.splitlines()]
+    actual = [float(line) for line in capsys.readouterr().out.splitlines()]
     translator = Translator.from_directory(model_dir, device="cpu")
-    for score, source, target in zip(found, sources, targets, strict=True):
+    for score, source, target in zip(actual, sources, targets, strict=True):
         source_ids = torch.tensor([[*translator.source_tokenizer.encode(source), EOS]])
         ids = translator.target_tokenizer.encode(target)
         with torch.no_grad():
             logits = translator.model(source_ids, torch.tensor([[BOS, *ids]]))[0].double()
-        expected = sum(logits.log_softmax(1)[place, token].item() for place, token in enumerate([*ids, EOS]))
+        expected = sum(logits.log_softmax(1)[position, token].item() for position, token in enumerate([*ids, EOS]))
         assert score == pytest.approx(expected, abs=1e-4)
     (tmp_path / "tgt").write_text("ein Hund\n", encoding="utf-8")
     assert main([*arguments, "--tgt", str(tmp_path / "tgt")]) == 2

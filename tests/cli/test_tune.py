@@ -70,31 +70,31 @@ def measured(bench):
 
 
 def test_every_decision_with_more_than_one_answer_is_measured_on_the_work_that_asks_for_it(bench):
-    found = measured(bench)
-    assert [m.decision for m in found] == [("test.tile", (512,)), ("test.tile", (1024,))]
-    assert [m.times["rows=8"].median_us for m in found] == [20.0, 10.0]  # 512 columns are asked for twice
+    results = measured(bench)
+    assert [m.decision for m in results] == [("test.tile", (512,)), ("test.tile", (1024,))]
+    assert [m.times["rows=8"].median_us for m in results] == [20.0, 10.0]  # 512 columns are asked for twice
 
 
 def test_the_faster_answer_is_taken_and_stays_in_force(bench):
-    found = measured(bench)
-    assert [m.best for m in found] == [Tile(32), Tile(32)]
-    assert found[0].line() == "test.tile 512: rows=8 -> rows=32, 20.0 -> 10.0 us"
+    results = measured(bench)
+    assert [m.best for m in results] == [Tile(32), Tile(32)]
+    assert results[0].line() == "test.tile 512: rows=8 -> rows=32, 20.0 -> 10.0 us"
     assert bench[0](CHIP, 512) == Tile(32)
 
 
 def test_a_gain_within_the_noise_changes_nothing(bench):
     bench[1].of_tile[32] = 9.8
-    found = measured(bench)
-    assert not any(m.changed for m in found)
-    assert found[0].line() == "test.tile 512: rows=8 stays, 20.0 us"
+    results = measured(bench)
+    assert not any(m.changed for m in results)
+    assert results[0].line() == "test.tile 512: rows=8 stays, 20.0 us"
     assert bench[0](CHIP, 512) == Tile(8)
 
 
 def test_an_answer_that_cannot_run_here_is_passed_over(bench):
     del bench[1].of_tile[32]
-    found = measured(bench)
-    assert not any(m.changed for m in found)
-    assert "out of resource" in found[0].times["rows=32"]
+    results = measured(bench)
+    assert not any(m.changed for m in results)
+    assert "out of resource" in results[0].times["rows=32"]
 
 
 def test_what_was_measured_is_kept_and_read_back(bench, tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_what_was_measured_is_kept_and_read_back(bench, tmp_path, monkeypatch):
 def test_progress_goes_to_the_end(bench):
     _, clock, work = bench
     seen = []
-    list(tuning.tune(work, CHIP, clock, seconds_per_decision=0, progress=lambda *at: seen.append(at)))
+    list(tuning.tune(work, CHIP, clock, seconds_per_decision=0, progress=lambda *position: seen.append(position)))
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 

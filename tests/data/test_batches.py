@@ -221,17 +221,17 @@ def test_a_batch_in_the_middle_of_an_epoch_is_the_same_without_those_before(spok
     monkeypatch.setattr("fasttfm.data.batches._WINDOW", 3)
     tokenizer, _, pairs = spoken
 
-    def visit(places) -> list[tuple]:
+    def visit(positions) -> list[tuple]:
         batches = TokenBatches(pairs, 60, seed=5, sampling=0.2, tokenizers=(tokenizer, tokenizer))
         order = batches.epoch(2)
-        found = []
-        for place in places:
-            indices = order[place]
-            found.append((indices.tolist(), batches.batch(indices, 2).source.tolist()))
-        return found
+        results = []
+        for position in positions:
+            indices = order[position]
+            results.append((indices.tolist(), batches.batch(indices, 2).source.tolist()))
+        return results
 
     whole = visit(range(12))
-    assert [visit([place])[0] for place in range(12)] == whole
+    assert [visit([position])[0] for position in range(12)] == whole
     assert visit([-1]) == visit([len(TokenBatches(pairs, 60, 5, None, 0.2, (tokenizer, tokenizer))) - 1])
 
 

@@ -92,15 +92,15 @@ def test_rows_hold_every_token_once_and_each_input_is_what_came_before_it(length
     targets = np.concatenate([row[1] for row in rows])
     assert targets.tolist() == [token for each in lists for token in [*each, END]]
     assert np.concatenate([row[0] for row in rows]).tolist() == [END, *targets[:-1]]
-    place = 0
+    position = 0
     for inputs, _, lengths in rows:
         assert lengths.sum() == len(inputs)
         for size in lengths:
-            inside = place % length != 0
-            assert not inside or place in documents.offsets  # a sequence begins with a row or a document
-            assert not set(range(place + 1, place + size)) & set(documents.offsets.tolist())
-            place += size
-    assert place == documents.tokens
+            inside = position % length != 0
+            assert not inside or position in documents.offsets  # a sequence begins with a row or a document
+            assert not set(range(position + 1, position + size)) & set(documents.offsets.tolist())
+            position += size
+    assert position == documents.tokens
 
 
 def test_an_epoch_is_a_permutation_that_its_number_decides():

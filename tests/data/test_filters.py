@@ -35,14 +35,14 @@ def kept(**rules) -> tuple[list[int], Filter]:
 def test_rules_are_off_unless_asked_for():
     lines, rules = kept()
     assert lines == [1, 4, 5, 6, 7, 8]
-    assert {rule: found.count for rule, found in rules.dropped.items()} == {"empty": 1, "too long": 1}
+    assert {rule: actual.count for rule, actual in rules.dropped.items()} == {"empty": 1, "too long": 1}
 
 
 def test_every_rule_leaves_out_its_pair(tmp_path: Path):
     repeated = repeated_pairs(PAIRS, len(PAIRS), tmp_path)
     lines, rules = kept(max_ratio=3.0, drop_identical=True, scripts=("latin", "latin"), repeated=repeated)
     assert lines == [1, 8]  # digits are of no script
-    assert {rule: (found.count, found.first) for rule, found in rules.dropped.items()} == {
+    assert {rule: (actual.count, actual.first) for rule, actual in rules.dropped.items()} == {
         rule: (1, f"t.en:{line}") for rule, line in zip(RULES, (2, 3, 4, 5, 6, 7))
     }
     said: list[str] = []

@@ -64,21 +64,21 @@ def test_a_batch_holds_what_its_rows_say():
             assert batch.source_tokens + batch.target_tokens == batch.lengths.sum()
             original = batch.tokens.flatten().clone()
             original[batch.positions] = batch.labels
-            for place, number in enumerate(indices):
+            for position, number in enumerate(indices):
                 row, second, label = made.row(int(number), 0)
-                assert original.view(batch.shape)[place].tolist() == [*row, *[0] * (batch.shape[1] - len(row))]
+                assert original.view(batch.shape)[position].tolist() == [*row, *[0] * (batch.shape[1] - len(row))]
                 if pairs is not None:
                     kinds = [0] * second + [1] * (len(row) - second) + [0] * (batch.shape[1] - len(row))
-                    assert batch.segments[place].tolist() == kinds
-                    assert batch.sentence_labels[place] == label
+                    assert batch.segments[position].tolist() == kinds
+                    assert batch.sentence_labels[position] == label
                     assert row[second - 1] == 3
 
 
 def test_chance_follows_from_seed_epoch_and_row_alone():
-    made, again = batches(pairs="nsp"), batches(pairs="nsp")
-    assert all(np.array_equal(one, other) for one, other in zip(made.epoch(2), again.epoch(2)))
+    made, repeated = batches(pairs="nsp"), batches(pairs="nsp")
+    assert all(np.array_equal(one, other) for one, other in zip(made.epoch(2), repeated.epoch(2)))
     indices = made.epoch(2)[0]
-    whole = again.batch(indices, 2)
+    whole = repeated.batch(indices, 2)
     parts = [made.batch(indices[:3], 2), made.batch(indices[3:], 2)]
     assert torch.equal(whole.tokens, torch.cat([part.tokens for part in parts]))
     assert torch.equal(whole.labels, torch.cat([part.labels for part in parts]))

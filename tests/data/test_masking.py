@@ -32,21 +32,21 @@ def chi_square(counts, expected):
 def test_15_percent_are_hidden_80_10_10_and_every_place_is_as_likely():
     rows = masked(Masker(VOCABULARY))
     assert {len(row.labels) for row in rows} == {8}  # 15% of 54
-    kinds, places, drawn = np.zeros(3), np.zeros(len(ROW)), np.zeros(SIZE)
+    kinds, indices, drawn = np.zeros(3), np.zeros(len(ROW)), np.zeros(SIZE)
     for row in rows:
         assert (row.labels == ROW[row.positions]).all()
         untouched = np.delete(np.arange(len(ROW)), row.positions)
         assert (row.tokens[untouched] == ROW[untouched]).all()
         seen = row.tokens[row.positions]
         kinds += [(seen == 4).sum(), ((seen != 4) & (seen != row.labels)).sum(), (seen == row.labels).sum()]
-        np.add.at(places, row.positions, 1)
+        np.add.at(indices, row.positions, 1)
         np.add.at(drawn, seen[(seen != 4) & (seen != row.labels)], 1)
     total, kept_by_chance = kinds.sum(), 0.1 / 55  # a random token is the original one now and then
     expected = total * np.array([0.8, 0.1 - kept_by_chance, 0.1 + kept_by_chance])
     assert chi_square(kinds, expected) < 13.82  # 2 degrees of freedom, p = 0.001
-    assert places[[0, -1]].tolist() == [0, 0]  # markers
+    assert indices[[0, -1]].tolist() == [0, 0]  # markers
     # 54 places, 53 degrees of freedom, p = 0.001; a row's are drawn without repetition, which can only lessen it
-    assert chi_square(places[1:-1], np.full(54, total / 54)) < 90.6
+    assert chi_square(indices[1:-1], np.full(54, total / 54)) < 90.6
     assert drawn[:5].sum() == 0
     assert chi_square(drawn[5:], np.full(55, drawn.sum() / 55)) < 91.9  # 54 degrees of freedom
 
@@ -60,8 +60,8 @@ def test_a_generator_s_input_is_85_percent_masks_and_the_rest_stays():
 
 
 def test_the_same_generator_hides_the_same():
-    first, again = (masked(Masker(VOCABULARY, whole_words=True), rows=20) for _ in range(2))
-    assert all(np.array_equal(a, b) for one, other in zip(first, again) for a, b in zip(one, other))
+    first, repeated = (masked(Masker(VOCABULARY, whole_words=True), rows=20) for _ in range(2))
+    assert all(np.array_equal(a, b) for one, other in zip(first, repeated) for a, b in zip(one, other))
     assert any(not np.array_equal(first[0].positions, row.positions) for row in first[1:])
 
 
@@ -69,11 +69,11 @@ def test_whole_words_are_hidden_whole():
     for row in masked(Masker(VOCABULARY, whole_words=True), rows=300):
         hidden = set(row.positions.tolist())
         assert 6 <= len(hidden) <= 8
-        for place in hidden:
-            first = place
+        for position in hidden:
+            first = position
             while first > 1 and not VOCABULARY.begins_word[ROW[first]]:
                 first -= 1
-            last = place + 1
+            last = position + 1
             while last < len(ROW) - 1 and not VOCABULARY.begins_word[ROW[last]]:
                 last += 1
             assert set(range(first, last)) <= hidden

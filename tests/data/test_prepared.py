@@ -79,9 +79,9 @@ def test_unusable_pairs_are_left_out_of_both_sides_with_a_counted_warning(text, 
     valid[3] = ""
     text["valid.de"].write_text("".join(f"{line}\n" for line in valid))
     said = run(text, tmp_path / "DATA")
-    place = text["train.en"]
-    assert f"warning: train: 2 pairs have a side that is empty, left out; the first is {place}:7" in said
-    long = f"is too long (more than 256 subwords, see --max-length), left out; the first is {place}:11"
+    position = text["train.en"]
+    assert f"warning: train: 2 pairs have a side that is empty, left out; the first is {position}:7" in said
+    long = f"is too long (more than 256 subwords, see --max-length), left out; the first is {position}:11"
     assert f"warning: train: 1 pair has a side that {long}" in said
     assert any(line.startswith("warning: valid: 1 pair has a side that is empty") for line in said)
     data = PreparedData.open(tmp_path / "DATA")
@@ -311,9 +311,9 @@ def test_every_flipped_bit_of_a_header_is_one_line_or_harmless(text, tmp_path: P
     for name in ("train.src.npy", "data.yaml"):
         file = tmp_path / "DATA" / name
         whole = file.read_bytes()
-        for place in range(128):
+        for position in range(128):
             broken = bytearray(whole)
-            broken[place] ^= 1 << place % 8
+            broken[position] ^= 1 << position % 8
             file.write_bytes(bytes(broken))
             try:
                 PreparedData.open(tmp_path / "DATA")

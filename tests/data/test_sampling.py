@@ -107,8 +107,8 @@ def test_a_draw_depends_on_seed_epoch_and_sentence_alone(tokenizer, lines, monke
     keys = sentence_keys(3, 7, np.arange(len(ids)), 1)
     whole = [each.tolist() for each in SubwordSampler(tokenizer, 0.2).sample(ids, keys)]
     sampler = SubwordSampler(tokenizer, 0.2)
-    for place in reversed(range(len(ids))):
-        assert sampler.sample([ids[place]], keys[[place]])[0].tolist() == whole[place]
+    for position in reversed(range(len(ids))):
+        assert sampler.sample([ids[position]], keys[[position]])[0].tolist() == whole[position]
     for most in (0, 1200, 2500):  # nothing, little or half of it is kept
         monkeypatch.setattr(sampling, "_MOST_OUTCOMES", most)
         sampler = SubwordSampler(tokenizer, 0.2)
@@ -142,9 +142,9 @@ def test_every_process_draws_the_same(tokenizer, lines, tmp_path):
     assert other == hashlib.sha256(b"|".join(each.tobytes() for each in drawn)).hexdigest()
 
 
-def assert_follows(found: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:
+def assert_follows(actual: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:
     """Counts lie within 5 standard deviations of what their probabilities ask for."""
-    counts, n = Counter(map(tuple, found)), len(found)
+    counts, n = Counter(map(tuple, actual)), len(actual)
     assert set(counts) <= set(expected)
     for outcome, probability in expected.items():
         assert abs(counts[outcome] - n * probability) <= 5 * math.sqrt(n * probability * (1 - probability)) + 1
@@ -157,14 +157,14 @@ def test_unigram_draws_follow_the_powers_of_the_models_probabilities(lines, word
     ids, score = tokenizer._processor.PieceToId, tokenizer._processor.GetScore
     text, weights = "▁" + word.replace(" ", "▁"), {}
     for cuts in itertools.product((False, True), repeat=len(text) - 1):
-        places = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(text)]
-        found = tuple(ids(text[start:end]) for start, end in itertools.pairwise(places))
-        if UNK not in found:
-            weights[found] = math.exp(alpha * sum(map(score, found)))
+        positions = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(text)]
+        actual = tuple(ids(text[start:end]) for start, end in itertools.pairwise(positions))
+        if UNK not in actual:
+            weights[actual] = math.exp(alpha * sum(map(score, actual)))
     assert len(weights) > 5
     total = sum(weights.values())
-    found = draw(SubwordSampler(tokenizer, alpha), encoded(tokenizer, [word]) * 20_000)
-    assert_follows(found, {outcome: weight / total for outcome, weight in weights.items()})
+    actual = draw(SubwordSampler(tokenizer, alpha), encoded(tokenizer, [word]) * 20_000)
+    assert_follows(actual, {outcome: weight / total for outcome, weight in weights.items()})
 
 
 @pytest.mark.parametrize("kept", [20, 0], ids=["kept", "at once"])
@@ -176,17 +176,17 @@ def test_bpe_draws_follow_algorithm_1_of_bpe_dropout(lines, monkeypatch, p, kept
 
     def outcomes(split: tuple[str, ...]) -> Counter:
         merges = [
-            (-processor.GetScore(processor.PieceToId(left + right)), place)
-            for place, (left, right) in enumerate(itertools.pairwise(split))
+            (-processor.GetScore(processor.PieceToId(left + right)), position)
+            for position, (left, right) in enumerate(itertools.pairwise(split))
             if processor.PieceToId(left + right) != UNK
         ]
-        found: Counter = Counter()
-        for dropped, (_, place) in enumerate(sorted(merges)):
-            made = (*split[:place], split[place] + split[place + 1], *split[place + 2 :])
+        actual: Counter = Counter()
+        for dropped, (_, position) in enumerate(sorted(merges)):
+            made = (*split[:position], split[position] + split[position + 1], *split[position + 2 :])
             for outcome, probability in outcomes(made).items():
-                found[outcome] += p**dropped * (1 - p) * probability
-        found[tuple(map(processor.PieceToId, split))] += p ** len(merges)
-        return found
+                actual[outcome] += p**dropped * (1 - p) * probability
+        actual[tuple(map(processor.PieceToId, split))] += p ** len(merges)
+        return actual
 
     expected = outcomes(tuple("▁garden"))
     assert len(expected) > 8

@@ -98,10 +98,10 @@ def test_approximate_randomization_nears_all_exchanges():
 
     observed = difference([0] * 6)
     exact = sum(difference(flips) > observed + 1e-9 for flips in itertools.product((0, 1), repeat=6)) / 64
-    found = compare(system, baseline, references, test="randomization")["chrf"]
-    assert found.p_value == pytest.approx(exact, abs=0.03)
+    results = compare(system, baseline, references, test="randomization")["chrf"]
+    assert results.p_value == pytest.approx(exact, abs=0.03)
     assert 0.05 < exact < 0.95
-    assert (found.baseline, found.system) == (
+    assert (results.baseline, results.system) == (
         pytest.approx(chrf(baseline, references).value),
         pytest.approx(chrf(system, references).value),
     )

@@ -68,11 +68,11 @@ def test_lengths_on_the_grid_are_few_and_little_longer():
 def test_every_sequence_is_in_one_batch_and_batches_keep_to_the_budget():
     lengths = [7 * number % 50 + 1 for number in range(200)]
     batches = length_batches(lengths, 300, shortest=16)
-    assert sorted(place for batch in batches for place in batch) == list(range(200))
+    assert sorted(position for batch in batches for position in batch) == list(range(200))
     for batch in batches:
-        assert len(batch) * round_length(max(lengths[place] for place in batch)) <= 300
+        assert len(batch) * round_length(max(lengths[position] for position in batch)) <= 300
         assert len(batch) * 16 <= 300
-    longest = [max(lengths[place] for place in batch) for batch in batches]
+    longest = [max(lengths[position] for position in batch) for batch in batches]
     assert longest == sorted(longest, reverse=True)
     padding = sum(len(batch) * width for batch, width in zip(batches, longest)) / sum(lengths)
     assert padding < 1.2
@@ -82,11 +82,11 @@ def test_every_sequence_is_in_one_batch_and_batches_keep_to_the_budget():
 @settings(max_examples=60)
 def test_batches_by_length_cover_every_sentence_longest_first(lengths, max_tokens):
     batches = length_batches(lengths, max_tokens)
-    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
-    seen = [lengths[place] for batch in batches for place in batch]
+    assert sorted(position for batch in batches for position in batch) == list(range(len(lengths)))
+    seen = [lengths[position] for batch in batches for position in batch]
     assert seen == sorted(seen, reverse=True)
     for batch in batches:
-        assert len(batch) == 1 or len(batch) * round_length(max(lengths[place] for place in batch)) <= max_tokens
+        assert len(batch) == 1 or len(batch) * round_length(max(lengths[position] for position in batch)) <= max_tokens
     full = [(len(batch), round_length(lengths[batch[0]])) for batch in batches[:-1]]
     assert len(set(full)) == len({width for _, width in full}), "the number of rows follows from the length"
 

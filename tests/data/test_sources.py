@@ -42,8 +42,8 @@ def lines_of(data, pairs):
 @pytest.mark.parametrize(("weights", "a", "b"), [((1, 3), 1, 3), ((0.5, 1.5), 0.5, 1.5), ((1, 0.25), 1, 0.25)])
 def test_pairs_of_a_file_are_as_frequent_as_its_weight_says(files, weights, a, b):
     data = run(files, weights=weights)
-    found = Counter(line.split()[0] for line in lines_of(data, data.train))
-    assert found == {"a": 12 * a, "b": 8 * b}
+    results = Counter(line.split()[0] for line in lines_of(data, data.train))
+    assert results == {"a": 12 * a, "b": 8 * b}
     assert data.description["train"]["pairs"] == 12 * a + 8 * b
     each = Counter(line for line in lines_of(data, data.train) if line.startswith("b"))
     assert max(each.values()) - min(each.values()) <= 1  # evenly over the file
@@ -65,9 +65,9 @@ def test_a_vocabulary_that_is_given_is_taken(files):
     first = run(files)
     model = files / "DATA" / "spm.model"
     said = []
-    again = run(files, "AGAIN", [model], said, vocab_size=50)
+    repeated = run(files, "AGAIN", [model], said, vocab_size=50)
     assert (files / "AGAIN" / "spm.model").read_bytes() == model.read_bytes()
-    assert [list(again.train.source(i)) for i in range(20)] == [list(first.train.source(i)) for i in range(20)]
+    assert [list(repeated.train.source(i)) for i in range(20)] == [list(first.train.source(i)) for i in range(20)]
     assert any("given pieces" in line for line in said)
     two = run(files, "TWO", [model, model])
     assert not two.joint

@@ -194,7 +194,7 @@ def test_windows_cover_the_context_and_each_token_is_best_in_one(tmp_path):
         part = window.row.tokens[window.first : -1].tolist()
         assert part == whole[7 * number : 7 * number + width]
         assert len(window.row.tokens) <= 30
-        owned += [7 * number + place for place in np.flatnonzero(window.best)]
+        owned += [7 * number + position for position in np.flatnonzero(window.best)]
     assert sorted(owned) == list(range(len(whole)))
     # the answer, at the context's beginning, is in the first window alone
     assert [window.answer != (0, 0) for window in windows] == [True] + [False] * (len(windows) - 1)

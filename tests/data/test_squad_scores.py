@@ -136,10 +136,10 @@ def window(number: int, tokens: int, first: int = 3, best: list[bool] | None = N
     return Window(number, row, spans, np.array(best or [True] * tokens), (0, 0))
 
 
-def scores(length: int, **places: float) -> np.ndarray:
+def scores(length: int, **positions: float) -> np.ndarray:
     values = np.zeros(length)
-    for place, value in places.items():
-        values[int(place[1:])] = value
+    for position, value in positions.items():
+        values[int(position[1:])] = value
     return values
 
 

@@ -166,9 +166,9 @@ def test_an_imported_vocabulary_numbers_the_pieces_and_is_kept_beside_the_model(
     assert tokenizer.decode([*tokenizer.prefix, *ids, EOS]) == "a dog"
     assert tokenizer.encode(">>xyz<< a dog") == [UNK, *ids]
     tokenizer.save(tmp_path / "spm.model")
-    back = Tokenizer.load(tmp_path / "spm.model")
-    assert (back.vocabulary, back.encode("two dogs")) == (tokenizer.vocabulary, tokenizer.encode("two dogs"))
-    for call in (lambda: back.spans("a"), lambda: back.decoded_spans(ids)):
+    restored = Tokenizer.load(tmp_path / "spm.model")
+    assert (restored.vocabulary, restored.encode("two dogs")) == (tokenizer.vocabulary, tokenizer.encode("two dogs"))
+    for call in (lambda: restored.spans("a"), lambda: restored.decoded_spans(ids)):
         with pytest.raises(UserError, match="imported"):
             call()
     for content in ("{", "{}", '{"pieces": ["a"], "prefix": []}', '{"pieces": [1, 2, 3, 4], "prefix": []}'):

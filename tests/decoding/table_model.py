@@ -85,8 +85,8 @@ class TableCache:
     def keep(self, sentences: Tensor) -> None:
         per_sentence = len(self.targets) // len(self.sources)
         stay = sentences.tolist()
-        self.targets = [self.targets[place * per_sentence + row] for place in stay for row in range(per_sentence)]
-        self.sources = [self.sources[place] for place in stay]
+        self.targets = [self.targets[index * per_sentence + row] for index in stay for row in range(per_sentence)]
+        self.sources = [self.sources[index] for index in stay]
 
 
 def penalty(length: int, config: DecodingConfig) -> float:

@@ -81,14 +81,14 @@ def test_the_coverage_penalty_ranks_all_that_the_beam_has_finished():
     plain = search_ids(model, sources, DecodingConfig(beam=5, nbest=5, max_len_b=3))
     settings = DecodingConfig(beam=5, nbest=2, max_len_b=3, coverage_penalty=2.0)
     changed = 0
-    for source, before, found in zip(sources, plain, search_ids(model, sources, settings)):
+    for source, before, actual in zip(sources, plain, search_ids(model, sources, settings)):
         attention = cross_attention(model, [source] * 5, [each.tokens for each in before], settings)
         expected = sorted(((each.score + 2.0 * coverage(a), each) for each, a in zip(before, attention)), reverse=True,
                           key=lambda pair: pair[0])  # fmt: skip
-        assert [each.tokens for each in found] == [each.tokens for _, each in expected[:2]]
-        assert [each.score for each in found] == pytest.approx([score for score, _ in expected[:2]])
-        assert found[0].log_probability == expected[0][1].log_probability
-        changed += found[0].tokens != before[0].tokens
+        assert [each.tokens for each in actual] == [each.tokens for _, each in expected[:2]]
+        assert [each.score for each in actual] == pytest.approx([score for score, _ in expected[:2]])
+        assert actual[0].log_probability == expected[0][1].log_probability
+        changed += actual[0].tokens != before[0].tokens
     assert changed > 3, "otherwise the penalty did nothing"
 
 
@@ -124,8 +124,8 @@ def test_of_two_layers_the_last_is_taken():
     sources, targets = pairs(1)
     for layers, chosen in ((1, 1), (2, 2), (3, 2)):
         model = make_model(decoder_layers=layers)
-        found = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in (0, chosen)]
-        assert torch.equal(*found)
+        actual = [cross_attention(model, sources, targets, DecodingConfig(alignment_layer=n))[0] for n in (0, chosen)]
+        assert torch.equal(*actual)
 
 
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
@@ -144,12 +144,12 @@ def test_every_token_of_strange_text_belongs_to_its_word(normalization):
         assert len(spans) == len(ids)
         assert spans == sorted(spans)
         assert all(0 <= begin <= end <= len(text) for begin, end in spans)
-        written, places = tokenizer.decode(ids), tokenizer.decoded_spans(ids)
-        assert "".join(written[begin:end] for begin, end in places) == written
+        written, positions = tokenizer.decode(ids), tokenizer.decoded_spans(ids)
+        assert "".join(written[begin:end] for begin, end in positions) == written
         if normalization == "identity":
             assert "".join(text[begin:end] for begin, end in spans) == text.strip(" ")
         identity = torch.eye(len(ids))
-        links = word_links(identity, text, spans, written, places, PARTS)
+        links = word_links(identity, text, spans, written, positions, PARTS)
         if normalization == "identity":
             count = len(PARTS.findall(text))
             assert links == tuple((word, word) for word in range(count))

@@ -54,8 +54,8 @@ def test_bits_are_the_same_in_every_batch_and_order(dtype, size, beam):
     draw = random.Random(2)
     for count in (2, 3, 5, 9, 17, 33, 64):
         chosen = draw.sample(range(len(BATCH)), count)
-        found = search_ids(model, [BATCH[place] for place in chosen], settings, max_tokens=10_000)
-        assert found == [alone[place] for place in chosen], count
+        results = search_ids(model, [BATCH[position] for position in chosen], settings, max_tokens=10_000)
+        assert results == [alone[position] for position in chosen], count
 
 
 def test_the_settings_can_be_seen_to_matter():

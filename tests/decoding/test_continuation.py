@@ -24,12 +24,12 @@ def model():
 
 
 def test_the_likeliest_text_is_that_of_full_passes(model):
-    (found,) = continue_ids(model, [END, 5], 14, 1, Sampling(temperature=0), None)
+    (actual,) = continue_ids(model, [END, 5], 14, 1, Sampling(temperature=0), None)
     tokens = [END, 5]
     with torch.no_grad():
         for _ in range(14):
             tokens.append(int(model.eval()(torch.tensor([tokens]))[0, -1].argmax()))
-    assert found == tokens[2:]
+    assert actual == tokens[2:]
 
 
 def test_samples_have_the_models_probabilities(model):

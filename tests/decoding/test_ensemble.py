@@ -41,12 +41,12 @@ def test_a_beam_that_holds_everything_finds_what_is_best_on_average(mean):
             total += together[token].item()
         return total
 
-    for source, found in zip(SOURCES, search_ids(Ensemble(models, mean), SOURCES, settings)):
+    for source, results in zip(SOURCES, search_ids(Ensemble(models, mean), SOURCES, settings)):
         outputs = [target for length in range(4) for target in itertools.product((4, 5), repeat=length)]
         scores = [log_probability(source[0], target) / penalty(len(target) + 1, settings) for target in outputs]
         best = sorted(zip(scores, outputs), reverse=True)[:3]
-        assert [each.tokens for each in found] == [list(target) for _, target in best]
-        assert [each.score for each in found] == pytest.approx([score for score, _ in best], abs=1e-5)
+        assert [each.tokens for each in results] == [list(target) for _, target in best]
+        assert [each.score for each in results] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
 def test_models_that_do_not_belong_together_are_refused():
@@ -67,21 +67,21 @@ def test_transformers_search_and_score_together(beam):
         models.append(Transformer(config))
     settings = DecodingConfig(beam=beam, nbest=beam, max_len_b=5)
     twice = search_ids(Ensemble([models[0], models[0]]), SOURCES, settings)
-    once = search_ids(models[0], SOURCES, settings)
-    assert [[each.tokens for each in some] for some in twice] == [[each.tokens for each in some] for some in once]
-    found = search_ids(Ensemble(models), SOURCES, settings)
-    assert found != once
-    pairs = [(source, each) for source, some in zip(SOURCES, found) for each in some]
+    single = search_ids(models[0], SOURCES, settings)
+    assert [[each.tokens for each in some] for some in twice] == [[each.tokens for each in some] for some in single]
+    results = search_ids(Ensemble(models), SOURCES, settings)
+    assert results != single
+    pairs = [(source, each) for source, some in zip(SOURCES, results) for each in some]
     scores = score_ids(Ensemble(models), [source for source, _ in pairs], [each.tokens for _, each in pairs])
     assert [each.log_probability for _, each in pairs] == pytest.approx(scores, abs=1e-3)
-    assert search_ids(Ensemble(models), SOURCES[:1], settings)[0] == found[0], "whatever the batch"
+    assert search_ids(Ensemble(models), SOURCES[:1], settings)[0] == results[0], "whatever the batch"
 
 
 def test_the_sample_that_the_others_agree_with_is_chosen():
     texts = ["a dog runs", "a dog ran", "the weather is fine", "a dog runs", "two cats"]
     chosen = by_agreement(texts)
-    assert [place for place, _ in chosen][:2] == [0, 1]
-    assert {place for place, _ in chosen} == {0, 1, 2, 4}, "each text once"
+    assert [index for index, _ in chosen][:2] == [0, 1]
+    assert {index for index, _ in chosen} == {0, 1, 2, 4}, "each text once"
     assert [value for _, value in chosen] == sorted((value for _, value in chosen), reverse=True)
     assert chosen[0][1] > 100 / 4, "its copy alone agrees in full"
     assert by_agreement(["alone"]) == [(0, 0.0)]
@@ -91,13 +91,13 @@ def test_minimum_bayes_risk_takes_samples_and_repeats_itself(translator):
     config = replace(translator.config, mbr_samples=6, max_len_b=4)
     tokenizer = translator.target_tokenizer
     mbr = Translator(translator.model, tokenizer, tokenizer, config)
-    found = mbr.translate_nbest(["a dog", "", "men"])
-    assert [len(each) for each in found] == [1, 1, 1]
-    assert found == mbr.translate_nbest(["a dog", "", "men"])
+    results = mbr.translate_nbest(["a dog", "", "men"])
+    assert [len(each) for each in results] == [1, 1, 1]
+    assert results == mbr.translate_nbest(["a dog", "", "men"])
     samples = Translator(translator.model, tokenizer, tokenizer, replace(config, mbr_samples=0, sampling=True, nbest=6))
     texts = [each.text for each in samples.translate_nbest(["a dog"])[0]]
-    (place, agreement), *_ = by_agreement(texts)
-    assert (found[0][0].text, found[0][0].score) == (texts[place], agreement)
+    (index, agreement), *_ = by_agreement(texts)
+    assert (results[0][0].text, results[0][0].score) == (texts[index], agreement)
     with pytest.raises(ValueError, match="mbr_samples 1 must be 0, or at least 2"):
         DecodingConfig(mbr_samples=1)
     with pytest.raises(ValueError, match="at least nbest 3"):

@@ -51,12 +51,12 @@ def test_the_groups_find_what_they_find_by_hand(groups, strength, length_penalty
     settings = config(
         diverse_beam_groups=groups, diverse_beam_strength=strength, length_penalty=length_penalty, nbest=6
     )
-    for source, found in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=60)):
+    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=60)):
         expected = by_hand(model, source[0], 6, settings)
         ranked = sorted(expected, key=lambda output: -expected[output])[:6]
-        assert [tuple(each.tokens) for each in found] == ranked
-        assert [each.score for each in found] == pytest.approx([expected[output] for output in ranked], abs=1e-5)
-        assert found[0].log_probability == pytest.approx(model.log_probability(source[0], ranked[0]), abs=1e-5)
+        assert [tuple(each.tokens) for each in actual] == ranked
+        assert [each.score for each in actual] == pytest.approx([expected[output] for output in ranked], abs=1e-5)
+        assert actual[0].log_probability == pytest.approx(model.log_probability(source[0], ranked[0]), abs=1e-5)
 
 
 def test_one_group_is_beam_search_and_no_strength_makes_groups_alike():
@@ -64,7 +64,7 @@ def test_one_group_is_beam_search_and_no_strength_makes_groups_alike():
     plain = search_ids(model, SOURCES, config(beam=3))
     assert search_ids(model, SOURCES, config(beam=3, diverse_beam_groups=1)) == plain
     alike = search_ids(model, SOURCES, config(beam=6, diverse_beam_groups=2, diverse_beam_strength=0.0, nbest=3))
-    assert [found[0].tokens for found in alike] == [found[0].tokens for found in plain]
+    assert [actual[0].tokens for actual in alike] == [actual[0].tokens for actual in plain]
 
 
 def test_strength_makes_outputs_differ_more():
@@ -72,7 +72,7 @@ def test_strength_makes_outputs_differ_more():
 
     def first_words(strength):
         settings = config(diverse_beam_groups=6, diverse_beam_strength=strength, nbest=6, max_len_b=4)
-        return sum(len({tuple(each.tokens[:1]) for each in found}) for found in search_ids(model, SOURCES, settings))
+        return sum(len({tuple(each.tokens[:1]) for each in actual}) for actual in search_ids(model, SOURCES, settings))
 
     assert first_words(5.0) > 1.5 * first_words(0.1)
 
@@ -83,13 +83,13 @@ def test_what_else_holds_of_searches_holds(groups):
     model = TableModel(vocab_size=14)
     settings = config(beam=8, diverse_beam_groups=groups, nbest=3, min_len=2, no_repeat_ngram=1)
     prefixes = [[5, 6][: number % 3] for number in range(len(SOURCES))]
-    found = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=[[7], [8, 9]], max_tokens=10_000)
+    actual = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=[[7], [8, 9]], max_tokens=10_000)
     alone = [
         search_ids(model, [source], settings, prefixes=[prefix], banned=[[7], [8, 9]])[0]
         for source, prefix in zip(SOURCES, prefixes)
     ]
-    assert found == alone
-    for hypotheses, prefix in zip(found, prefixes):
+    assert actual == alone
+    for hypotheses, prefix in zip(actual, prefixes):
         for tokens in (each.tokens for each in hypotheses):
             assert tokens[: len(prefix)] == prefix
             assert 2 <= len(tokens) <= 6

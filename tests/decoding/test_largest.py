@@ -20,7 +20,7 @@ def test_values_and_places_are_those_of_topk(width, k):
 def test_the_last_of_an_uneven_row_is_found_and_masked_values_are_last():
     values = torch.full((2, 1000), -torch.inf)
     values[0, 999], values[0, 0], values[1, 130] = 1.0, 2.0, -5.0
-    best, places = largest(values, 3)
-    assert places[0, :2].tolist() == [0, 999]
-    assert places[1, 0] == 130
+    best, positions = largest(values, 3)
+    assert positions[0, :2].tolist() == [0, 999]
+    assert positions[1, 0] == 130
     assert torch.isneginf(best[:, 2]).all()

@@ -85,16 +85,16 @@ TAG = re.compile(r"<!--.*?-->|<[a-z/][^<>]*>")
 def nesting(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """Every tag with those around it; fails where they are not balanced."""
     around: list[str] = []
-    found = []
+    results = []
     for tag in TAG.findall(text):
         if tag.startswith("</"):
             assert around.pop() == f"<{tag[2:]}"
         else:
-            found.append((tag, tuple(around)))
+            results.append((tag, tuple(around)))
             if tag.startswith("<g"):
                 around.append(tag)
     assert not around
-    return sorted(found)
+    return sorted(results)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -112,9 +112,9 @@ def test_every_tag_comes_once_in_the_elements_it_was_in_and_the_text_stays(seed)
             links = tuple(
                 sorted({(draw.randrange(sizes[0]), draw.randrange(sizes[1])) for _ in range(draw.randint(0, 12))})
             )
-        found = marked.insert(translation, links)
-        assert nesting(found) == nesting(line)
-        assert html.unescape(TAG.sub("", found)) == html.unescape(html.escape(translation, quote=False))
+        results = marked.insert(translation, links)
+        assert nesting(results) == nesting(line)
+        assert html.unescape(TAG.sub("", results)) == html.unescape(html.escape(translation, quote=False))
 
 
 def test_a_stream_keeps_lines_and_stops_at_a_bad_one(tokenizer):
@@ -124,11 +124,11 @@ def test_a_stream_keeps_lines_and_stops_at_a_bad_one(tokenizer):
     settings = DecodingConfig(beam=2, max_len_b=5)
     translator = Translator(model, tokenizer, tokenizer, settings, aligned=PARTS)
     lines = ["a <b>dog</b>", "", "<br/>", "<i>two</i> men <b>sit</b>"]
-    found = [translations[0].text for translations in translate_marked(translator, lines)]
+    results = [translations[0].text for translations in translate_marked(translator, lines)]
     plain = Translator(model, tokenizer, tokenizer, settings).translate(["a dog", "", "", "two men sit"])
-    assert [html.unescape(TAG.sub("", text)) for text in found] == plain
-    assert [sorted(TAG.findall(text)) for text in found] == [sorted(TAG.findall(line)) for line in lines]
+    assert [html.unescape(TAG.sub("", text)) for text in results] == plain
+    assert [sorted(TAG.findall(text)) for text in results] == [sorted(TAG.findall(line)) for line in lines]
     stream = translate_marked(translator, [*lines, "<b>", "a"])
-    assert [next(stream)[0].text for _ in lines] == found
+    assert [next(stream)[0].text for _ in lines] == results
     with pytest.raises(UserError, match="line 5: <b> is not closed"):
         next(stream)

@@ -64,8 +64,8 @@ def model(request, random_model, trained_model) -> Transformer:
 
 def test_training_for_a_moment_teaches_something(trained_model):
     batch = sources(40, seed=1000)
-    found = translate_ids(trained_model, batch, DecodingConfig())
-    assert sum(tokens == source[-2::-1] for tokens, source in zip(found, batch)) >= 10
+    actual = translate_ids(trained_model, batch, DecodingConfig())
+    assert sum(tokens == source[-2::-1] for tokens, source in zip(actual, batch)) >= 10
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -115,8 +115,8 @@ def test_greedy_search_with_caches_is_greedy_search_without(model):
 def test_scores_of_a_search_are_the_models_own(model):
     """What the cached search adds up is what one pass over source and target gives."""
     batch = sources(12, seed=4000)
-    found = search_ids(model, batch, DecodingConfig(beam=3, nbest=3, max_len_b=5))
-    pairs = [(source, hypothesis) for source, hypotheses in zip(batch, found) for hypothesis in hypotheses]
+    actual = search_ids(model, batch, DecodingConfig(beam=3, nbest=3, max_len_b=5))
+    pairs = [(source, hypothesis) for source, hypotheses in zip(batch, actual) for hypothesis in hypotheses]
     scores = score_ids(model, [source for source, _ in pairs], [hypothesis.tokens for _, hypothesis in pairs])
     assert scores == pytest.approx([hypothesis.log_probability for _, hypothesis in pairs], abs=1e-4)
 
@@ -127,9 +127,9 @@ def test_scores_of_steered_searches_are_the_models_own(model, phrases):
     batch = sources(12, seed=4500)
     settings = DecodingConfig(beam=4, nbest=2, max_len_b=5, diverse_beam_groups=1 if phrases else 2)
     required = [[[source[:2][:1] * 2], [[7], [8, 9]]] for source in batch] if phrases else None
-    found = search_ids(model, batch, settings, required=required)
-    assert found == search_ids(model, batch, settings, required=required, max_tokens=1), "whatever the batch"
-    pairs = [(source, hypothesis) for source, hypotheses in zip(batch, found) for hypothesis in hypotheses]
+    actual = search_ids(model, batch, settings, required=required)
+    assert actual == search_ids(model, batch, settings, required=required, max_tokens=1), "whatever the batch"
+    pairs = [(source, hypothesis) for source, hypotheses in zip(batch, actual) for hypothesis in hypotheses]
     scores = score_ids(model, [source for source, _ in pairs], [hypothesis.tokens for _, hypothesis in pairs])
     assert scores == pytest.approx([hypothesis.log_probability for _, hypothesis in pairs], abs=1e-4)
 
@@ -137,7 +137,7 @@ def test_scores_of_steered_searches_are_the_models_own(model, phrases):
 def test_a_wider_beam_finds_no_worse_in_sum(trained_model):
     batch = sources(40, seed=5000)
     totals = [
-        sum(found[0].score for found in search_ids(trained_model, batch, DecodingConfig(beam=beam, max_len_b=5)))
+        sum(actual[0].score for actual in search_ids(trained_model, batch, DecodingConfig(beam=beam, max_len_b=5)))
         for beam in (1, 2, 8)
     ]
     assert totals == sorted(totals)

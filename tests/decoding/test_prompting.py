@@ -39,7 +39,9 @@ def test_scores_are_the_sums_of_each_options_tokens():
         with torch.no_grad():
             rows = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
         count = len(option)
-        expected = sum(rows[place, ids[place + 1]].item() for place in range(len(ids) - 1 - count, len(ids) - 1))
+        expected = sum(
+            rows[position, ids[position + 1]].item() for position in range(len(ids) - 1 - count, len(ids) - 1)
+        )
         assert score == pytest.approx(expected, abs=1e-3)
 
 

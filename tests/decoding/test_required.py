@@ -26,11 +26,11 @@ def meets(tokens: list[int], requirements, continuations=frozenset(), free=None)
         return True
     free = [True] * len(tokens) if free is None else free
     for phrase in map(list, requirements[0]):
-        for place in range(len(tokens) - len(phrase) + 1):
-            end = place + len(phrase)
+        for position in range(len(tokens) - len(phrase) + 1):
+            end = position + len(phrase)
             goes_on = end < len(tokens) and tokens[end] in continuations
-            if tokens[place:end] == phrase and not goes_on and all(free[place:end]):
-                rest = [each and not place <= number < end for number, each in enumerate(free)]
+            if tokens[position:end] == phrase and not goes_on and all(free[position:end]):
+                rest = [each and not position <= number < end for number, each in enumerate(free)]
                 if meets(tokens, requirements[1:], continuations, rest):
                     return True
     return False
@@ -72,10 +72,10 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(requirements, continu
     """4 words, at most 4 of them."""
     model = TableModel(vocab_size=8)
     settings = config(beam=256, nbest=4, max_len_b=4)
-    found = search_ids(
+    results = search_ids(
         model, SOURCES[:5], settings, required=[requirements] * 5, continuations=continuations, max_tokens=60
     )
-    for source, hypotheses in zip(SOURCES, found):
+    for source, hypotheses in zip(SOURCES, results):
         allowed = [
             (model.log_probability(source[0], tokens) / penalty(length + 1, settings), list(tokens))
             for length in range(5)
@@ -90,19 +90,19 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(requirements, continu
 def test_what_nothing_is_required_of_is_searched_as_ever():
     model = TableModel(vocab_size=12)
     required = [[[[5, 6]]] if number % 3 == 0 else [] for number in range(len(SOURCES))]
-    plain, found = search_ids(model, SOURCES, config()), search_ids(model, SOURCES, config(), required=required)
-    assert [each == other for each, other in zip(plain, found)] == [number % 3 != 0 for number in range(len(SOURCES))]
+    plain, results = search_ids(model, SOURCES, config()), search_ids(model, SOURCES, config(), required=required)
+    assert [each == other for each, other in zip(plain, results)] == [number % 3 != 0 for number in range(len(SOURCES))]
 
 
 def test_a_requirement_that_is_met_anyway_changes_nothing():
     model = TableModel(vocab_size=12, end=-1.0)
     settings = config(beam=6)
     plain = search_ids(model, SOURCES, settings)
-    required = [[[found[0].tokens[-2:]]] if found[0].tokens else [] for found in plain]
-    found = search_ids(model, SOURCES, settings, required=required)
-    same = sum(one[0].tokens == other[0].tokens for one, other in zip(plain, found))
+    required = [[[results[0].tokens[-2:]]] if results[0].tokens else [] for results in plain]
+    results = search_ids(model, SOURCES, settings, required=required)
+    same = sum(one[0].tokens == other[0].tokens for one, other in zip(plain, results))
     assert same > 0.7 * len(SOURCES)
-    assert all(one[0].score <= other[0].score + 1e-5 for one, other in zip(plain, found) if one[0] == other[0])
+    assert all(one[0].score <= other[0].score + 1e-5 for one, other in zip(plain, results) if one[0] == other[0])
 
 
 def test_a_beam_finds_most_of_what_there_is():
@@ -113,7 +113,7 @@ def test_a_beam_finds_most_of_what_there_is():
     wide, narrow, single = (
         search_ids(model, SOURCES, config(beam=beam, max_len_b=5), required=required) for beam in (400, 8, 1)
     )
-    best, good, least = (sum(found[0].score for found in each) for each in (wide, narrow, single))
+    best, good, least = (sum(results[0].score for results in each) for each in (wide, narrow, single))
     assert best >= good > least
     assert best - good < 0.3 * (best - least)
 
@@ -142,8 +142,8 @@ def test_required_phrases_are_there_whatever_else_is_asked_for(seed):
         starts = [word for word in words if word not in continuations]
         required = [[[[draw.choice(starts), *phrase[1:]] for phrase in each] for each in one] for one in required]
     options = {"banned": banned, "continuations": continuations}
-    found = search_ids(model, SOURCES, settings, prefixes=prefixes, required=required, max_tokens=60, **options)
-    for source, prefix, requirements, hypotheses in zip(SOURCES, prefixes, required, found):
+    results = search_ids(model, SOURCES, settings, prefixes=prefixes, required=required, max_tokens=60, **options)
+    for source, prefix, requirements, hypotheses in zip(SOURCES, prefixes, required, results):
         tokens = hypotheses[0].tokens
         assert meets(tokens, requirements, continuations)
         assert tokens[: len(prefix)] == prefix
@@ -157,8 +157,8 @@ def test_required_phrases_are_there_whatever_else_is_asked_for(seed):
 def test_many_equal_requirements_take_no_longer_than_their_tokens():
     model = TableModel(vocab_size=12)
     requirements = [[[5], [6]], [[6], [7]], [[5, 6], [7]], [[7, 5]]] * 4
-    found = search_ids(model, SOURCES[:2], config(max_len_b=30), required=[requirements] * 2)
-    for hypotheses in found:
+    results = search_ids(model, SOURCES[:2], config(max_len_b=30), required=[requirements] * 2)
+    for hypotheses in results:
         tokens = hypotheses[0].tokens
         assert tokens.count(5) + tokens.count(6) + tokens.count(7) >= 20
 

@@ -50,10 +50,10 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha
     """3 words, at most 4 of them: 81 hypotheses live at most."""
     model = TableModel(vocab_size=7)
     settings = config(beam=81, nbest=5, length_penalty=length_penalty, alpha=alpha, max_len_b=4, min_len=min_len)
-    for source, found in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=30)):
+    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=30)):
         best = exhaustive(model, source[0], 4, settings)[:5]
-        assert [hypothesis.tokens for hypothesis in found] == [tokens for _, tokens in best]
-        assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in best], abs=1e-5)
+        assert [hypothesis.tokens for hypothesis in actual] == [tokens for _, tokens in best]
+        assert [hypothesis.score for hypothesis in actual] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_stopping_early_changes_nothing(length_penalty, beam):
     """The same beam search by hand, which never stops before the longest output."""
     model = TableModel(vocab_size=12)
     settings = config(length_penalty=length_penalty, beam=beam, nbest=3, max_len_b=8)
-    found = search_ids(model, SOURCES, settings, max_tokens=40)
-    for source, hypotheses in zip(SOURCES, found):
+    actual = search_ids(model, SOURCES, settings, max_tokens=40)
+    for source, hypotheses in zip(SOURCES, actual):
         assert [hypothesis.tokens for hypothesis in hypotheses] == beam_by_hand(model, source[0], 8, settings)
     assert len(model.rows_computed) > 0
 
@@ -136,12 +136,12 @@ def test_a_prefix_is_kept_and_paid_for(beam):
     model = TableModel(vocab_size=9)
     prefixes = [[4 + number % 5, 1, 5][: number % 4] for number in range(len(SOURCES))]
     settings = config(beam=beam, max_len_b=2, nbest=1)
-    for source, prefix, found in zip(SOURCES, prefixes, search_ids(model, SOURCES, settings, prefixes=prefixes)):
-        tokens = found[0].tokens
+    for source, prefix, actual in zip(SOURCES, prefixes, search_ids(model, SOURCES, settings, prefixes=prefixes)):
+        tokens = actual[0].tokens
         assert tokens[: len(prefix)] == prefix
         assert len(tokens) <= max(2, len(prefix))
         expected = model.log_probability(source[0], tuple(tokens))
-        assert found[0].log_probability == pytest.approx(expected, abs=1e-5)
+        assert actual[0].log_probability == pytest.approx(expected, abs=1e-5)
 
 
 def test_n_best_are_different_and_in_order():
@@ -153,8 +153,8 @@ def test_n_best_are_different_and_in_order():
 
 
 def test_a_vocabulary_smaller_than_the_beam():
-    found = search_ids(TableModel(vocab_size=5), SOURCES, config(beam=4, nbest=4, max_len_b=3))
-    assert all(len(hypotheses) == 4 for hypotheses in found), "one word, 0 to 3 times: four outputs in all"
+    actual = search_ids(TableModel(vocab_size=5), SOURCES, config(beam=4, nbest=4, max_len_b=3))
+    assert all(len(hypotheses) == 4 for hypotheses in actual), "one word, 0 to 3 times: four outputs in all"
 
 
 def test_no_sources_give_no_outputs_and_a_source_without_tokens_is_refused():
@@ -164,7 +164,7 @@ def test_no_sources_give_no_outputs_and_a_source_without_tokens_is_refused():
 
 
 def holds(tokens: list[int], part: list[int]) -> bool:
-    return any(tokens[place : place + len(part)] == part for place in range(len(tokens) - len(part) + 1))
+    return any(tokens[position : position + len(part)] == part for position in range(len(tokens) - len(part) + 1))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -173,19 +173,19 @@ def test_no_n_gram_is_repeated(size, settings):
     """4 words and at least 20 of them: there are only 16 pairs and 64 triples, so outputs would repeat some."""
     model = TableModel(vocab_size=12 if size == 1 else 8, end=-30.0)
     length = 8 if size == 1 else 12
-    free, found = (
+    free, actual = (
         translate_ids(model, SOURCES, config(**settings, max_len_b=length, no_repeat_ngram=each)) for each in (0, size)
     )
 
     def repeats(tokens):
-        grams = [tuple(tokens[place : place + size]) for place in range(len(tokens) - size + 1)]
+        grams = [tuple(tokens[position : position + size]) for position in range(len(tokens) - size + 1)]
         return len(grams) > len({*grams})
 
-    assert not any(map(repeats, found))
+    assert not any(map(repeats, actual))
     if size < 3:
         assert sum(map(repeats, free)) > len(SOURCES) / 2, "otherwise there was nothing to hinder"
     if settings == {"beam": 1}:
-        assert all(tokens == other for tokens, other in zip(free, found) if not repeats(tokens)), "as it was"
+        assert all(tokens == other for tokens, other in zip(free, actual) if not repeats(tokens)), "as it was"
 
 
 def test_the_best_output_without_repetition_or_banned_sequences_is_found():
@@ -193,14 +193,14 @@ def test_the_best_output_without_repetition_or_banned_sequences_is_found():
     model = TableModel(vocab_size=7)
     settings = config(beam=81, nbest=3, max_len_b=4, no_repeat_ngram=2)
     banned = [[5], [4, 6]]
-    for source, found in zip(SOURCES, search_ids(model, SOURCES, settings, banned=banned)):
+    for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, banned=banned)):
         allowed = [
             (score, tokens)
             for score, tokens in exhaustive(model, source[0], 4, settings)
             if not any(holds(tokens, each) for each in banned)
             and len({*itertools.pairwise(tokens)}) == max(0, len(tokens) - 1)
         ]
-        assert [each.tokens for each in found] == [tokens for _, tokens in allowed[:3]]
+        assert [each.tokens for each in actual] == [tokens for _, tokens in allowed[:3]]
     with pytest.raises(ValueError, match="banned sequence has no tokens"):
         search_ids(model, SOURCES, settings, banned=[[]])
 
@@ -209,9 +209,9 @@ def test_a_prefix_may_hold_what_is_banned():
     model = TableModel(vocab_size=9)
     prefixes = [[4, 5, 4, 5] for _ in SOURCES]
     settings = config(max_len_b=6, no_repeat_ngram=2)
-    found = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=[[4, 5], [7]])
-    assert all(each[0].tokens[:4] == [4, 5, 4, 5] for each in found)
-    assert not any(7 in each[0].tokens for each in found)
+    actual = search_ids(model, SOURCES, settings, prefixes=prefixes, banned=[[4, 5], [7]])
+    assert all(each[0].tokens[:4] == [4, 5, 4, 5] for each in actual)
+    assert not any(7 in each[0].tokens for each in actual)
 
 
 def test_the_training_mode_is_put_back():
@@ -224,7 +224,7 @@ def test_sampling_depends_on_seed_and_place_alone():
     model = TableModel(vocab_size=12)
     settings = config(sampling=True, nbest=3)
     together = search_ids(model, SOURCES, settings, max_tokens=10_000)
-    alone = [search_ids(model, [source], settings, numbers=[place])[0] for place, source in enumerate(SOURCES)]
+    alone = [search_ids(model, [source], settings, numbers=[position])[0] for position, source in enumerate(SOURCES)]
     assert together == alone
     assert together != search_ids(model, SOURCES, config(sampling=True, nbest=3, sampling_seed=2))
 
@@ -241,8 +241,8 @@ def test_samples_follow_the_distribution():
     torch.testing.assert_close(share, expected, atol=0.03, rtol=0)
 
     def drawn_with(**changes):
-        found = search_ids(Flat(8), [[5, EOS]], config(sampling=True, nbest=500, max_len_b=1, **changes))[0]
-        return {hypothesis.tokens[0] for hypothesis in found}
+        actual = search_ids(Flat(8), [[5, EOS]], config(sampling=True, nbest=500, max_len_b=1, **changes))[0]
+        return {hypothesis.tokens[0] for hypothesis in actual}
 
     assert drawn_with(sampling_topk=2) == {5, 6}
     assert drawn_with(sampling_topp=0.6) == {6}, "0.64 alone reaches 0.6"

@@ -22,11 +22,13 @@ def split(line: str) -> list[str]:
 def test_a_line_is_the_translations_of_its_sentences(translator):
     for size in (1, 2, 100):
         translator.config = replace(translator.config, buffer_size=size)
-        found = [translations[0] for translations in translate_sentences(translator, LINES, split)]
+        actual = [translations[0] for translations in translate_sentences(translator, LINES, split)]
         parts = [[part for part in split(line) if part.strip()] for line in LINES]
         expected = [[translator.translate_nbest([part])[0][0] for part in each] for each in parts]
-        assert [each.text for each in found] == [" ".join(part.text for part in each if part.text) for each in expected]
-        for each, sentences in zip(found, expected):
+        assert [each.text for each in actual] == [
+            " ".join(part.text for part in each if part.text) for each in expected
+        ]
+        for each, sentences in zip(actual, expected):
             total = sum(part.log_probability for part in sentences)
             assert each.log_probability == pytest.approx(total)
 

@@ -29,13 +29,13 @@ def test_pieces_together_are_the_translation(single):
     prefixes = ["", "", "zwei", "", "Männer", ""]
     for prefix in (None, prefixes):
         expected = single.translate(LINES, prefix)
-        found = [
-            list(single.stream(line, "" if prefix is None else prefix[place], number=place + 1))
-            for place, line in enumerate(LINES)
+        actual = [
+            list(single.stream(line, "" if prefix is None else prefix[position], number=position + 1))
+            for position, line in enumerate(LINES)
         ]
-        assert ["".join(pieces) for pieces in found] == expected
-        assert all(pieces.count("") == 0 for pieces in found)
-        assert max(map(len, found)) > 1
+        assert ["".join(pieces) for pieces in actual] == expected
+        assert all(pieces.count("") == 0 for pieces in actual)
+        assert max(map(len, actual)) > 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -47,14 +47,14 @@ def test_a_transformer_streams_what_it_translates_and_no_mode_stays(tokenizer, d
         translator = Translator(model, tokenizer, tokenizer)
         translator.config = replace(translator.config, max_len_b=8, **settings)
         expected = translator.translate(LINES)
-        for place, line in enumerate(LINES):
+        for position, line in enumerate(LINES):
             pieces = []
-            for piece in translator.stream(line, number=place + 1):
+            for piece in translator.stream(line, number=position + 1):
                 assert model.training
                 assert torch.is_grad_enabled()
                 assert not torch.is_inference_mode_enabled()
                 pieces.append(piece)
-            assert "".join(pieces) == expected[place]
+            assert "".join(pieces) == expected[position]
 
 
 def test_the_first_token_comes_before_the_second_is_computed():

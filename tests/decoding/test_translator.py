@@ -15,10 +15,10 @@ LINES = ["a dog", "", "two men sit in a boat", " \t ", "a small boat", "the gree
 
 
 def test_every_line_gets_one_line_and_empty_ones_stay_empty(translator):
-    found = translator.translate(LINES)
-    assert len(found) == len(LINES)
-    assert [text == "" for text in found] == [not line.strip() for line in LINES]
-    assert found == [translator.translate([line])[0] for line in LINES], "order and neighbours do not matter"
+    results = translator.translate(LINES)
+    assert len(results) == len(LINES)
+    assert [text == "" for text in results] == [not line.strip() for line in LINES]
+    assert results == [translator.translate([line])[0] for line in LINES], "order and neighbours do not matter"
     assert translator.translate([]) == []
 
 
@@ -43,10 +43,10 @@ def test_banned_words_reach_the_search_as_the_tokenizer_spells_them(translator, 
 def test_a_long_line_is_cut_off_and_counted(translator):
     translator.config = replace(translator.config, max_source_length=4)
     words = "a dog runs over the green grass"
-    found = translator.translate(["men", words, "a", words + " a dog"])
+    results = translator.translate(["men", words, "a", words + " a dog"])
     assert translator.cut_lines == 2
     assert translator.first_cut_line == 2
-    assert found[1] == found[3], "the same first four tokens"
+    assert results[1] == results[3], "the same first four tokens"
 
 
 def test_ten_thousand_words_do_no_harm(translator):
@@ -68,31 +68,31 @@ def test_a_stream_is_read_in_buffers_and_output_begins_early(translator):
     first = next(stream)
     assert len(read) == 3
     whole = [first, *stream]
-    assert [found[0].text for found in whole] == translator.translate(LINES)
+    assert [results[0].text for results in whole] == translator.translate(LINES)
 
 
 def test_sampling_does_not_depend_on_the_buffer(translator):
     def stream(size):
         translator.config = replace(translator.config, sampling=True, buffer_size=size)
-        return [found[0].text for found in translator.translate_stream(LINES)]
+        return [results[0].text for results in translator.translate_stream(LINES)]
 
     assert stream(2) == stream(100)
 
 
 def test_n_best_translations_come_best_first(translator):
     translator.config = replace(translator.config, nbest=3)
-    found = translator.translate_nbest(LINES)
-    assert [len(each) for each in found] == [3 if line.strip() else 1 for line in LINES]
-    for each in found:
+    results = translator.translate_nbest(LINES)
+    assert [len(each) for each in results] == [3 if line.strip() else 1 for line in LINES]
+    for each in results:
         assert [one.score for one in each] == sorted((one.score for one in each), reverse=True)
 
 
 def test_a_translation_begins_as_it_is_told(translator):
     prefixes = ["ein", "", "zwei", "", "", "die grüne", "", ""]
-    found = translator.translate(LINES, prefixes)
-    assert all(text.startswith(prefix) for text, prefix in zip(found, prefixes))
+    results = translator.translate(LINES, prefixes)
+    assert all(text.startswith(prefix) for text, prefix in zip(results, prefixes))
     free = translator.translate(LINES)
-    assert [text for text, prefix in zip(found, prefixes) if not prefix] == [
+    assert [text for text, prefix in zip(results, prefixes) if not prefix] == [
         text for text, prefix in zip(free, prefixes) if not prefix
     ]
 

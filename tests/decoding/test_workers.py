@@ -20,7 +20,7 @@ from fasttfm.models import Transformer, TransformerConfig
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 SETTINGS = DecodingConfig(beam=3, nbest=2, max_len_a=0.0, max_len_b=6)
-SOURCES = [[4 + (7 * row + place) % 60 for place in range(3 + row % 9)] + [3] for row in range(40)]
+SOURCES = [[4 + (7 * row + position) % 60 for position in range(3 + row % 9)] + [3] for row in range(40)]
 PATIENCE = 300
 """Seconds until a process must have ended."""
 
@@ -58,7 +58,7 @@ def test_results_are_those_of_one_process_to_the_last_bit(workers, settings):
 
 def test_both_work_and_every_call_is_answered_once(workers):
     answers = dict(workers.each(_who, [(0.02, number) for number in range(30)]))
-    assert [number for _, number in (answers[place] for place in range(30))] == [*range(30)]
+    assert [number for _, number in (answers[position] for position in range(30))] == [*range(30)]
     assert {pid for pid, _ in answers.values()} == {*workers.pids}
 
 

@@ -24,9 +24,9 @@ SITE = ROOT / "scripts" / "docs.py"
 
 def blocks(name, kind="python"):
     text = (DOCS / name).read_text(encoding="utf-8")
-    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert found
-    return [block for written, block in found if written == kind]
+    actual = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert actual
+    return [block for written, block in actual if written == kind]
 
 
 def run(code, folder, monkeypatch):

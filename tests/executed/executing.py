@@ -26,8 +26,8 @@ def solve(way, inputs: dict) -> list[torch.Tensor]:
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     generator = torch.Generator().manual_seed(1)
     total = sum((o.double() * torch.randn(o.shape, generator=generator)).sum() for o in outputs)
-    leaves = [v for v in inputs.values() if v.requires_grad]
-    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    leaf_tensors = [v for v in inputs.values() if v.requires_grad]
+    gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True)
     return [*outputs, *(g for g in gradients if g is not None)]
 
 
@@ -41,9 +41,9 @@ def check(problem: Problem, chip: str, dtype: torch.dtype, *, rounding: float = 
     exact = solve(problem.theirs, {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
     plain = solve(problem.theirs, inputs)
     largest = max(x.abs().max().item() for x in exact)
-    for place, (found, true, same) in enumerate(zip(ours, exact, plain, strict=True)):
-        assert torch.isfinite(found).all(), f"result {place} is not finite"
-        allowed = 2 * (same.double() - true).abs().max().item() + (FLOOR[found.dtype] + rounding) * largest
-        error = (found.double() - true).abs().max().item()
-        assert error <= allowed, f"result {place}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
+    for position, (results, true, same) in enumerate(zip(ours, exact, plain, strict=True)):
+        assert torch.isfinite(results).all(), f"result {position} is not finite"
+        allowed = 2 * (same.double() - true).abs().max().item() + (FLOOR[results.dtype] + rounding) * largest
+        error = (results.double() - true).abs().max().item()
+        assert error <= allowed, f"result {position}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
     return machine

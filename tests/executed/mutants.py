@@ -89,11 +89,11 @@ def _waits_again(before: str, after: str) -> bool:
     The other thing that a product on its way forbids is to overwrite its operands; that is a race, which the machine
     looks for at every barrier until the wait (Groups.remember). So nothing can tell the two apart.
     """
-    between, found, _ = after.partition("wgmma.wait_group.sync.aligned 0;")
+    between, actual, _ = after.partition("wgmma.wait_group.sync.aligned 0;")
     sums = set(re.findall(r"%r\d+", " ".join(re.findall(r"mma_async\S* \{([^}]*)\}", before)[-8:])))
     code = re.sub(r"//.*", "", between)
     straight = re.search(r"\bbra\b|^\$L__BB", code, re.M) is None
-    return bool(found) and straight and not sums & set(re.findall(r"%r\d+", code))
+    return bool(actual) and straight and not sums & set(re.findall(r"%r\d+", code))
 
 
 def _orders_nothing(before: str, after: str) -> bool:
@@ -133,9 +133,9 @@ class Mutant:
 def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
     """One change each."""
     for name, kind in KINDS.items():
-        found = list(re.finditer(kind.pattern, ptx))
-        step = max(1, len(found) // most)
-        for match in found[step // 2 :: step][:most]:
+        actual = list(re.finditer(kind.pattern, ptx))
+        step = max(1, len(actual) // most)
+        for match in actual[step // 2 :: step][:most]:
             before, after = ptx[: match.start()], ptx[match.end() :]
             probe = (
                 f"mov.b64 %rd99999, 8;\nmov.b32 %r99999, 0;\n{kind.differs(match)}st.global.b32 [%rd99999], %r99999;\n"
@@ -160,7 +160,7 @@ class Kept:
         self.after: dict[int, torch.Tensor] = {}
 
     def _copy(self) -> dict[int, torch.Tensor]:
-        return {place: _bytes(storage).clone() for place, storage in self.memory.items()}
+        return {position: _bytes(storage).clone() for position, storage in self.memory.items()}
 
     def line(self, number: int) -> str:
         """Of the PTX."""
@@ -180,8 +180,8 @@ class Kept:
 
     def noticed(self, ptx: str) -> str:
         """By what, executed with this PTX: the kind of fault, refused, numbers; '' where nothing is."""
-        for place, storage in self.memory.items():
-            _bytes(storage).copy_(self.before[place])
+        for position, storage in self.memory.items():
+            _bytes(storage).copy_(self.before[position])
         grid, source, metadata, arguments = self.arguments
         try:
             self.machine.execute(grid, source, metadata, ptx, arguments)
@@ -191,7 +191,7 @@ class Kept:
             return "refused"
         finally:
             translated.cache_clear()
-        same = all(torch.equal(_bytes(s), self.after[place]) for place, s in self.memory.items())
+        same = all(torch.equal(_bytes(s), self.after[position]) for position, s in self.memory.items())
         return "" if same else "numbers"
 
 

@@ -27,10 +27,10 @@ def test_a_divisibility_that_does_not_hold_is_noticed():
 
 @triton.jit
 def _store_and_read_back(scratch, x, out):
-    at = tl.arange(0, 8)[:, None] * 256 + tl.arange(0, 256)[None, :]
-    tl.store(scratch + at, at.to(tl.float32))
-    back = tl.load(scratch + at)
-    tl.store(out + at, back + tl.load(x + at).to(tl.float32))
+    offsets = tl.arange(0, 8)[:, None] * 256 + tl.arange(0, 256)[None, :]
+    tl.store(scratch + offsets, offsets.to(tl.float32))
+    loaded = tl.load(scratch + offsets)
+    tl.store(out + offsets, loaded + tl.load(x + offsets).to(tl.float32))
 
 
 def test_a_store_and_its_read_back_in_two_layouts_are_noticed():
@@ -43,8 +43,8 @@ def test_a_store_and_its_read_back_in_two_layouts_are_noticed():
 @triton.jit
 def _product_of_masked_numbers(a, mask, b, out, K: tl.constexpr):
     i, j, k = tl.arange(0, 16), tl.arange(0, 16), tl.arange(0, K)
-    at = i[:, None] * K + k[None, :]
-    x = tl.where(tl.load(mask + at) != 0, tl.load(a + at), 0.0)
+    offsets = i[:, None] * K + k[None, :]
+    x = tl.where(tl.load(mask + offsets) != 0, tl.load(a + offsets), 0.0)
     even, odd = tl.split(tl.reshape(tl.join(x, x), (16, K, 2)))
     y = tl.load(b + k[:, None] * 16 + j[None, :])
     tl.store(out + i[:, None] * 16 + j[None, :], tl.dot((even + odd).to(b.dtype.element_ty), y))
@@ -75,8 +75,8 @@ def _sums_of_a_row(x, out, N: tl.constexpr):
 
 @triton.jit
 def _scan(x, out, N: tl.constexpr):
-    at = tl.arange(0, N)
-    tl.store(out + at, tl.cumsum(tl.load(x + at), 0))
+    offsets = tl.arange(0, N)
+    tl.store(out + offsets, tl.cumsum(tl.load(x + offsets), 0))
 
 
 @triton.jit
@@ -89,8 +89,8 @@ def _turned(x, out, N: tl.constexpr):
 @triton.jit
 def _product_with_bytes(a, b, out, N: tl.constexpr):
     i, j = tl.arange(0, N), tl.arange(0, N)
-    at = i[:, None] * N + j[None, :]
-    tl.store(out + at, tl.dot(tl.load(a + at).to(b.dtype.element_ty), tl.load(b + at)))
+    offsets = i[:, None] * N + j[None, :]
+    tl.store(out + offsets, tl.dot(tl.load(a + offsets).to(b.dtype.element_ty), tl.load(b + offsets)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

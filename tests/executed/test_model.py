@@ -36,10 +36,10 @@ def test_a_training_step_loses_what_plain_pytorch_does(chip, packed):
     with functional.backend("torch"):
         wanted = step(model, packed)
     with executed(chip) as machine, functional.backend("triton"):
-        found = step(model, packed)
+        actual = step(model, packed)
     assert len({(done.name, done.instructions) for done in machine.launches}) >= 8
-    assert found[0].item() == pytest.approx(wanted[0].item(), rel=1e-5)
-    for a, b in zip(found[1:], wanted[1:], strict=True):
+    assert actual[0].item() == pytest.approx(wanted[0].item(), rel=1e-5)
+    for a, b in zip(actual[1:], wanted[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
 
 
@@ -51,6 +51,6 @@ def test_a_search_finds_what_plain_pytorch_finds(chip):
     with functional.backend("torch"):
         wanted = translate_ids(model, sources, settings)
     with executed(chip) as machine, functional.backend("triton"):
-        found = translate_ids(model, sources, settings)
+        actual = translate_ids(model, sources, settings)
     assert machine.launches
-    assert found == wanted
+    assert actual == wanted

@@ -9,25 +9,25 @@ from fasttfm.kernels.proof.ptx import FaultyKernel, Unsupported, executed
 
 
 @triton.jit
-def _add_up(x, places, out, N: tl.constexpr):
+def _add_up(x, positions, out, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
-    tl.atomic_add(out + tl.load(places + i), tl.load(x + i))
+    tl.atomic_add(out + tl.load(positions + i), tl.load(x + i))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 @pytest.mark.parametrize("chip", ["sm_60", "sm_75", "sm_80", "sm_90", "sm_120"])
 def test_sums_by_atomic_operations(chip, dtype):
-    x, places = torch.randint(-8, 9, (512,)).to(dtype), torch.randint(0, 20, (512,))
+    x, positions = torch.randint(-8, 9, (512,)).to(dtype), torch.randint(0, 20, (512,))
     out = torch.zeros(20, dtype=dtype)
     with executed(chip):
-        _add_up[(2,)](x, places, out, N=256)
-    assert torch.equal(out, torch.zeros(20, dtype=dtype).index_add(0, places, x))
+        _add_up[(2,)](x, positions, out, N=256)
+    assert torch.equal(out, torch.zeros(20, dtype=dtype).index_add(0, positions, x))
 
 
 @triton.jit
 def _count(out, counter):
-    place = tl.atomic_add(counter, 1)
-    tl.store(out + place, place)
+    position = tl.atomic_add(counter, 1)
+    tl.store(out + position, position)
 
 
 def test_an_atomic_operation_whose_result_is_used_is_refused():

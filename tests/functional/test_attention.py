@@ -50,17 +50,17 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_pytorch_route_equals_reference(dtype, mask, p):
-    leaves = [heads(2, 2, n, d, dtype=dtype, requires_grad=True) for n, d in ((18, 16), (20, 16), (20, 8))]
+    leaf_tensors = [heads(2, 2, n, d, dtype=dtype, requires_grad=True) for n, d in ((18, 16), (20, 16), (20, 8))]
     options = MASKS[mask]()
     dropout = {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
-    expected, _ = reference.attention(*leaves, **options, **dropout)
-    output = F.attention(*leaves, **options, **dropout)
-    weights = F.attention_weights(*leaves[:2], **options, **dropout)
+    expected, _ = reference.attention(*leaf_tensors, **options, **dropout)
+    output = F.attention(*leaf_tensors, **options, **dropout)
+    weights = F.attention_weights(*leaf_tensors[:2], **options, **dropout)
     grad = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, leaves, grad)
-    for found in (output, weights @ leaves[2]):
-        torch.testing.assert_close(found, expected, **close(dtype))
-        torch.testing.assert_close(torch.autograd.grad(found, leaves, grad), wanted, **close(dtype))
+    wanted = torch.autograd.grad(expected, leaf_tensors, grad)
+    for actual in (output, weights @ leaf_tensors[2]):
+        torch.testing.assert_close(actual, expected, **close(dtype))
+        torch.testing.assert_close(torch.autograd.grad(actual, leaf_tensors, grad), wanted, **close(dtype))
 
 
 @pytest.mark.parametrize("keys", [5, 15, 16, 33])
@@ -82,9 +82,9 @@ def test_an_additive_mask_takes_a_gradient_in_its_own_shape_and_dtype(backend, s
     (wanted,) = torch.autograd.grad(reference.attention(q, k, v, mask=mask.float())[0].square().sum(), mask)
     with F.backend(backend):
         for output in (F.attention(q, k, v, mask=mask), F.attention_weights(q, k, mask=mask) @ v):
-            (found,) = torch.autograd.grad(output.square().sum(), mask)
-            assert found.dtype == torch.float64
-            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+            (actual,) = torch.autograd.grad(output.square().sum(), mask)
+            assert actual.dtype == torch.float64
+            torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -122,15 +122,18 @@ def test_float16_products_beyond_its_range_are_scaled_before_they_overflow(backe
     q, k = torch.full((1, 1, 1, width), 48.0), torch.full((1, 1, 3, width), 32.0)
     k[0, 0, 1] = 31.75
     v, scale = heads(1, 1, 3, width), sign * width**-0.5
-    leaves = [x.half().requires_grad_() for x in (q, k, v)]
-    exact = [x.detach().double().requires_grad_() for x in leaves]
+    leaf_tensors = [x.half().requires_grad_() for x in (q, k, v)]
+    exact = [x.detach().double().requires_grad_() for x in leaf_tensors]
     expected, _ = reference.attention(*exact, scale=scale)
     wanted = torch.autograd.grad(expected.sum(), exact)
     with F.backend(backend):
-        for output in (F.attention(*leaves, scale=scale), F.attention_weights(*leaves[:2], scale=scale) @ leaves[2]):
+        for output in (
+            F.attention(*leaf_tensors, scale=scale),
+            F.attention_weights(*leaf_tensors[:2], scale=scale) @ leaf_tensors[2],
+        ):
             torch.testing.assert_close(output.double(), expected, atol=2e-3, rtol=2e-3)
-            for found, want in zip(torch.autograd.grad(output.sum(), leaves), wanted):
-                torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)
+            for actual, want in zip(torch.autograd.grad(output.sum(), leaf_tensors), wanted):
+                torch.testing.assert_close(actual.double(), want, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -168,8 +171,8 @@ def test_the_gradient_uses_the_route_of_its_forward_pass():
     q = heads(1, 1, 5, 8, requires_grad=True)
     with F.backend("triton"):
         output = F.attention(q, q, q)
-    found = torch.autograd.grad(output.sum(), q)
-    torch.testing.assert_close(found, torch.autograd.grad(reference.attention(q, q, q)[0].sum(), q))
+    actual = torch.autograd.grad(output.sum(), q)
+    torch.testing.assert_close(actual, torch.autograd.grad(reference.attention(q, q, q)[0].sum(), q))
 
 
 # ------------------------------------------------------------------------------------------------- inside PyTorch
@@ -206,14 +209,14 @@ def test_compiles_without_a_graph_break(backend):
         rows = x.transpose(1, 2).flatten(0, 1)[:9]
         return F.varlen_attention(rows, rows, rows, starts, starts, 5, 5)
 
-    leaves = [heads(2, 2, 6, 8, requires_grad=True) for _ in range(3)]
+    leaf_tensors = [heads(2, 2, 6, 8, requires_grad=True) for _ in range(3)]
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with F.backend(backend):
-        expected, found = model(*leaves), compiled(*leaves)
-        torch.testing.assert_close(found, expected)
-        wanted = torch.autograd.grad(expected.square().sum(), leaves)
-        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), leaves), wanted)
+        expected, actual = model(*leaf_tensors), compiled(*leaf_tensors)
+        torch.testing.assert_close(actual, expected)
+        wanted = torch.autograd.grad(expected.square().sum(), leaf_tensors)
+        torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), leaf_tensors), wanted)
 
 
 def test_a_compiled_call_follows_a_change_of_backend():
@@ -295,10 +298,10 @@ def test_scaled_dot_product_attention_takes_torchs_masks():
 def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
     q, k = heads(2, 6, 5, 8, requires_grad=True), heads(2, 3, 7, 8, requires_grad=True)
     expected = scaled_dot_product_attention(q, k, k, enable_gqa=True)
-    found = F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
-    torch.testing.assert_close(found, expected)
+    actual = F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    torch.testing.assert_close(actual, expected)
     wanted = torch.autograd.grad(expected.square().sum(), (q, k))
-    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), (q, k)), wanted)
+    torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), (q, k)), wanted)
     one = heads(1, 6, 7, 8)
     torch.testing.assert_close(F.scaled_dot_product_attention(q, one, one), scaled_dot_product_attention(q, one, one))
     with pytest.raises(ValueError, match="multiple of the heads"):
@@ -380,14 +383,14 @@ def test_long_float32_rows_on_a_cpu_are_torchs_own_and_the_same(mask, offset, pa
 
     expected = solve(torch.float64)
     assert not taken
-    found = solve(torch.float32)
+    actual = solve(torch.float32)
     assert len(taken) == 1
-    for x, wanted in zip(found, expected):
+    for x, wanted in zip(actual, expected):
         torch.testing.assert_close(x, wanted.float(), rtol=2e-5, atol=2e-5)
-    assert found[0].transpose(1, 2).is_contiguous()
+    assert actual[0].transpose(1, 2).is_contiguous()
     if padded:
-        assert not found[0][2].any()
-        assert not any(x[2].any() for x in found[1:])
+        assert not actual[0][2].any()
+        assert not any(x[2].any() for x in actual[1:])
 
 
 def test_what_torchs_kernel_lacks_is_computed_here(monkeypatch):
@@ -406,7 +409,7 @@ def test_what_torchs_kernel_lacks_is_computed_here(monkeypatch):
 def test_torchs_kernel_gets_masks_of_every_shape(shape):
     q, k, v = (torch.randn(2, 3, n, 8) for n in (20, 70, 70))
     for mask in (torch.rand(shape) < 0.7, torch.randn(shape)):
-        found = F.attention(q, k, v, mask=mask, causal=True, causal_offset=5)
+        actual = F.attention(q, k, v, mask=mask, causal=True, causal_offset=5)
         wide = mask if mask.dtype == torch.bool else mask.double()
         expected = F.attention(q.double(), k.double(), v.double(), mask=wide, causal=True, causal_offset=5)
-        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)

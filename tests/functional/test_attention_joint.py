@@ -17,7 +17,7 @@ def _seed():
     torch.manual_seed(4)
 
 
-def leaves(cross, dtype=torch.float32, keys=S):
+def leaf_tensors(cross, dtype=torch.float32, keys=S):
     if cross:
         return [torch.randn(B, keys, 2, H, D, dtype=dtype), torch.randn(B, L, H, D, dtype=dtype)]
     return [torch.randn(B, keys, 3, H, D, dtype=dtype)]
@@ -34,7 +34,7 @@ def specification(joint, query=None, **options):
 @pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_joint_attention_equals_the_reference_forward_and_backward(backend, cross, keys, p):
-    inputs = [x.requires_grad_() for x in leaves(cross, keys=keys)]
+    inputs = [x.requires_grad_() for x in leaf_tensors(cross, keys=keys)]
     options = {"key_lengths": torch.tensor([keys - 3, 0]), "causal": not cross}
     if p:
         options |= {"dropout_p": p, "seed": torch.tensor([6]), "site": 2}
@@ -42,21 +42,21 @@ def test_joint_attention_equals_the_reference_forward_and_backward(backend, cros
     probe = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, inputs, probe)
     with F.backend(backend):
-        found = F.joint_attention(*inputs, **options)
-        gradients = torch.autograd.grad(found, inputs, probe)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+        actual = F.joint_attention(*inputs, **options)
+        gradients = torch.autograd.grad(actual, inputs, probe)
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(gradients, wanted, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_half_precision_is_as_exact_as_apart(backend):
-    joint = leaves(False, torch.bfloat16)[0].requires_grad_()
+    joint = leaf_tensors(False, torch.bfloat16)[0].requires_grad_()
     with F.backend(backend):
-        found = F.joint_attention(joint, causal=True)
-        apart = F.attention(*(x.transpose(1, 2) for x in joint.unbind(2)), causal=True).transpose(1, 2).flatten(2)
-        probe = torch.randn_like(found)
-        assert torch.equal(found, apart)
-        assert torch.equal(*(torch.autograd.grad(out, joint, probe)[0] for out in (found, apart)))
+        actual = F.joint_attention(joint, causal=True)
+        separate = F.attention(*(x.transpose(1, 2) for x in joint.unbind(2)), causal=True).transpose(1, 2).flatten(2)
+        probe = torch.randn_like(actual)
+        assert torch.equal(actual, separate)
+        assert torch.equal(*(torch.autograd.grad(out, joint, probe)[0] for out in (actual, separate)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -64,7 +64,7 @@ def test_half_precision_is_as_exact_as_apart(backend):
 @pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
 @pytest.mark.parametrize("parts", [False, True], ids=["summed", "in parts"])
 def test_biases_of_the_projections_take_their_gradients(backend, cross, keys, parts):
-    inputs = leaves(cross, keys=keys)
+    inputs = leaf_tensors(cross, keys=keys)
     biases = [torch.randn(x[0, 0].numel(), requires_grad=True) for x in inputs]
     options = {"key_lengths": torch.tensor([keys - 3, 4]), "dropout_p": 0.3, "seed": torch.tensor([6])}
     added = [x + b.view(x.shape[2:]) for x, b in zip(inputs, biases)]
@@ -74,8 +74,8 @@ def test_biases_of_the_projections_take_their_gradients(backend, cross, keys, pa
     given = [b.detach().expand(B, -1).requires_grad_() if parts else b for b in biases]
     added = [x.detach() for x in added]
     with F.backend(backend):
-        found = F.joint_attention(*added, biases=(*given, None)[:2], **options)
-        gradients = torch.autograd.grad(found, given, probe)
+        actual = F.joint_attention(*added, biases=(*given, None)[:2], **options)
+        gradients = torch.autograd.grad(actual, given, probe)
     if parts:
         gradients = [g.sum(0) for g in gradients]
     torch.testing.assert_close(list(gradients), list(wanted), atol=2e-4, rtol=1e-4)
@@ -83,7 +83,7 @@ def test_biases_of_the_projections_take_their_gradients(backend, cross, keys, pa
 
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_gradients_are_written_where_the_next_product_reads_them(cross):
-    inputs = [x.requires_grad_() for x in leaves(cross)]
+    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
     with F.backend("triton"):
         out = F.joint_attention(*inputs)
         with LaunchLog() as log:
@@ -98,7 +98,7 @@ def test_gradients_are_written_where_the_next_product_reads_them(cross):
 @pytest.mark.parametrize("kind", ["bool", "floats"])
 def test_a_mask_and_memory_with_the_positions_first(backend, cross, kind):
     """torch.nn's layout: nothing is copied on the way out, nor of the gradients."""
-    inputs = [x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in leaves(cross)]
+    inputs = [x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in leaf_tensors(cross)]
     mask = torch.rand(B, 1, 1, S) < 0.6
     mask[0] = False  # a row with no key
     mask = mask if kind == "bool" else torch.randn(B, H, 1, S).masked_fill(~mask, -torch.inf)
@@ -106,16 +106,16 @@ def test_a_mask_and_memory_with_the_positions_first(backend, cross, kind):
     probe = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, inputs, probe)
     with F.backend(backend):
-        found = F.joint_attention(*inputs, mask=mask)
-        gradients = torch.autograd.grad(found, inputs, probe)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+        actual = F.joint_attention(*inputs, mask=mask)
+        gradients = torch.autograd.grad(actual, inputs, probe)
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(gradients, wanted, atol=5e-5, rtol=1e-4)
     assert all(g.stride() == x.stride() for g, x in zip(gradients, inputs))
-    assert found.transpose(0, 1).is_contiguous() == (backend == "triton")
+    assert actual.transpose(0, 1).is_contiguous() == (backend == "triton")
 
 
 def test_a_mask_that_takes_a_gradient_or_comes_with_biases_is_refused():
-    joint, mask = leaves(False)[0], torch.zeros(S, requires_grad=True)
+    joint, mask = leaf_tensors(False)[0], torch.zeros(S, requires_grad=True)
     with pytest.raises(ValueError, match="no gradient and no biases"):
         F.joint_attention(joint, mask=mask)
     with pytest.raises(ValueError, match="no gradient and no biases"):
@@ -125,7 +125,7 @@ def test_a_mask_that_takes_a_gradient_or_comes_with_biases_is_refused():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_opcheck(backend, cross):
-    inputs = [x.requires_grad_() for x in leaves(cross)]
+    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
     joint, query = (*inputs, None)[:2]
     operator = torch.ops.fasttfm.joint_attention.default
     biases = [torch.randn(x[0, 0].numel(), requires_grad=True) for x in inputs]
@@ -137,7 +137,7 @@ def test_opcheck(backend, cross):
 
 
 def test_autocast_computes_in_its_precision():
-    inputs = [x.requires_grad_() for x in leaves(True)]
+    inputs = [x.requires_grad_() for x in leaf_tensors(True)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = F.joint_attention(*inputs)
     assert out.dtype == torch.bfloat16

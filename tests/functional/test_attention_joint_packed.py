@@ -18,7 +18,7 @@ def _seed():
     torch.manual_seed(4)
 
 
-def leaves(cross):
+def leaf_tensors(cross):
     if cross:
         return [torch.randn(21, 2, H, D), torch.randn(14, H, D)]
     return [torch.randn(14, 3, H, D)]
@@ -32,7 +32,7 @@ def starts(cross):
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_it_equals_packed_attention_on_views(backend, cross, p):
-    inputs = [x.requires_grad_() for x in leaves(cross)]
+    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
     joint, query = (*inputs, None)[:2]
     parts = joint.unbind(1)
     options = {"causal": not cross} | ({"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {})
@@ -40,23 +40,23 @@ def test_it_equals_packed_attention_on_views(backend, cross, p):
     probe = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, inputs, probe)
     with F.backend(backend):
-        found = F.joint_varlen_attention(joint, query, *starts(cross), **options)
-        gradients = torch.autograd.grad(found, inputs, probe)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+        actual = F.joint_varlen_attention(joint, query, *starts(cross), **options)
+        gradients = torch.autograd.grad(actual, inputs, probe)
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(gradients, wanted, atol=5e-5, rtol=1e-4)
-    assert not found[12:].any()
+    assert not actual[12:].any()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("parts", [False, True], ids=["summed", "in parts"])
 def test_biases_of_the_projections_take_their_gradients(backend, cross, parts):
-    inputs = [x.requires_grad_() for x in leaves(cross)]
+    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
     biases = [torch.randn(x[0].numel()) for x in inputs]
     given = [(b.expand(3, -1) if parts else b).requires_grad_() for b in biases]
     with F.backend(backend):
-        found = F.joint_varlen_attention(*(*inputs, None)[:2], *starts(cross), biases=(*given, None)[:2])
-        gradients = torch.autograd.grad(found, [*inputs, *given], torch.randn_like(found))
+        actual = F.joint_varlen_attention(*(*inputs, None)[:2], *starts(cross), biases=(*given, None)[:2])
+        gradients = torch.autograd.grad(actual, [*inputs, *given], torch.randn_like(actual))
     for d, d_bias in zip(gradients[: len(inputs)], gradients[len(inputs) :]):
         d_bias = d_bias.sum(0) if parts else d_bias
         torch.testing.assert_close(d_bias, d.sum(0).flatten(), atol=1e-4, rtol=1e-4)
@@ -65,7 +65,7 @@ def test_biases_of_the_projections_take_their_gradients(backend, cross, parts):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_opcheck(backend, cross):
-    inputs = [x.requires_grad_() for x in leaves(cross)]
+    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
     joint, query = (*inputs, None)[:2]
     biases = [torch.randn(x[0].numel(), requires_grad=True) for x in inputs]
     options = (*starts(cross), None, None, True, 1, 0.25, 0.25, torch.tensor([3]), 1, False, backend)
@@ -76,7 +76,7 @@ def test_opcheck(backend, cross):
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_without_filler_nothing_is_zeroed_and_everything_written(backend, cross, monkeypatch):
     query_starts, key_starts, *longest = starts(cross)
-    inputs = [x[: int(s[-1])].requires_grad_() for x, s in zip(leaves(cross), (key_starts, query_starts))]
+    inputs = [x[: int(s[-1])].requires_grad_() for x, s in zip(leaf_tensors(cross), (key_starts, query_starts))]
     given = (*(*inputs, None)[:2], query_starts, key_starts, *longest)
     with F.backend(backend):
         expected = F.joint_varlen_attention(*given)
@@ -84,11 +84,11 @@ def test_without_filler_nothing_is_zeroed_and_everything_written(backend, cross,
         wanted = torch.autograd.grad(expected, inputs, probe)
         torch.use_deterministic_algorithms(True)  # fills what is empty with numbers that are none
         try:
-            found = F.joint_varlen_attention(*given, covered=True)
-            gradients = torch.autograd.grad(found, inputs, probe)
+            actual = F.joint_varlen_attention(*given, covered=True)
+            gradients = torch.autograd.grad(actual, inputs, probe)
         finally:
             torch.use_deterministic_algorithms(False)
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     assert all(map(torch.equal, gradients, wanted))
 
 

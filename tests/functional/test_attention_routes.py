@@ -47,37 +47,37 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("first", "then"), [("none", "tf32"), ("tf32", "none")])
+@pytest.mark.parametrize(("first", "second"), [("none", "tf32"), ("tf32", "none")])
 @pytest.mark.parametrize("name", CALLS)
 def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_tf32_is_switched_between(
-    name, first, then, on_sm_80
+    name, first, second, on_sm_80
 ):
     x = heads(1, 2, 20, 8, requires_grad=True)
     with F.backend("torch"):
         (wanted,) = torch.autograd.grad(CALLS[name](x).square().sum(), x)
     chosen = []
-    for precision in (first, then):
+    for precision in (first, second):
         torch.backends.cuda.matmul.fp32_precision = precision
         chosen.append(routes.decide("triton", x, x, 100))
     assert chosen[0] != chosen[1]
     torch.backends.cuda.matmul.fp32_precision = first
     with F.backend("triton"):
         total = CALLS[name](x).square().sum()
-        torch.backends.cuda.matmul.fp32_precision = then
+        torch.backends.cuda.matmul.fp32_precision = second
         (output,) = torch.autograd.grad(total, x)
     torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize(("first", "then"), [("softmax", "flash"), ("flash", "softmax"), ("short", "softmax")])
-def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_the_table_changes(name, first, then, monkeypatch):
+@pytest.mark.parametrize(("first", "second"), [("softmax", "flash"), ("flash", "softmax"), ("short", "softmax")])
+def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_the_table_changes(name, first, second, monkeypatch):
     x = heads(1, 2, 20, 8, requires_grad=True)
     with F.backend("torch"):
         (wanted,) = torch.autograd.grad(CALLS[name](x).square().sum(), x)
     with F.backend("triton"):
         monkeypatch.setattr(attention_launch, "route", lambda *size: first)
         total = CALLS[name](x).square().sum()
-        monkeypatch.setattr(attention_launch, "route", lambda *size: then)
+        monkeypatch.setattr(attention_launch, "route", lambda *size: second)
         (output,) = torch.autograd.grad(total, x)
     torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-4)
 
@@ -90,12 +90,12 @@ def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_the_table_ch
 )
 def test_a_scale_that_is_not_positive_is_a_number_on_a_cpu(scale, masking):
     """The trap: torch's fused kernel adds -inf for a hidden key before it multiplies by the scale."""
-    leaves = [heads(2, 2, 20, 8, requires_grad=True) for _ in range(3)]
-    expected, _ = reference.attention(*leaves, scale=scale, **masking)
-    output = F.attention(*leaves, scale=scale, **masking)
+    leaf_tensors = [heads(2, 2, 20, 8, requires_grad=True) for _ in range(3)]
+    expected, _ = reference.attention(*leaf_tensors, scale=scale, **masking)
+    output = F.attention(*leaf_tensors, scale=scale, **masking)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
-    wanted = torch.autograd.grad(expected.square().sum(), leaves)
-    torch.testing.assert_close(torch.autograd.grad(output.square().sum(), leaves), wanted, rtol=1e-4, atol=1e-4)
+    wanted = torch.autograd.grad(expected.square().sum(), leaf_tensors)
+    torch.testing.assert_close(torch.autograd.grad(output.square().sum(), leaf_tensors), wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("site", [1 << 31, -1, 1 << 40])
@@ -136,16 +136,16 @@ def test_an_offset_of_any_size_is_taken_at_its_word(offset, backend):
 @pytest.mark.parametrize("offset", [-2, 0, 3])
 def test_packed_sequences_take_an_offset_each(backend, offset):
     starts = torch.tensor([0, 4, 4, 11]), torch.tensor([0, 6, 8, 15])
-    leaves = [heads(n, 2, 8, requires_grad=True) for n in (12, 15, 15)]
+    leaf_tensors = [heads(n, 2, 8, requires_grad=True) for n in (12, 15, 15)]
     options = {"causal": True, "causal_offset": offset, "dropout_p": 0.2, "seed": torch.tensor([5])}
-    expected = reference.varlen_attention(*leaves, *starts, **options)
-    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    expected = reference.varlen_attention(*leaf_tensors, *starts, **options)
+    wanted = torch.autograd.grad(expected.square().sum(), leaf_tensors)
     with F.backend(backend):
-        alone = F.varlen_attention(*leaves, *starts, 7, 7, **options)
-        both = F.joint_varlen_attention(torch.stack(leaves[1:], 1), leaves[0], *starts, 7, 7, **options)
+        alone = F.varlen_attention(*leaf_tensors, *starts, 7, 7, **options)
+        both = F.joint_varlen_attention(torch.stack(leaf_tensors[1:], 1), leaf_tensors[0], *starts, 7, 7, **options)
         for output in (alone, both.unflatten(1, (2, 8))):
             torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
-            gradients = torch.autograd.grad(output.square().sum(), leaves)
+            gradients = torch.autograd.grad(output.square().sum(), leaf_tensors)
             torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-4)
 
 

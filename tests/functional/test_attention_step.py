@@ -20,12 +20,12 @@ def test_it_is_attention(dtype, with_lengths, rows):
     query, keys, values = query.transpose(1, 2), *cache[:, :, :, :13]
     lengths = torch.randint(1, 14, (rows,)) if with_lengths else None
     with torch.no_grad():
-        found = cached_attention(query, keys, values, lengths)
+        actual = cached_attention(query, keys, values, lengths)
     wide = (x.double() for x in (query, keys, values))
     expected = reference.attention(*wide, key_lengths=lengths)[0]
     bound = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-12}[dtype]
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected, rtol=bound, atol=bound)
 
 
 def test_torchs_kernel_takes_few_keys_and_neither_gradients_nor_padding(monkeypatch):

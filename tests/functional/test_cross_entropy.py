@@ -57,28 +57,28 @@ def test_half_precision_keeps_float32_statistics_over_many_blocks(dtype, inplace
 
 def test_the_mean_over_no_row_is_not_a_number_as_in_torch():
     logits, _ = draw()
-    nothing = torch.zeros(13, dtype=torch.int64)
-    assert cross_entropy(logits, nothing, ignore_index=0)[0].isnan()
-    assert cross_entropy(logits, nothing, ignore_index=0, reduction="sum")[0] == 0
+    ignored = torch.zeros(13, dtype=torch.int64)
+    assert cross_entropy(logits, ignored, ignore_index=0)[0].isnan()
+    assert cross_entropy(logits, ignored, ignore_index=0, reduction="sum")[0] == 0
 
 
 def test_logits_are_left_alone_unless_given_up():
     logits, target = draw()
-    own = logits * 1
-    before = own.detach().clone()
-    cross_entropy(own, target)
-    assert torch.equal(own, before)
+    copy = logits * 1
+    before = copy.detach().clone()
+    cross_entropy(copy, target)
+    assert torch.equal(copy, before)
     with torch.no_grad():
-        cross_entropy(own, target, inplace=True)
-    assert torch.equal(own, before)
+        cross_entropy(copy, target, inplace=True)
+    assert torch.equal(copy, before)
 
 
 def test_given_up_logits_hold_their_gradient():
     logits, target = draw()
-    own = logits * 1
-    loss, _ = cross_entropy(own, target, inplace=True)
-    (gradient,) = torch.autograd.grad(loss, own)
-    assert gradient.data_ptr() == own.data_ptr()
+    copy = logits * 1
+    loss, _ = cross_entropy(copy, target, inplace=True)
+    (gradient,) = torch.autograd.grad(loss, copy)
+    assert gradient.data_ptr() == copy.data_ptr()
     torch.testing.assert_close(gradient, torch.autograd.grad(torch_loss(logits, target), logits)[0])
 
 
@@ -86,18 +86,18 @@ def test_given_up_logits_hold_their_gradient():
 def test_nothing_of_logits_size_waits_for_backward_but_the_logits(inplace, tensors):
     logits, target = draw(rows=100)
     saved = []
-    own = logits * 1
+    copy = logits * 1
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
-        cross_entropy(own, target, inplace=inplace)
-    assert own.data_ptr() in saved
+        cross_entropy(copy, target, inplace=inplace)
+    assert copy.data_ptr() in saved
     assert len(saved) == tensors  # otherwise target and lse
 
 
 def test_another_reader_of_given_up_logits_is_told():
     logits, target = draw()
-    own = logits * 1
-    square = own * own  # needs the logits in its backward pass
-    loss, _ = cross_entropy(own, target, inplace=True)
+    copy = logits * 1
+    square = copy * copy  # needs the logits in its backward pass
+    loss, _ = cross_entropy(copy, target, inplace=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         (loss + square.sum()).backward()
 

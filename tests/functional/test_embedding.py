@@ -48,13 +48,13 @@ def test_half_precision_weights_are_summed_in_float32(dtype):
 
 def test_equals_torchs_embedding_with_padding_idx():
     tokens, weight, _ = draw()
-    found = solve(embed, tokens, weight, None, pad_id=0)
+    actual = solve(embed, tokens, weight, None, pad_id=0)
     table = weight.detach().clone()
     table[0] = 0
     expected = torch.nn.functional.embedding(tokens, table)
-    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(actual[0], expected)
     torch.testing.assert_close(
-        found[1],
+        actual[1],
         solve(lambda t, w, p: torch.nn.functional.embedding(t, w, padding_idx=0), tokens, weight, None)[1],
     )
 
@@ -62,8 +62,8 @@ def test_equals_torchs_embedding_with_padding_idx():
 def test_each_gradient_only_when_asked_for_and_the_same_bits_twice():
     tokens, weight, positions = draw()
     both = solve(embed, tokens, weight, positions, **OPTIONS)
-    again = solve(embed, tokens, weight, positions, **OPTIONS)
-    assert all(torch.equal(a, b) for a, b in zip(both, again))
+    repeated = solve(embed, tokens, weight, positions, **OPTIONS)
+    assert all(torch.equal(a, b) for a, b in zip(both, repeated))
     embed(tokens, weight, positions.detach(), **OPTIONS).sum().backward()
     assert positions.grad is None
     frozen, positions = weight.detach(), positions.detach().requires_grad_()

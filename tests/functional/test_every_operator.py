@@ -30,9 +30,9 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "fasttfm":
-            found = self.seen.setdefault(func._schema.name.split("::")[1], [])
-            if len(found) < 2:
-                found.append((func, tree_map_only(Tensor, lambda t: t.detach().clone(), args)))
+            actual = self.seen.setdefault(func._schema.name.split("::")[1], [])
+            if len(actual) < 2:
+                actual.append((func, tree_map_only(Tensor, lambda t: t.detach().clone(), args)))
         return func(*args, **(kwargs or {}))
 
 
@@ -42,32 +42,32 @@ def uses() -> Iterator[tuple[Callable[..., Tensor], list[Tensor]]]:
     lengths, starts = torch.tensor([6, 3]), torch.tensor([0, 4, 9])
     target = torch.tensor([3, 0, 5, 1, 2])
 
-    def leaves(*shapes):
+    def leaf_tensors(*shapes):
         return [torch.randn(shape, requires_grad=True) for shape in shapes]
 
     heads = [(2, 2, 5, 8), (2, 2, 6, 8), (2, 2, 6, 8)]
-    yield lambda q, k, v: F.attention(q, k, v, key_lengths=lengths, causal=True, **drop), leaves(*heads)
-    yield lambda q, k, v, m: F.attention(q, k, v, mask=m), leaves(*heads, (5, 6))
+    yield lambda q, k, v: F.attention(q, k, v, key_lengths=lengths, causal=True, **drop), leaf_tensors(*heads)
+    yield lambda q, k, v, m: F.attention(q, k, v, mask=m), leaf_tensors(*heads, (5, 6))
     long = [(2, 2, 18, 8), (2, 2, 20, 8), (2, 2, 20, 8)]
-    yield lambda q, k, v: F.attention(q, k, v, causal=True), leaves(*long)  # torch's own kernel on a CPU
-    yield lambda q, k, m: F.attention_weights(q, k, mask=m, **drop), leaves(*heads[:2], (5, 6))
-    yield lambda x: F.varlen_attention(x, x, x, starts, starts, 5, 5, **drop), leaves((9, 2, 8))
-    yield lambda x: F.joint_varlen_attention(x, None, starts, starts, 5, 5, **drop), leaves((9, 3, 2, 8))
-    yield lambda x: F.joint_attention(x, key_lengths=lengths[:1], causal=True, **drop), leaves((1, 6, 3, 2, 8))
-    yield lambda x, w, b: F.layer_norm(x, w, b), leaves((3, 16), (16,), (16,))
+    yield lambda q, k, v: F.attention(q, k, v, causal=True), leaf_tensors(*long)  # torch's own kernel on a CPU
+    yield lambda q, k, m: F.attention_weights(q, k, mask=m, **drop), leaf_tensors(*heads[:2], (5, 6))
+    yield lambda x: F.varlen_attention(x, x, x, starts, starts, 5, 5, **drop), leaf_tensors((9, 2, 8))
+    yield lambda x: F.joint_varlen_attention(x, None, starts, starts, 5, 5, **drop), leaf_tensors((9, 3, 2, 8))
+    yield lambda x: F.joint_attention(x, key_lengths=lengths[:1], causal=True, **drop), leaf_tensors((1, 6, 3, 2, 8))
+    yield lambda x, w, b: F.layer_norm(x, w, b), leaf_tensors((3, 16), (16,), (16,))
     yield (
         lambda x, r, w, b: sum(F.residual_layer_norm(x, r, w, b, **drop)[:2]),
-        leaves((3, 16), (3, 16), (16,), (16,)),
+        leaf_tensors((3, 16), (3, 16), (16,), (16,)),
     )
-    yield lambda x, r: F.residual_add(x, r, **drop), leaves((3, 16), (3, 16))
+    yield lambda x, r: F.residual_add(x, r, **drop), leaf_tensors((3, 16), (3, 16))
     for activation in ("relu", "gelu"):
         options = {**drop, "activation": activation}
-        yield lambda *t, o=options: F.feed_forward(*t, **o), leaves((7, 8), (40, 8), (40,), (8, 40), (8,))
-    yield lambda w: F.embed(torch.tensor([[1, 4, 0]]), w, scale=2.0, **drop), leaves((9, 16))
-    yield lambda x: F.cross_entropy(x, target, label_smoothing=0.1)[0], leaves((5, 9))
-    yield lambda x: F.cross_entropy(x * 1.0, target, inplace=True)[0], leaves((5, 9))
-    yield lambda h, w: F.linear_cross_entropy(h, w, target)[0] * 0.5, leaves((5, 8), (9, 8))
-    yield lambda h, w: F.linear_cross_entropy(h, w, target, low_memory=True)[0], leaves((5, 8), (9, 8))
+        yield lambda *t, o=options: F.feed_forward(*t, **o), leaf_tensors((7, 8), (40, 8), (40,), (8, 40), (8,))
+    yield lambda w: F.embed(torch.tensor([[1, 4, 0]]), w, scale=2.0, **drop), leaf_tensors((9, 16))
+    yield lambda x: F.cross_entropy(x, target, label_smoothing=0.1)[0], leaf_tensors((5, 9))
+    yield lambda x: F.cross_entropy(x * 1.0, target, inplace=True)[0], leaf_tensors((5, 9))
+    yield lambda h, w: F.linear_cross_entropy(h, w, target)[0] * 0.5, leaf_tensors((5, 8), (9, 8))
+    yield lambda h, w: F.linear_cross_entropy(h, w, target, low_memory=True)[0], leaf_tensors((5, 8), (9, 8))
 
 
 def registered() -> set[str]:
@@ -80,22 +80,22 @@ def calls(request):
     torch.manual_seed(0)
     with F.backend(request.param):
         with Calls() as calls:
-            for use, leaves in uses():
-                torch.autograd.grad(use(*leaves).sum(), leaves)
+            for use, leaf_tensors in uses():
+                torch.autograd.grad(use(*leaf_tensors).sum(), leaf_tensors)
         yield calls.seen
 
 
 def test_every_operator_passes_opcheck_forward_and_backward(calls):
     assert set(calls) == registered()
-    for found in calls.values():
-        for operator, args in found:
+    for actual in calls.values():
+        for operator, args in actual:
             # the slow part, whole graphs through AOTAutograd, is each family's own test
             torch.library.opcheck(operator, args, test_utils=_CHECKS)
 
 
 def test_fake_tensors_give_the_shapes_dtypes_and_strides_of_the_real_ones(calls):
-    for name, found in calls.items():
-        for operator, args in found:
+    for name, actual in calls.items():
+        for operator, args in actual:
             real = operator(*tree_map_only(Tensor, torch.clone, args))
             with FakeTensorMode() as mode:
                 fake = operator(*tree_map_only(Tensor, mode.from_tensor, args))
@@ -106,8 +106,8 @@ def test_fake_tensors_give_the_shapes_dtypes_and_strides_of_the_real_ones(calls)
 
 def test_vmap_is_refused_by_every_forward_pass(calls):
     """Backward passes take it, in torch's loop: jacrev maps over them."""
-    for name, found in calls.items():
-        operator, args = found[0]
+    for name, actual in calls.items():
+        operator, args = actual[0]
         if name.endswith("_backward") or name in ("scale_gradients", "scale_gradient_", "gradient_edge"):
             continue
         stacked = args[0].unsqueeze(0)
@@ -119,11 +119,11 @@ def test_vmap_is_refused_by_every_forward_pass(calls):
 def test_a_first_derivative_can_be_recorded_and_every_second_one_is_refused(route):
     torch.manual_seed(0)
     with F.backend(route):
-        for use, leaves in uses():
-            wanted = torch.autograd.grad(use(*leaves).square().sum(), leaves)
-            first = torch.autograd.grad(use(*leaves).square().sum(), leaves, create_graph=True)
+        for use, leaf_tensors in uses():
+            wanted = torch.autograd.grad(use(*leaf_tensors).square().sum(), leaf_tensors)
+            first = torch.autograd.grad(use(*leaf_tensors).square().sum(), leaf_tensors, create_graph=True)
             torch.testing.assert_close(first, wanted)
-            for leaf in leaves:
+            for leaf in leaf_tensors:
                 with pytest.raises(RuntimeError, match=REFUSAL):
                     torch.autograd.grad(sum(d.square().sum() for d in first), leaf, retain_graph=True)
 

@@ -35,8 +35,8 @@ def test_a_row_is_at_most_half_a_step_away(route, dtype):
     assert quantized.dtype == torch.int8
     assert quantized.abs().amax(dim=1).tolist() == [127] * 4 + [0] + [127] * 4
     assert ((dequantize(quantized, scales) - x.float()).abs() <= 0.5001 * scales[:, None]).all()
-    again, _ = quantize(dequantize(quantized, scales))
-    assert torch.equal(again, quantized)
+    repeated, _ = quantize(dequantize(quantized, scales))
+    assert torch.equal(repeated, quantized)
 
 
 def test_routes_give_the_same_bits(monkeypatch):
@@ -84,9 +84,9 @@ def test_linear_multiplies_integers_where_it_is_told_to():
     x = rows_of(5, 64)
     with torch.inference_mode():
         with frozen_weights(layer, int8=True):
-            found = linear(x, layer.weight, layer.bias, relu=True)
+            actual = linear(x, layer.weight, layer.bias, relu=True)
         with frozen_weights(layer):
             plain = linear(x, layer.weight, layer.bias, relu=True)
-    assert torch.equal(found, Int8Product(layer.weight, layer.bias, relu=True)(x))
-    assert not torch.equal(found, plain)
-    assert torch.allclose(found, plain, atol=0.03 * float(plain.max()))
+    assert torch.equal(actual, Int8Product(layer.weight, layer.bias, relu=True)(x))
+    assert not torch.equal(actual, plain)
+    assert torch.allclose(actual, plain, atol=0.03 * float(plain.max()))

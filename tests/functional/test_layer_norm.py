@@ -26,7 +26,7 @@ def same_numbers_every_time():
     torch.manual_seed(0)
 
 
-def leaves(shape, x_dtype=torch.float32, stream_dtype=torch.float32, parameter_dtype=None):
+def leaf_tensors(shape, x_dtype=torch.float32, stream_dtype=torch.float32, parameter_dtype=None):
     wide = torch.float64 if x_dtype == torch.float64 else torch.float32
     tensors = [
         torch.randn(shape, dtype=x_dtype),
@@ -45,10 +45,10 @@ def solve(function, inputs, **options):
     return [*outputs, *torch.autograd.grad(total, inputs)]
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     """Within the tolerance of the coarsest dtype among them, which has rounded what went through it."""
     tolerance = max(TOLERANCE[t.dtype] for t in expected)
-    for mine, other in zip(found, expected, strict=True):
+    for mine, other in zip(actual, expected, strict=True):
         assert mine.dtype == other.dtype
         largest = other.abs().max().item() if other.numel() else 0.0
         torch.testing.assert_close(mine, other, rtol=0, atol=tolerance * max(1.0, largest))
@@ -57,7 +57,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25, 1.0])
 def test_the_pytorch_route_equals_the_reference(x, stream, dropout_p):
-    inputs = leaves((3, 5, 24), x, stream)
+    inputs = leaf_tensors((3, 5, 24), x, stream)
     options = {"dropout_p": dropout_p, "seed": SEED, "site": 2}
     assert_same(
         solve(functional.residual_layer_norm, inputs, **options),
@@ -74,7 +74,7 @@ def test_the_pytorch_route_equals_the_reference(x, stream, dropout_p):
 
 def test_parameters_in_half_precision_and_none_at_all():
     for dtype in (torch.float16, torch.bfloat16):
-        inputs = leaves((4, 24), dtype, dtype, dtype)
+        inputs = leaf_tensors((4, 24), dtype, dtype, dtype)
         assert_same(
             solve(functional.residual_layer_norm, inputs, eps=1e-6),
             solve(reference.residual_layer_norm, inputs, eps=1e-6),
@@ -104,28 +104,28 @@ def test_parameter_gradients_of_rows_far_from_zero_are_those_of_their_values(dty
         return torch.autograd.grad(call(*inputs), inputs[1:], grad.to(precision))
 
     wanted = gradients(reference.layer_norm, torch.float64, torch.float64)
-    found = gradients(functional.layer_norm, dtype, torch.float32)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-3, check_dtype=False)
+    actual = gradients(functional.layer_norm, dtype, torch.float32)
+    torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=2e-3, check_dtype=False)
 
 
 @pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16], ids=str)
 def test_parameter_gradients_over_many_rows_of_half_precision_are_summed_in_float32(stream):
-    x, residual, weight, _ = leaves((4096, 16), torch.bfloat16, stream)
+    x, residual, weight, _ = leaf_tensors((4096, 16), torch.bfloat16, stream)
 
     def parameter_gradient(function, x, residual, weight):
         y, _ = function(x, residual, weight, None)
         return torch.autograd.grad(y, weight, y.detach())[0]  # grows with every row
 
-    found = parameter_gradient(functional.residual_layer_norm, x, residual, weight)
+    actual = parameter_gradient(functional.residual_layer_norm, x, residual, weight)
     exact = parameter_gradient(reference.residual_layer_norm, x.double(), residual.double(), weight.double())
-    torch.testing.assert_close(found.double(), exact, rtol=5e-3, atol=0)
+    torch.testing.assert_close(actual.double(), exact, rtol=5e-3, atol=0)
 
 
 def test_a_gradient_may_come_from_either_output_alone():
-    for place in (0, 1):
-        inputs = leaves((4, 24), torch.bfloat16, torch.float32)
+    for position in (0, 1):
+        inputs = leaf_tensors((4, 24), torch.bfloat16, torch.float32)
         alone = [
-            torch.autograd.grad(way(*inputs, dropout_p=0.3, seed=SEED)[place].double().cos().sum(), inputs[:2])
+            torch.autograd.grad(way(*inputs, dropout_p=0.3, seed=SEED)[position].double().cos().sum(), inputs[:2])
             for way in (functional.residual_layer_norm, reference.residual_layer_norm)
         ]
         assert_same(*alone)
@@ -140,8 +140,8 @@ def test_torchs_generator_decides_the_mask_when_no_seed_is_given():
     first = functional.residual_add(x, residual, dropout_p=0.5)
     second = functional.residual_add(x, residual, dropout_p=0.5)
     torch.manual_seed(3)
-    again = functional.residual_add(x, residual, dropout_p=0.5)
-    assert torch.equal(first, again)
+    repeated = functional.residual_add(x, residual, dropout_p=0.5)
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, second)
 
 
@@ -157,7 +157,7 @@ def test_streams_tell_the_calls_of_a_model_apart():
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("parameters", [True, False])
 def test_opcheck(route, parameters):
-    x, residual, weight, bias = leaves((3, 16), torch.float32, torch.float32)
+    x, residual, weight, bias = leaf_tensors((3, 16), torch.float32, torch.float32)
     weight, bias = (weight, bias) if parameters else (None, None)
     operators = torch.ops.fasttfm
     for branch in (False, True):
@@ -177,16 +177,16 @@ def block(x, residual, weight, bias):
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
 def test_torch_compile_finds_one_graph_and_the_same_result(route):
-    inputs = leaves((3, 16))
+    inputs = leaf_tensors((3, 16))
     with backend(route):
         expected = solve(block, inputs)
-        found = solve(torch.compile(block, fullgraph=True, backend="aot_eager"), inputs)
-    assert_same(found, expected)
-    assert found[0].any()
+        actual = solve(torch.compile(block, fullgraph=True, backend="aot_eager"), inputs)
+    assert_same(actual, expected)
+    assert actual[0].any()
 
 
 def test_autocast_leaves_the_residual_stream_as_it_is():
-    x, residual, weight, bias = leaves((3, 16), torch.bfloat16, torch.float32)
+    x, residual, weight, bias = leaf_tensors((3, 16), torch.bfloat16, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, s = functional.residual_layer_norm(x, residual, weight, bias)
         z = functional.layer_norm(residual, weight, bias)
@@ -194,7 +194,7 @@ def test_autocast_leaves_the_residual_stream_as_it_is():
 
 
 def test_meta_tensors_go_through():
-    x, residual, weight, bias = (t.detach().to("meta") for t in leaves((3, 16), torch.bfloat16, torch.float32))
+    x, residual, weight, bias = (t.detach().to("meta") for t in leaf_tensors((3, 16), torch.bfloat16, torch.float32))
     seed = SEED.to("meta")
     for route in ("auto", "triton"):
         with backend(route):
@@ -205,7 +205,7 @@ def test_meta_tensors_go_through():
 
 
 def test_vmap_is_refused_clearly():
-    _, _, weight, bias = leaves((3, 16))
+    _, _, weight, bias = leaf_tensors((3, 16))
     with pytest.raises(RuntimeError, match=r"no torch\.vmap rule"):
         torch.vmap(lambda a: functional.layer_norm(a, weight, bias))(torch.randn(2, 3, 16))
 
@@ -233,13 +233,13 @@ def test_what_does_not_fit_is_named(call, message):
 
 
 def test_no_rows():
-    inputs = leaves((0, 16))
+    inputs = leaf_tensors((0, 16))
     for route in ("torch", "triton"):
         with backend(route):
-            found = solve(functional.residual_layer_norm, inputs, dropout_p=0.5, seed=SEED)
-        assert found[0].shape == (0, 16)
-        assert not found[4].any()
-        assert found[4].shape == (16,)
+            actual = solve(functional.residual_layer_norm, inputs, dropout_p=0.5, seed=SEED)
+        assert actual[0].shape == (0, 16)
+        assert not actual[4].any()
+        assert actual[4].shape == (16,)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

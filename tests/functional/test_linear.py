@@ -50,9 +50,9 @@ def test_every_use_in_a_block_gives_what_torch_gives(dtype, with_bias, relu, bat
         expected = nnF.linear(x.double(), layer.weight.double(), None if bias is None else bias.double())
         expected = expected.relu() if relu else expected
         for _ in range(2):  # made, used again
-            found = linear(x, layer.weight, bias, relu=relu)
-            assert (found.shape, found.dtype) == (expected.shape, dtype)
-            torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+            actual = linear(x, layer.weight, bias, relu=relu)
+            assert (actual.shape, actual.dtype) == (expected.shape, dtype)
+            torch.testing.assert_close(actual.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
@@ -121,9 +121,9 @@ def test_autocast_is_obeyed():
     x, layer = layer_of()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), frozen_weights(layer):
         for _ in range(3):
-            found, expected = linear(x, layer.weight, layer.bias), layer(x)
-            assert found.dtype == expected.dtype == torch.bfloat16
-            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+            actual, expected = linear(x, layer.weight, layer.bias), layer(x)
+            assert actual.dtype == expected.dtype == torch.bfloat16
+            torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_with_gradients_or_outside_the_block_nothing_is_kept():

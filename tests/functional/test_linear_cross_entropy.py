@@ -34,8 +34,8 @@ def gradients(function, hidden, weight, target, **options):
 def test_equals_the_reference_in_float64(label_smoothing, ignore_index):
     inputs = draw(dtype=torch.float64)
     options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
-    found = gradients(linear_cross_entropy, *inputs, **options)
-    torch.testing.assert_close(found, gradients(reference.linear_cross_entropy, *inputs, **options))
+    actual = gradients(linear_cross_entropy, *inputs, **options)
+    torch.testing.assert_close(actual, gradients(reference.linear_cross_entropy, *inputs, **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -50,9 +50,9 @@ def test_gradients_are_as_exact_as_torchs_own_in_this_precision(dtype, monkeypat
         **OPTIONS,
     )
     plain = gradients(reference.linear_cross_entropy, *inputs, **OPTIONS)
-    found = gradients(linear_cross_entropy, *inputs, **OPTIONS)
+    actual = gradients(linear_cross_entropy, *inputs, **OPTIONS)
     floor = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
-    for ours, torchs, truth in zip(found, plain, exact):
+    for ours, torchs, truth in zip(actual, plain, exact):
         assert ours.dtype == torchs.dtype
         allowed = 2 * (torchs.double() - truth).abs().max() + floor * truth.abs().max()
         assert (ours.double() - truth).abs().max() <= allowed
@@ -72,11 +72,11 @@ def test_hidden_may_have_a_batch_and_a_length():
 def test_no_row_that_counts(rows):
     hidden, weight, _ = draw(rows=max(rows, 1))
     hidden = hidden.detach()[:rows].requires_grad_()
-    found = gradients(linear_cross_entropy, hidden, weight, torch.zeros(rows, dtype=torch.int64), **OPTIONS)
-    assert found[0] == found[1] == 0
-    assert found[2].shape == hidden.shape
-    assert (found[2] == 0).all()
-    assert (found[3] == 0).all()
+    actual = gradients(linear_cross_entropy, hidden, weight, torch.zeros(rows, dtype=torch.int64), **OPTIONS)
+    assert actual[0] == actual[1] == 0
+    assert actual[2].shape == hidden.shape
+    assert (actual[2] == 0).all()
+    assert (actual[3] == 0).all()
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
@@ -147,13 +147,13 @@ def test_what_waits_for_backward_are_the_two_gradients():
 def test_under_autocast_products_are_bfloat16_and_gradients_keep_their_dtype():
     hidden, weight, target = draw(rows=64, width=32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = gradients(linear_cross_entropy, hidden, weight, target, **OPTIONS)
+        actual = gradients(linear_cross_entropy, hidden, weight, target, **OPTIONS)
     halves = (x.detach().bfloat16().requires_grad_() for x in (hidden, weight))
     expected = gradients(linear_cross_entropy, *halves, target, **OPTIONS)
-    assert [x.dtype for x in found] == [torch.float32] * 4
-    torch.testing.assert_close(found[0], expected[0])
-    torch.testing.assert_close(found[2].bfloat16(), expected[2])
-    torch.testing.assert_close(found[3], expected[3].float(), rtol=1e-2, atol=1e-2)
+    assert [x.dtype for x in actual] == [torch.float32] * 4
+    torch.testing.assert_close(actual[0], expected[0])
+    torch.testing.assert_close(actual[2].bfloat16(), expected[2])
+    torch.testing.assert_close(actual[3], expected[3].float(), rtol=1e-2, atol=1e-2)
 
 
 def test_backward_can_be_called_again_and_the_loss_without_smoothing_has_no_gradient():

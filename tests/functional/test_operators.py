@@ -104,18 +104,18 @@ def inputs(offset=True):
 
 def solve(call, x, factor, offset, power=2):
     y = call(x, factor, offset, power)
-    leaves = [t for t in (x, factor, offset) if t is not None]
-    return y, *torch.autograd.grad(y, leaves, torch.tensor([1.0, 2.0, 3.0], dtype=y.dtype))
+    leaf_tensors = [t for t in (x, factor, offset) if t is not None]
+    return y, *torch.autograd.grad(y, leaf_tensors, torch.tensor([1.0, 2.0, 3.0], dtype=y.dtype))
 
 
 @pytest.mark.parametrize("offset", [False, True])
 def test_plain_tensors_go_past_the_dispatcher_with_the_same_result(through_dispatcher, offset):
     arguments = inputs(offset)
-    found = solve(scaled, *arguments)
+    actual = solve(scaled, *arguments)
     assert not through_dispatcher
-    for a, b in zip(found, solve(torch.ops.fasttfm.test_scaled, *arguments)):
+    for a, b in zip(actual, solve(torch.ops.fasttfm.test_scaled, *arguments)):
         assert torch.equal(a, b)
-    assert "test_scaled" in found[0].grad_fn.name()
+    assert "test_scaled" in actual[0].grad_fn.name()
     assert states == [(False, False)] * 2
 
 
@@ -192,13 +192,13 @@ def test_the_profiler_names_the_operator():
 def test_autocast_casts_alike_on_both_ways_and_is_off_inside(through_dispatcher):
     arguments = inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        found = solve(scaled, *arguments)
+        actual = solve(scaled, *arguments)
         expected = solve(torch.ops.fasttfm.test_scaled, *arguments)
         assert torch.is_autocast_enabled("cpu")
     assert not through_dispatcher
-    assert found[0].dtype == torch.bfloat16
-    assert [g.dtype for g in found[1:]] == [torch.float32] * 3
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert actual[0].dtype == torch.bfloat16
+    assert [g.dtype for g in actual[1:]] == [torch.float32] * 3
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected))
     assert {autocast for autocast, _ in states} == {False}
 
 
@@ -243,9 +243,9 @@ def test_checkpointing_computes_again_with_the_same_gradients():
     arguments = inputs()
     expected = solve(scaled, *arguments)
     states.clear()
-    found = solve(lambda *args: checkpoint(scaled, *args, use_reentrant=False), *arguments)
+    actual = solve(lambda *args: checkpoint(scaled, *args, use_reentrant=False), *arguments)
     assert len(states) == 2
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected))
 
 
 def test_the_graph_can_be_kept_and_hooks_see_what_is_saved():

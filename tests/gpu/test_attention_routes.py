@@ -14,9 +14,9 @@ from .test_kernels import DTYPES, check
 @pytest.mark.parametrize("route", ["short", "flash", "softmax"])
 @pytest.mark.parametrize("problem", ATTENTION, ids=str)
 def test_a_route_errs_at_most_twice_as_much_as_torch(problem, route, dtype, device, ieee, monkeypatch):
-    here = launch.chip(device)
-    size = (launch.product_kind(dtype, here), attention_launch.width_class(problem.width), problem.keys)
-    if route == "short" and not attention_launch.fits_short(here, *size):
+    device_chip = launch.chip(device)
+    size = (launch.product_kind(dtype, device_chip), attention_launch.width_class(problem.width), problem.keys)
+    if route == "short" and not attention_launch.fits_short(device_chip, *size):
         pytest.skip("the rows do not fit the registers")
     monkeypatch.setattr(attention_launch, "route", lambda *size_class: route)
     check(problem, device, dtype)
@@ -26,11 +26,11 @@ def test_a_route_errs_at_most_twice_as_much_as_torch(problem, route, dtype, devi
 @pytest.mark.parametrize("problem", ATTENTION, ids=str)
 def test_a_route_in_tf32(problem, route, device, monkeypatch):
     """Against the reference in TF32 too, with the floor of a dtype that has as many bits: float16."""
-    here = launch.chip(device)
-    if here.capability < 80:
+    device_chip = launch.chip(device)
+    if device_chip.capability < 80:
         pytest.skip("no TF32 before sm_80")
     if route == "short" and not attention_launch.fits_short(
-        here, "tf32", attention_launch.width_class(problem.width), problem.keys
+        device_chip, "tf32", attention_launch.width_class(problem.width), problem.keys
     ):
         pytest.skip("the rows do not fit the registers")
     monkeypatch.setattr(attention_launch, "route", lambda *size_class: route)

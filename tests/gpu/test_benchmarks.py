@@ -29,10 +29,10 @@ def clocks():
 
 def test_no_clock_stops_before_the_device_has_finished():
     for clock in clocks():
-        once = clock.microseconds(lambda: torch.cuda._sleep(CYCLES))
+        single = clock.microseconds(lambda: torch.cuda._sleep(CYCLES))
         twice = clock.microseconds(lambda: torch.cuda._sleep(2 * CYCLES))
-        assert once > 2_000, clock.name
-        assert twice > 1.5 * once, clock.name
+        assert single > 2_000, clock.name
+        assert twice > 1.5 * single, clock.name
 
 
 def test_memory_and_launches_are_the_devices():

@@ -26,8 +26,8 @@ def solve(way, problem: Problem, inputs: dict, seed: torch.Tensor) -> list[torch
     generator = torch.Generator(device=outputs[0].device).manual_seed(1)
     weights = [torch.randn(o.shape, generator=generator, device=o.device, dtype=torch.float32) for o in outputs]
     total = sum((o.double() * w).sum() for o, w in zip(outputs, weights, strict=True))
-    leaves = [v for v in inputs.values() if v.requires_grad]
-    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    leaf_tensors = [v for v in inputs.values() if v.requires_grad]
+    gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True)
     return [*outputs, *(g for g in gradients if g is not None)]
 
 
@@ -47,12 +47,12 @@ def check(problem: Problem, device: torch.device, dtype: torch.dtype, floor: flo
         ours = solve(problem.ours, problem, inputs, seed)
     exact = solve(problem.theirs, problem, in_double(inputs), seed)
     plain = solve(problem.theirs, problem, inputs, seed)
-    for place, (found, true, same) in enumerate(zip(ours, exact, plain, strict=True)):
-        assert torch.isfinite(found).all(), f"result {place} is not finite"
+    for position, (actual, true, same) in enumerate(zip(ours, exact, plain, strict=True)):
+        assert torch.isfinite(actual).all(), f"result {position} is not finite"
         largest = true.abs().max().item()
         allowed = 2 * (same.double() - true).abs().max().item() + (floor or FLOOR[dtype]) * largest
-        error = (found.double() - true).abs().max().item()
-        assert error <= allowed, f"result {place}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
+        error = (actual.double() - true).abs().max().item()
+        assert error <= allowed, f"result {position}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp16", "bf16"])
@@ -89,11 +89,11 @@ def test_the_keep_mask_on_the_device_is_the_references(device):
     p = 0.3
     for seed in (0, 1, -1, 2**62 + 12345):
         where = torch.tensor([seed], device=device)
-        found = keep_mask.write(
+        actual = keep_mask.write(
             torch.empty(3, 50, 130, dtype=torch.int8, device=device), where, 9, reference.dropout_threshold(p)
         )
         expected = reference.keep_mask((3, 50, 130), p, where.cpu(), site=9)
-        assert torch.equal(found.cpu().bool(), expected)
+        assert torch.equal(actual.cpu().bool(), expected)
 
 
 def test_tf32_is_used_when_torch_allows_it_and_never_otherwise(device):

@@ -56,11 +56,11 @@ def test_loss_and_gradients_err_at_most_twice_as_much_as_pytorchs_route(norm_fir
     exact = run(model.double(), batch)
     model, batch = model.float().to(device), [x.to(device) for x in batch]
     options = {"packed_tokens": tuple(map(sum, LENGTHS))} if packed else {}
-    found = run(model, batch, precision, **options)
+    actual = run(model, batch, precision, **options)
     with backend("torch"):
         plain = run(model, batch, precision, **options)
     for name, wanted in exact.items():
-        error, theirs = ((x[name].double().cpu() - wanted).abs().max() for x in (found, plain))
+        error, theirs = ((x[name].double().cpu() - wanted).abs().max() for x in (actual, plain))
         floor = (1e-5 if precision is None else 2e-2) * wanted.abs().max() + 1e-6
         assert error <= 2 * theirs + floor, name
 
@@ -68,11 +68,11 @@ def test_loss_and_gradients_err_at_most_twice_as_much_as_pytorchs_route(norm_fir
 def test_reading_parameters_through_one_node_changes_no_gradient(device, ieee):
     model, batch = model_and_batch(False)
     model, batch = model.to(device), [x.to(device) for x in batch]
-    found = run(model, batch)
+    actual = run(model, batch)
     with merged_launches(False):
         plain = run(model, batch)
     for name, wanted in plain.items():
-        torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(actual[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)

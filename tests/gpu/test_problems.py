@@ -19,10 +19,10 @@ def tiles(chip, kind, width, extras, keys):
     width = max(64, width)
     if attention_launch.spills(chip, kind, width):
         return set()  # the softmax route takes it
-    found = {(choice.name, width, choice.shipped(chip, kind, width, extras)) for choice in LONG}
+    results = {(choice.name, width, choice.shipped(chip, kind, width, extras)) for choice in LONG}
     if attention_launch.fits_short(chip, kind, width, keys):
-        found |= {(choice.name, width, choice.shipped(chip, kind, width, extras, keys)) for choice in SHORT}
-    return found
+        results |= {(choice.name, width, choice.shipped(chip, kind, width, extras, keys)) for choice in SHORT}
+    return results
 
 
 @pytest.mark.parametrize("chip", CHIPS)

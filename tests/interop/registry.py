@@ -44,15 +44,15 @@ QUIET = ("dropout", "dropout_rate", "layerdrop", "drop_path_rate")
 
 def classes() -> dict[str, type]:
     """A class of each model type: the bare model, else one that generates, else whatever comes first."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     order = ("MODEL_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
     for table in [
         *order,
         *sorted(n for n in vars(auto) if n.startswith("MODEL_") and n.endswith("_NAMES") and n not in order),
     ]:
         for kind, names in getattr(auto, table).items():
-            found.setdefault(kind, names[0] if isinstance(names, tuple | list) else names)
-    return dict(sorted(found.items()))
+            results.setdefault(kind, names[0] if isinstance(names, tuple | list) else names)
+    return dict(sorted(results.items()))
 
 
 def small_configuration(kind: type, depth: int = 0) -> Any:
@@ -158,8 +158,8 @@ def outputs(model: Any, inputs: dict[str, Any], rows: dict[int, torch.Tensor]) -
     torch.manual_seed(2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = tensors(model(**copy.deepcopy(inputs)))
-    return [t[rows[t.shape[1]]] if t.dim() > 1 and t.shape[1] in rows and t.shape[0] == 3 else t for t in found]
+        results = tensors(model(**copy.deepcopy(inputs)))
+    return [t[rows[t.shape[1]]] if t.dim() > 1 and t.shape[1] in rows and t.shape[0] == 3 else t for t in results]
 
 
 def brief(error: BaseException) -> str:
@@ -200,21 +200,21 @@ def verdicts(name: str) -> dict[str, str]:
     why = ""
     for batch, (inputs, rows) in batches(model).items():
         try:
-            first, again = outputs(model, inputs, rows), outputs(model, inputs, rows)
+            first, repeated = outputs(model, inputs, rows), outputs(model, inputs, rows)
         except Exception as error:
             why = f"eager cannot run it, {batch}: {brief(error)}"
             continue
-        if not first or not same(again, first) or all(bool(t.isnan().all()) for t in first):
+        if not first or not same(repeated, first) or all(bool(t.isnan().all()) for t in first):
             why = f"eager gives no numbers that stay, {batch}"
             continue
         expected[batch] = (inputs, rows, first)
     if not expected:
         raise NotBuilt(why)
-    found = {}
+    results = {}
     for way, turn in WAYS.items():
         for batch, (inputs, rows, right) in expected.items():
-            found[f"{way}, {batch}"] = _verdict(functools.partial(turn, model), inputs, rows, right)
-    return found
+            results[f"{way}, {batch}"] = _verdict(functools.partial(turn, model), inputs, rows, right)
+    return results
 
 
 def _verdict(turn: Callable[[], Any], inputs: Any, rows: Any, right: list[torch.Tensor]) -> str:

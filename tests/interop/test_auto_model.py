@@ -34,11 +34,11 @@ def test_generate_finds_what_our_search_finds(model_dir, theirs, beam):
     tokenizer = Translator.from_directory(model_dir).source_tokenizer
     ids, lengths = padded([[*tokenizer.encode(line), EOS] for line in LINES], torch.device("cpu"))
     mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-    found = theirs.generate(
+    actual = theirs.generate(
         input_ids=ids, attention_mask=mask, num_beams=beam, max_new_tokens=LONGEST + 1, min_new_tokens=2,
         length_penalty=0.0,
     )  # fmt: skip
-    compare(model_dir, [tokenizer.decode(row) for row in found.tolist()], beam)
+    compare(model_dir, [tokenizer.decode(row) for row in actual.tolist()], beam)
 
 
 def test_the_directorys_way_of_searching_is_known(theirs):

@@ -140,10 +140,10 @@ def test_ours_loads_there(tmp_path):
         theirs = saved(cls, config, tmp_path / "theirs")
         read = interop.read_body if cls is transformers.BertModel else interop.read_pretraining
         interop.write(read(tmp_path / "theirs"), tmp_path / "ours")
-        again, told = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
+        repeated, told = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
         assert not any(told.values()), told
         for name, tensor in theirs.state_dict().items():
-            assert torch.equal(tensor, again.state_dict()[name]), name
+            assert torch.equal(tensor, repeated.state_dict()[name]), name
         assert json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"] == [cls.__name__]
 
 
@@ -181,10 +181,10 @@ def test_electra_is_two_folders(tmp_path):
 
     interop.write(ours, tmp_path / "again")
     for part, theirs in (("discriminator", discriminator), ("generator", generator)):
-        again, told = type(theirs).from_pretrained(tmp_path / "again" / part, output_loading_info=True)
+        repeated, told = type(theirs).from_pretrained(tmp_path / "again" / part, output_loading_info=True)
         assert not any(told.values()), told
         for name, tensor in theirs.state_dict().items():
-            assert torch.equal(tensor, again.state_dict()[name]), name
+            assert torch.equal(tensor, repeated.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(

@@ -47,5 +47,5 @@ def test_every_line_names_tests_that_exist() -> None:
         named = re.findall(r"(\w+)\.py::(\w+)", row[-1])
         assert named, row[0]
         for file, test in named:
-            found = [p for p in TESTS.rglob(f"{file}.py") if f"def {test}(" in p.read_text(encoding="utf-8")]
-            assert found, f"{row[0]}: there is no {file}.py::{test}"
+            results = [p for p in TESTS.rglob(f"{file}.py") if f"def {test}(" in p.read_text(encoding="utf-8")]
+            assert results, f"{row[0]}: there is no {file}.py::{test}"

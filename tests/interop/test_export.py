@@ -62,10 +62,10 @@ def test_hugging_face_translates_as_we_do(tmp_path, fields):
     for beam in (1, 4):
         inputs = tokenizer(LINES, return_tensors="pt", padding=True)
         with torch.inference_mode():
-            found = theirs.generate(
+            result = theirs.generate(
                 **inputs, num_beams=beam, max_new_tokens=LONGEST + 1, min_new_tokens=2, max_length=None
             )
-        compare(model_dir, tokenizer.batch_decode(found, skip_special_tokens=True), beam)
+        compare(model_dir, tokenizer.batch_decode(result, skip_special_tokens=True), beam)
     assert theirs.generation_config.num_beams == 4
     assert theirs.generation_config.length_penalty == 0.0
 
@@ -89,10 +89,10 @@ def test_what_marian_cannot_be_is_refused_in_a_line(tmp_path, capsys, fields, wo
 
 def test_another_order_of_channels_is_undone_by_its_inverse(tmp_path):
     model = load(write_model_dir(tmp_path / "model", trained=False))
-    there = halves_from_pairs(model.weights, 32)
-    assert not torch.equal(there["encoder.layers.0.linear2.weight"], model.weights["encoder.layers.0.linear2.weight"])
-    back = pairs_from_halves(there, 32)
-    assert all(torch.equal(back[name], weight) for name, weight in model.weights.items())
+    halves = halves_from_pairs(model.weights, 32)
+    assert not torch.equal(halves["encoder.layers.0.linear2.weight"], model.weights["encoder.layers.0.linear2.weight"])
+    restored = pairs_from_halves(halves, 32)
+    assert all(torch.equal(restored[name], weight) for name, weight in model.weights.items())
 
 
 def test_a_pretrained_directory_translates_the_same(tmp_path):

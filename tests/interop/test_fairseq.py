@@ -178,23 +178,25 @@ def test_the_same_logits_and_translations(tmp_path, shared, pre, new):
     assert len(set(translations)) > 1
     numbers = [{piece: number for number, piece in enumerate(side)} for side in pieces]
     ours = [given.source_tokenizer.pieces(range(len(pieces[0]))), given.target_tokenizer.pieces(range(len(pieces[1])))]
-    places = [[numbers[side].get(piece, UNK) for piece in ours[side]] for side in (0, 1)]
+    indices = [[numbers[side].get(piece, UNK) for piece in ours[side]] for side in (0, 1)]
     import sentencepiece
 
     spm = sentencepiece.SentencePieceProcessor(model_proto=tokenizer().model)
     for line, translation in zip(LINES, translations):
         source = torch.tensor([numbers[0].get(piece, UNK) for piece in spm.encode(line, out_type=str)] + [EOS])
         target = torch.tensor([EOS, *torch.randint(4, len(pieces[1]), (6,)).tolist()])
-        inverse = [{theirs: mine for mine, theirs in reversed(list(enumerate(side)))} for side in places]
+        inverse = [{theirs: mine for mine, theirs in reversed(list(enumerate(side)))} for side in indices]
         mine = [torch.tensor([inverse[side][int(i)] for i in tokens]) for side, tokens in ((0, source), (1, target))]
         mine[1][0] = BOS
         with torch.no_grad():
-            expected, found = reference(source, target), model(mine[0][None], mine[1][None])[0]
-        chosen = torch.tensor([place for place in range(3, len(places[1])) if ours[1][place] not in ("<s>", "<unk>")])
-        theirs = expected[:, torch.tensor(places[1])[chosen]]
-        torch.testing.assert_close(found[:, chosen], theirs, rtol=1e-4, atol=1e-4)
+            expected, actual = reference(source, target), model(mine[0][None], mine[1][None])[0]
+        chosen = torch.tensor(
+            [position for position in range(3, len(indices[1])) if ours[1][position] not in ("<s>", "<unk>")]
+        )
+        theirs = expected[:, torch.tensor(indices[1])[chosen]]
+        torch.testing.assert_close(actual[:, chosen], theirs, rtol=1e-4, atol=1e-4)
         (written,) = translate_ids(model, [mine[0].tolist()], decoding)
-        assert [places[1][number] for number in written] == reference.greedy(source, 20)
+        assert [indices[1][number] for number in written] == reference.greedy(source, 20)
         assert translation == one_line(given.target_tokenizer.decode(written))
 
 

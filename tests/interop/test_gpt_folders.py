@@ -41,10 +41,10 @@ def test_logits_and_gradients_are_equal_and_ours_goes_back(kind, tmp_path):
     expected.loss.backward()
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
     write(ours, tmp_path / "ours")
-    again, told = type(their_model).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    repeated, told = type(their_model).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
-    for (name, one), other in zip(their_model.named_parameters(), again.parameters()):
+    for (name, one), other in zip(their_model.named_parameters(), repeated.parameters()):
         assert torch.equal(one, other), name
     # the gradients under their names, by writing a model whose weights are its gradients
     with torch.no_grad():
@@ -61,9 +61,9 @@ def test_other_sizes_and_activations_survive_the_way_there_and_back(tmp_path):
     ours = read(tmp_path / "theirs")
     assert (ours.config.d_ff, ours.config.activation, ours.config.layer_norm_eps) == (40, "relu", 1e-3)
     write(ours, tmp_path / "ours")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    repeated = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     tokens = torch.randint(0, 37, (2, 9))
-    torch.testing.assert_close(again(tokens).logits, their_model(tokens).logits)
+    torch.testing.assert_close(repeated(tokens).logits, their_model(tokens).logits)
 
 
 def tokenizer_json():

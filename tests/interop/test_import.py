@@ -75,7 +75,7 @@ def by_marian(folder, lines, beam: int) -> list[str]:
     model = transformers.MarianMTModel.from_pretrained(folder)
     pieces = transformers.MarianTokenizer.from_pretrained(folder)
     with torch.inference_mode():
-        found = model.generate(
+        results = model.generate(
             **pieces(lines, return_tensors="pt", padding=True),
             num_beams=beam,
             max_new_tokens=LONGEST,
@@ -83,7 +83,7 @@ def by_marian(folder, lines, beam: int) -> list[str]:
             bad_words_ids=[[model.config.pad_token_id]],
             length_penalty=0.0,
         )
-    return [one_line(text).strip() for text in pieces.batch_decode(found, skip_special_tokens=True)]
+    return [one_line(text).strip() for text in pieces.batch_decode(results, skip_special_tokens=True)]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -120,9 +120,9 @@ class Harmful:
 
 def test_what_was_exported_comes_back(tmp_path):
     model_dir, folder = exported(tmp_path, "marian-hf", activation="silu", output_bias=True)
-    back = Translator.from_directory(import_(folder, "marian-hf", tmp_path / "back"), alpha=0.0, max_len_b=40)
-    compare(model_dir, back.translate(LINES), 4)
-    assert back.config.beam == 4
+    restored = Translator.from_directory(import_(folder, "marian-hf", tmp_path / "back"), alpha=0.0, max_len_b=40)
+    compare(model_dir, restored.translate(LINES), 4)
+    assert restored.config.beam == 4
 
 
 # M2M-100
@@ -162,7 +162,7 @@ def test_m2m100_translates_as_it_does_in_hugging_face(tmp_path, m2m, beam):
     model = transformers.M2M100ForConditionalGeneration.from_pretrained(m2m)
     pieces = transformers.M2M100Tokenizer.from_pretrained(m2m, src_lang="en", tgt_lang="de")
     with torch.inference_mode():
-        found = model.generate(
+        results = model.generate(
             **pieces(LINES, return_tensors="pt", padding=True),
             num_beams=beam,
             max_new_tokens=LONGEST,
@@ -171,7 +171,7 @@ def test_m2m100_translates_as_it_does_in_hugging_face(tmp_path, m2m, beam):
             bad_words_ids=[[1]],
             length_penalty=0.0,
         )
-    theirs = [one_line(text.removeprefix("__de__")).strip() for text in pieces.batch_decode(found, True)]
+    theirs = [one_line(text.removeprefix("__de__")).strip() for text in pieces.batch_decode(results, True)]
     texts = [text.strip() for text in ours.translate(LINES)]
     assert_equal(texts, theirs, beam)
 
@@ -197,8 +197,8 @@ def test_a_language_must_be_one_of_the_models(tmp_path, m2m, capsys):
 def test_a_model_of_ctranslate2_comes_back(tmp_path, fields):
     pytest.importorskip("ctranslate2")
     model_dir, folder = exported(tmp_path, "ctranslate2", **fields)
-    back = import_(folder, "ctranslate2", tmp_path / "back")
-    compare(model_dir, Translator.from_directory(back, beam=4, alpha=0.0, allow_unk=False).translate(LINES), 4)
+    restored = import_(folder, "ctranslate2", tmp_path / "back")
+    compare(model_dir, Translator.from_directory(restored, beam=4, alpha=0.0, allow_unk=False).translate(LINES), 4)
 
 
 def test_an_opus_model_comes_by_way_of_ctranslate2(tmp_path, opus):

@@ -27,13 +27,13 @@ def sweep(kinds: list[str]) -> tuple[Counter[str], dict[str, str]]:
     classes, counts, wrong = registry.classes(), Counter[str](), dict[str, str]()
     for kind in kinds:
         try:
-            found = registry.verdicts(classes[kind])
+            actual = registry.verdicts(classes[kind])
         except registry.NotBuilt as error:
             counts["not built"] += 1
             print(f"{kind}: not built: {error}")
             continue
-        wrong |= {f"{kind}, {case}": v for case, v in found.items() if v not in ("equal", "refused")}
-        by_name = {v for case, v in found.items() if case.startswith("by name")}
+        wrong |= {f"{kind}, {case}": v for case, v in actual.items() if v not in ("equal", "refused")}
+        by_name = {v for case, v in actual.items() if case.startswith("by name")}
         counts[by_name.pop() if len(by_name) == 1 else "equal or refused by the batch"] += 1
     print(f"{len(kinds)} architectures by name: {dict(counts)}")
     return counts, wrong

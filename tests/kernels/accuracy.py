@@ -10,16 +10,16 @@ FLOOR = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.b
 """Of the largest magnitude, by the dtype of the result: about 16, 1 and 1 units in the last place."""
 
 
-def assert_as_accurate(found, plain, exact, what=""):
+def assert_as_accurate(results, plain, exact, what=""):
     """found may differ from exact (float64) as the rule says; plain is what torch has in found's precision."""
-    assert found.shape == exact.shape, f"{what}: shape {tuple(found.shape)} instead of {tuple(exact.shape)}"
-    assert found.dtype == plain.dtype, f"{what}: {found.dtype} instead of {plain.dtype}"
+    assert results.shape == exact.shape, f"{what}: shape {tuple(results.shape)} instead of {tuple(exact.shape)}"
+    assert results.dtype == plain.dtype, f"{what}: {results.dtype} instead of {plain.dtype}"
     if not exact.numel():
         return
-    assert torch.isfinite(found).all(), f"{what} is not finite"
+    assert torch.isfinite(results).all(), f"{what} is not finite"
     largest = exact.abs().max().item()
-    allowed = 2 * (plain.double() - exact).abs().max().item() + FLOOR[found.dtype] * largest
-    error = (found.double() - exact).abs().max().item()
+    allowed = 2 * (plain.double() - exact).abs().max().item() + FLOOR[results.dtype] * largest
+    error = (results.double() - exact).abs().max().item()
     assert error <= allowed, f"{what}: error {error:.2e}, allowed {allowed:.2e}, largest {largest:.2e}"
 
 
@@ -29,16 +29,18 @@ def solve(way, inputs, precision=None, weigh=None):
     precision: what the inputs are converted to first. weigh(outputs) -> scalar that is differentiated; by default every
     element of every output, weighted each its own way.
     """
-    leaves = {
+    leaf_tensors = {
         name: (value if precision is None else value.to(precision)).detach().requires_grad_()
         for name, value in inputs.items()
     }
-    outputs = way(**leaves)
+    outputs = way(**leaf_tensors)
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
     total = (weigh or weigh_all)(outputs)
-    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    found = {f"output {i}": output for i, output in enumerate(outputs)}
-    return found | {f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True) if g is not None}
+    gradients = torch.autograd.grad(total, list(leaf_tensors.values()), allow_unused=True)
+    results = {f"output {i}": output for i, output in enumerate(outputs)}
+    return results | {
+        f"gradient of {name}": g for name, g in zip(leaf_tensors, gradients, strict=True) if g is not None
+    }
 
 
 def weigh_all(outputs):
@@ -50,7 +52,7 @@ def weigh_all(outputs):
     return total
 
 
-def compare(found, plain, exact):
-    assert found.keys() == plain.keys() == exact.keys()
-    for what in found:
-        assert_as_accurate(found[what], plain[what], exact[what], what)
+def compare(results, plain, exact):
+    assert results.keys() == plain.keys() == exact.keys()
+    for what in results:
+        assert_as_accurate(results[what], plain[what], exact[what], what)

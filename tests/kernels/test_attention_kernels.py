@@ -50,14 +50,14 @@ def tensors(dtype, B, H, L, S, D, Dv):
     return {name: torch.randn(B, n, H, d).to(dtype).transpose(1, 2) for name, (n, d) in shapes.items()}
 
 
-def compare(found, plain, exact, slack=None):
+def compare(results, plain, exact, slack=None):
     """accuracy.py's rule, with one floor for the whole call: where a gradient cancels out, what remains is rounding.
 
     slack: how much further the elements of a gradient may be off, by name.
     """
-    assert found.keys() == plain.keys() == exact.keys()
+    assert results.keys() == plain.keys() == exact.keys()
     largest = max((x.abs().max().item() for x in exact.values() if x.numel()), default=0.0)
-    for what, x in found.items():
+    for what, x in results.items():
         assert x.shape == exact[what].shape, what
         assert x.dtype == plain[what].dtype, what
         if x.numel():
@@ -85,13 +85,13 @@ def what_does_not_cancel(route, inputs, **options):
         delta = (dp * weights).sum(-1, keepdim=True)
     query, key, *_ = (x.detach().abs() for x in exact.values())
     off = (rounding * weights * (dp + delta)).detach()  # (B, H, L, S), of dS
-    found = {}
+    results = {}
     if route == "flash":
         scale = options.get("scale", query.shape[-1] ** -0.5)
-        found = {"gradient of query": scale * off @ key, "gradient of key": scale * off.transpose(-2, -1) @ query}
+        results = {"gradient of query": scale * off @ key, "gradient of key": scale * off.transpose(-2, -1) @ query}
     if "mask" in inputs:
-        found["gradient of mask"] = off.sum_to_size(inputs["mask"].shape)
-    return found
+        results["gradient of mask"] = off.sum_to_size(inputs["mask"].shape)
+    return results
 
 
 def check(take, route, inputs, **options):
@@ -188,14 +188,14 @@ CALLS = {
 def test_shipped_tiles_equal_reference(monkeypatch, chip, name):
     """In the tiles, and on the route, of each chip: many keys in a tile, several tiles, odd ends."""
     shape, masked, p = CALLS[name]
-    found = CHIPS[chip]
+    results = CHIPS[chip]
     for module in (launch, attention_launch, masked_softmax):
-        monkeypatch.setattr(module, "chip", lambda device: found)
+        monkeypatch.setattr(module, "chip", lambda device: results)
     inputs = tensors(torch.float16, *shape)
     _, _, L, S, D, _ = shape
     if masked:
         inputs["mask"] = torch.randn(L, S).half()
-    route = attention_launch.route.shipped(found, "fp16", D, attention_launch.key_class(S))
+    route = attention_launch.route.shipped(results, "fp16", D, attention_launch.key_class(S))
     lengths = torch.tensor([S - 3])
     with F.backend("triton"):
         compare_with_reference(route, inputs, key_lengths=lengths, causal=True, causal_offset=S - L, **seeded(p))
@@ -211,9 +211,9 @@ def test_gradients_at_scores_of_a_thousand_are_as_exact_as_torchs(take):
     def plain(**x):
         return reference.attention(**x)[0]
 
-    found, in_float32 = solve(F.attention, inputs), solve(plain, inputs)
+    results, in_float32 = solve(F.attention, inputs), solve(plain, inputs)
     for what, exact in solve(plain, inputs, torch.float64).items():
-        error, of_torch = ((x[what].double() - exact).abs().max() for x in (found, in_float32))
+        error, of_torch = ((x[what].double() - exact).abs().max() for x in (results, in_float32))
         assert error <= 2 * of_torch, f"{what}: error {error:.1e}, torch's {of_torch:.1e}"
 
 
@@ -225,12 +225,12 @@ def test_inputs_of_any_strides(take, route):
     shared = torch.randn(1, 1, 19, 8).expand(2, 2, 19, 8)
     strided = torch.randn(2, 2, 8, 19).transpose(2, 3)  # unit stride not in the last dimension
     for inputs in ((q, k, v), (q, shared, shared), (strided, strided, v)):
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        output, expected = F.attention(*leaves, causal=True), reference.attention(*leaves, causal=True)[0]
+        leaf_tensors = [x.detach().requires_grad_() for x in inputs]
+        output, expected = F.attention(*leaf_tensors, causal=True), reference.attention(*leaf_tensors, causal=True)[0]
         grad = torch.randn(1, 2, 1, 8).expand(output.shape)
         torch.testing.assert_close(output, expected)
-        found = torch.autograd.grad(output, leaves, grad)
-        torch.testing.assert_close(found, torch.autograd.grad(expected, leaves, grad), atol=1e-5, rtol=1e-4)
+        results = torch.autograd.grad(output, leaf_tensors, grad)
+        torch.testing.assert_close(results, torch.autograd.grad(expected, leaf_tensors, grad), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -317,16 +317,16 @@ def test_backward_is_causal_too(take, route):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_with_no_key_to_attend_gives_zeros_and_no_gradient(take, route, dtype):
     take(route)
-    leaves = [torch.randn(3, 1, 5, 8).to(dtype).requires_grad_() for _ in range(3)]
+    leaf_tensors = [torch.randn(3, 1, 5, 8).to(dtype).requires_grad_() for _ in range(3)]
     rows = torch.ones(5, 5, dtype=torch.bool)
     rows[2] = False
     added = torch.zeros(5, 5).masked_fill(~rows, -math.inf)
     for hidden in ({"mask": rows}, {"mask": added}, {"causal": True, "causal_offset": -3}):
-        output = F.attention(*leaves, key_lengths=torch.tensor([5, 0, 3]), **hidden)
+        output = F.attention(*leaf_tensors, key_lengths=torch.tensor([5, 0, 3]), **hidden)
         assert torch.isfinite(output).all()
         assert not output[1].any()
         assert not output[:, :, 2].any()
-        d_q, d_k, d_v = torch.autograd.grad(output.sum() + output[:, :, 2].square().sum(), leaves)
+        d_q, d_k, d_v = torch.autograd.grad(output.sum() + output[:, :, 2].square().sum(), leaf_tensors)
         assert all(torch.isfinite(g).all() for g in (d_q, d_k, d_v))
         assert not d_q[:, :, 2].any()
         assert not any(g[1].any() for g in (d_q, d_k, d_v))
@@ -415,8 +415,8 @@ def test_packed_sequences_equal_one_after_the_other(take, route, dtype, causal, 
         return reference.varlen_attention(**x, query_starts=query_starts, key_starts=key_starts, **options)
 
     with F.backend("torch" if route == "torch" else "triton"):
-        found = solve(ours, inputs)
-    compare(found, solve(theirs, inputs), solve(theirs, inputs, torch.float64))
+        results = solve(ours, inputs)
+    compare(results, solve(theirs, inputs), solve(theirs, inputs, torch.float64))
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "torch"])
@@ -444,7 +444,7 @@ def test_a_mask_of_the_scores_own_shape_has_its_own_gradient(take, route):
     take(route)
     q, k, v = (torch.randn(1, 1, rows, 8) for rows in (1, 7, 7))
     mask = torch.randn(1, 1, 1, 7, requires_grad=True)
-    again = mask.detach().clone().requires_grad_()
-    (found,) = torch.autograd.grad(F.attention(q.requires_grad_(), k, v, mask=mask).sum(), mask)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=again)
-    torch.testing.assert_close(found, *torch.autograd.grad(expected.sum(), again), rtol=1e-4, atol=1e-5)
+    repeated = mask.detach().clone().requires_grad_()
+    (results,) = torch.autograd.grad(F.attention(q.requires_grad_(), k, v, mask=mask).sum(), mask)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=repeated)
+    torch.testing.assert_close(results, *torch.autograd.grad(expected.sum(), repeated), rtol=1e-4, atol=1e-5)

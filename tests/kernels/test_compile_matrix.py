@@ -72,8 +72,8 @@ def test_nothing_recorded_breaks_a_rule(chip):
     broken = [
         f"{case.name} {case.dtype} {complaint}"
         for task, case in ALL.items()
-        if task.chip == chip and (found := recorded.get(budgets.key(CHIPS[chip], case))) is not None
-        for complaint in budgets.broken_rules(CHIPS[chip], case, found)
+        if task.chip == chip and (results := recorded.get(budgets.key(CHIPS[chip], case))) is not None
+        for complaint in budgets.broken_rules(CHIPS[chip], case, results)
     ]
     assert not broken, "\n".join(broken)
 
@@ -102,14 +102,14 @@ def test_the_heaviest_case_of_every_kernel_compiles_within_its_budget():
         for task, case in ALL.items()
         if task.chip in QUICK_CHIPS and budgets.key(CHIPS[task.chip], case) in recorded
     }
-    assert not (found := complaints_about(compile_matrix.heaviest(cases))), "\n".join(found)
+    assert not (results := complaints_about(compile_matrix.heaviest(cases))), "\n".join(results)
 
 
 @pytest.mark.compile_matrix
 def test_every_case_compiles_within_its_budget_on_every_chip(request):
     if "compile_matrix" not in request.config.getoption("-m"):
         pytest.skip("takes long: pytest -m compile_matrix, or make compile-matrix")
-    assert not (found := complaints_about(list(ALL))), "\n".join(found)
+    assert not (results := complaints_about(list(ALL))), "\n".join(results)
 
 
 SPOILED = """

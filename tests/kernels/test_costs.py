@@ -26,11 +26,11 @@ MODELS = {
 @pytest.mark.parametrize(("model", "column"), [("base", 0), ("big", 1)])
 def test_a_training_step_costs_what_the_plan_says(model, column):
     parts = costs.training_step(MODELS[model], tokens=25_000, length=25, size=2)
-    found = {part: sum(1e3 * cost.seconds(H200) for cost in pieces) for part, pieces in parts.items()}
-    assert found.keys() == PLANNED_MS.keys()
+    results = {part: sum(1e3 * cost.seconds(H200) for cost in pieces) for part, pieces in parts.items()}
+    assert results.keys() == PLANNED_MS.keys()
     for part, planned in PLANNED_MS.items():
-        assert found[part] == pytest.approx(planned[column], abs=0.06), part
-    assert sum(found.values()) == pytest.approx(PLANNED_TOTAL_MS[column], abs=0.15)
+        assert results[part] == pytest.approx(planned[column], abs=0.06), part
+    assert sum(results.values()) == pytest.approx(PLANNED_TOTAL_MS[column], abs=0.15)
     flops = sum(cost.flops for pieces in parts.values() for cost in pieces)
     assert flops / 1e12 == pytest.approx(PLANNED_TFLOP[column], rel=0.03)
 

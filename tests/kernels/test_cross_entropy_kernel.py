@@ -48,9 +48,9 @@ def check(logits, target, label_smoothing=0.1, reduction="sum", inplace=False, i
         return outputs[0] * 0.7
 
     with backend("triton"):
-        found = solve(way, {"logits": logits}, weigh=weigh)
+        actual = solve(way, {"logits": logits}, weigh=weigh)
     compare(
-        found,
+        actual,
         solve(exact, {"logits": logits}, weigh=weigh),
         solve(exact, {"logits": logits}, torch.float64, weigh=weigh),
     )
@@ -235,9 +235,9 @@ def test_linear_cross_entropy_equals_the_reference(dtype, low_memory):
         return outputs[0] * 0.7
 
     with backend("triton"):
-        found = solve(way(functional.linear_cross_entropy, low_memory=low_memory), inputs, weigh=weigh)
+        actual = solve(way(functional.linear_cross_entropy, low_memory=low_memory), inputs, weigh=weigh)
     compare(
-        found,
+        actual,
         solve(way(reference.linear_cross_entropy), inputs, weigh=weigh),
         solve(way(reference.linear_cross_entropy), inputs, torch.float64, weigh=weigh),
     )
@@ -246,17 +246,17 @@ def test_linear_cross_entropy_equals_the_reference(dtype, low_memory):
 @pytest.mark.parametrize("chip", [*CHIPS.values(), INTERPRETER], ids=lambda chip: chip.name)
 def test_a_tile_never_exceeds_its_row_and_reads_at_least_sixteen_bytes_a_thread(chip):
     for size in kernel._SIZES:
-        for to in (kernel.tile.shipped(chip, size), *kernel.tile.alternatives(chip, size)):
+        for tile_size in (kernel.tile.shipped(chip, size), *kernel.tile.alternatives(chip, size)):
             lanes = 64 if chip.name.startswith("gfx") else 32
-            assert to.columns <= size
-            assert to.columns >= 8 * lanes * to.warps
-            assert lanes * to.warps <= 1024
+            assert tile_size.columns <= size
+            assert tile_size.columns >= 8 * lanes * tile_size.warps
+            assert lanes * tile_size.warps <= 1024
 
 
 def test_every_number_of_classes_has_a_size_class_whose_tile_covers_it_or_loops():
     for classes in (1, 511, 512, 513, 4096, 4097, 37000, 250000):
-        to = kernel.tile(INTERPRETER, kernel.size_class(classes))
-        assert to.columns >= classes or to.columns == 4096
+        tile_size = kernel.tile(INTERPRETER, kernel.size_class(classes))
+        assert tile_size.columns >= classes or tile_size.columns == 4096
 
 
 @pytest.mark.gpu
@@ -272,11 +272,11 @@ def test_on_the_device(dtype, classes):
 def test_in_place_loss_takes_no_second_tensor_of_logits_size_on_the_device():
     logits = torch.randn(2048, 8000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     target = torch.randint(0, 8000, (2048,), device="cuda")
-    own = logits * 1
+    separate = logits * 1
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    loss, _ = functional.cross_entropy(own, target, inplace=True)
-    (gradient,) = torch.autograd.grad(loss, own)
-    assert gradient.data_ptr() == own.data_ptr()
-    assert torch.cuda.max_memory_allocated() - before < own.numel() * own.element_size() // 10
+    loss, _ = functional.cross_entropy(separate, target, inplace=True)
+    (gradient,) = torch.autograd.grad(loss, separate)
+    assert gradient.data_ptr() == separate.data_ptr()
+    assert torch.cuda.max_memory_allocated() - before < separate.numel() * separate.element_size() // 10
     assert_as_accurate(loss, loss, torch.nn.functional.cross_entropy(logits.double(), target))

@@ -31,9 +31,9 @@ def check(tokens, inputs, **options):
         return lambda weight, positions=None: function(tokens, weight, positions, **options)
 
     with backend("triton"):
-        found = solve(way(functional.embed), inputs)
+        actual = solve(way(functional.embed), inputs)
     compare(
-        found,
+        actual,
         solve(way(reference.embed), inputs),
         solve(way(reference.embed), inputs, torch.float64),
     )
@@ -80,10 +80,10 @@ def test_a_token_that_comes_often_gets_the_sum_of_all_its_rows(repeated):
     tokens[0, 0], tokens[0, -1] = 5, 1
     dy = torch.randn(1, repeated + 2, 70)
     options = {"scale": 2.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "site": 0}
-    found = kernel.weight_gradient(dy, tokens, 7, **options)
+    actual = kernel.weight_gradient(dy, tokens, 7, **options)
     expected = torch.zeros(7, 70, dtype=torch.float64).index_add_(0, tokens[0], dy[0].double()) * 2
-    assert torch.allclose(found.double(), expected, atol=1e-4)
-    assert (found[[0, 2, 4, 6]] == 0).all()
+    assert torch.allclose(actual.double(), expected, atol=1e-4)
+    assert (actual[[0, 2, 4, 6]] == 0).all()
 
 
 def test_the_gradient_has_the_same_bits_twice_although_tokens_repeat():
@@ -108,8 +108,8 @@ def test_inputs_need_not_be_contiguous():
     tokens, inputs = draw(6, 5, 24, torch.float32)
     weight = inputs["weight"].t().contiguous().t()
     with backend("triton"):
-        found = functional.embed(tokens.t(), weight, None, scale=2.0)
-    assert torch.equal(found, reference.embed(tokens.t(), weight, None, scale=2.0))
+        actual = functional.embed(tokens.t(), weight, None, scale=2.0)
+    assert torch.equal(actual, reference.embed(tokens.t(), weight, None, scale=2.0))
 
 
 def test_the_dropout_mask_is_that_of_the_reference():

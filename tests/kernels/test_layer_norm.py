@@ -54,9 +54,9 @@ def check(inputs, dropout_p=0.0, weigh=None, eps=1e-5):
         return lambda x, residual, weight=None, bias=None: function(x, residual, weight, bias, **options)
 
     with backend("triton"):
-        found = solve(way(functional.residual_layer_norm), inputs, weigh=weigh)
+        actual = solve(way(functional.residual_layer_norm), inputs, weigh=weigh)
     compare(
-        found,
+        actual,
         solve(way(reference.residual_layer_norm), inputs, weigh=weigh),
         solve(way(reference.residual_layer_norm), inputs, torch.float64, weigh=weigh),
     )
@@ -69,9 +69,9 @@ def check_plain(inputs, eps=1e-5):
         return lambda x, weight=None, bias=None: function(x, weight, bias, eps)
 
     with backend("triton"):
-        found = solve(way(functional.layer_norm), inputs)
+        actual = solve(way(functional.layer_norm), inputs)
     compare(
-        found,
+        actual,
         solve(way(reference.layer_norm), inputs),
         solve(way(reference.layer_norm), inputs, torch.float64),
     )
@@ -128,9 +128,11 @@ def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
 
 def test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once():
     columns = 20
-    to = kernel.tile(INTERPRETER, columns, backward=True)
-    assert to.rows > 1
-    rows = to.rows * (4 * INTERPRETER.processors + 1) + 3  # more tiles than programs, and a last tile that is not full
+    tile_size = kernel.tile(INTERPRETER, columns, backward=True)
+    assert tile_size.rows > 1
+    rows = (
+        tile_size.rows * (4 * INTERPRETER.processors + 1) + 3
+    )  # more tiles than programs, and a last tile that is not full
     check(tensors((rows, columns), torch.float32, torch.float32))
 
 
@@ -165,30 +167,32 @@ def test_a_stream_that_begins_in_a_norm_has_one_gradient_of_both_uses(route, col
         return reference.layer_norm(x, weight, bias), x * 1
 
     with backend(route):
-        found = solve(lambda x, weight, bias: functional.branch_layer_norm(x, weight, bias), inputs)
+        actual = solve(lambda x, weight, bias: functional.branch_layer_norm(x, weight, bias), inputs)
         alone = torch.autograd.grad(
             functional.branch_layer_norm(*(x := [inputs["x"].requires_grad_()]), None, None)[1].sum(), x
         )
-    compare(found, solve(specified, inputs), solve(specified, inputs, torch.float64))
+    compare(actual, solve(specified, inputs), solve(specified, inputs, torch.float64))
     assert torch.equal(alone[0], torch.ones_like(alone[0]))
 
 
-def only(place):
-    return lambda outputs: (outputs[place].double() * torch.linspace(-1, 1, outputs[place].shape[-1])).sum()
+def only(position):
+    return lambda outputs: (outputs[position].double() * torch.linspace(-1, 1, outputs[position].shape[-1])).sum()
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["post-norm uses y alone", "y goes unused"])
-def test_gradients_when_one_output_alone_is_used(place):
-    check(tensors((5, 24), torch.bfloat16, torch.float32, weight=place == 0, bias=place == 0), 0.25, only(place))
+@pytest.mark.parametrize("position", [0, 1], ids=["post-norm uses y alone", "y goes unused"])
+def test_gradients_when_one_output_alone_is_used(position):
+    check(
+        tensors((5, 24), torch.bfloat16, torch.float32, weight=position == 0, bias=position == 0), 0.25, only(position)
+    )
 
 
 def test_no_rows_give_no_output_and_zero_parameter_gradients():
     inputs = tensors((0, 40), torch.float32, torch.float32)
     check(inputs, dropout_p=0.1)
     with backend("triton"):
-        found = solve(lambda x, weight, residual, bias: functional.layer_norm(x, weight, bias), inputs)
-    assert not found["gradient of weight"].any()
-    assert found["gradient of weight"].shape == (40,)
+        actual = solve(lambda x, weight, residual, bias: functional.layer_norm(x, weight, bias), inputs)
+    assert not actual["gradient of weight"].any()
+    assert actual["gradient of weight"].shape == (40,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -269,9 +273,9 @@ def test_residual_add_equals_the_reference(x, stream):
         return lambda x, residual: function(x, residual, dropout_p=0.3, seed=SEED, site=9)
 
     with backend("triton"):
-        found = solve(way(functional.residual_add), inputs)
+        actual = solve(way(functional.residual_add), inputs)
     compare(
-        found,
+        actual,
         solve(way(reference.residual_add), inputs),
         solve(way(reference.residual_add), inputs, torch.float64),
     )
@@ -286,11 +290,11 @@ def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
     listed = {(case.kernel, case.arguments["ROWS"], case.arguments["COLUMNS"], case.num_warps) for case in cases}
     for columns in (1, 100, 128, 129, 500, 512, 1000, 2000, 3000, 5000, 10000, 16384):
         wide = columns > kernel.WIDEST
-        for jit, to in (
+        for jit, tile_size in (
             (kernel._forward, kernel.tile(chip, columns, backward=False)),
             (wide_kernel._backward, LAYER_NORM_WIDE(chip)) if wide else
             (kernel._backward, kernel.tile(chip, columns, backward=True)),
             (add_kernel._add_dropped, add_kernel.tile(chip, columns)),
         ):  # fmt: skip
-            assert (jit, to.rows, to.columns, to.warps) in listed
-            assert to.warps * (64 if chip.name.startswith("gfx") else 32) <= 1024
+            assert (jit, tile_size.rows, tile_size.columns, tile_size.warps) in listed
+            assert tile_size.warps * (64 if chip.name.startswith("gfx") else 32) <= 1024

@@ -85,7 +85,7 @@ def test_the_gradient_may_take_the_place_of_the_weights_gradient(rows):
 def test_the_dropped_weights_that_backward_draws_anew_are_those_of_forward(rows):
     scores, grad, seed = torch.randn(2, 2, 5, 37), torch.randn(2, 2, 5, 37), torch.tensor([7])
     p, kept = masked_softmax.forward(scores, 0.5, dropout_p=0.4, seed=seed, site=3)
-    d_scores, again = masked_softmax.backward(grad, p, 0.5, 0.4, seed, 3, with_kept=True)
-    torch.testing.assert_close(again, kept)
-    assert torch.equal(again != 0, kept != 0)
+    d_scores, repeated = masked_softmax.backward(grad, p, 0.5, 0.4, seed, 3, with_kept=True)
+    torch.testing.assert_close(repeated, kept)
+    assert torch.equal(repeated != 0, kept != 0)
     torch.testing.assert_close(d_scores, 0.5 * (kept * grad - p * (kept * grad).sum(-1, keepdim=True)))

@@ -90,7 +90,7 @@ def test_twenty_steps_lose_the_same_through_kernels_and_specification(norm_first
     with merged_launches(False):
         wanted = losses(norm_first, steps)
     assert wanted[-1] < wanted[0]
-    for found in (plain, kernels):
+    for actual in (plain, kernels):
         # One mask drawn differently would move the first loss by about 0.1. Weights are not compared: Adam turns the
         # rounding noise of gradients that are zero (those of the key bias) into steps of the learning rate.
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(torch.tensor(actual), torch.tensor(wanted), rtol=2e-5, atol=2e-5)

@@ -76,7 +76,7 @@ def described(signature: dict, constants: dict, attributes: dict) -> list[tuple[
         else:
             yield name, f"{kind}:16" if attributes.get(path) else str(kind)
 
-    return [pair for place, (name, kind) in enumerate(signature.items()) for pair in of(name, kind, (place,))]
+    return [pair for position, (name, kind) in enumerate(signature.items()) for pair in of(name, kind, (position,))]
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -90,13 +90,13 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def divisible_in_the_matrix(chip: str) -> dict[str, set[str]]:
     """Kernel -> the integers of which every case of the compile matrix knows that they divide by 16."""
-    found: dict[str, set[str]] = {}
+    results: dict[str, set[str]] = {}
     for task, case in compile_matrix.enumerate_cases([CHIPS[chip]]):
-        leaves = [leaf for argument in case.arguments.items() for leaf in flat(*argument)]
-        known = {name for name, value in leaves if value in ("i32:16", "i64:16")}
+        leaf_tensors = [leaf for argument in case.arguments.items() for leaf in flat(*argument)]
+        known = {name for name, value in leaf_tensors if value in ("i32:16", "i64:16")}
         kernel = f"{task.family}.{case.kernel.__name__}"
-        found[kernel] = found.get(kernel, known) & known
-    return found
+        results[kernel] = results.get(kernel, known) & known
+    return results
 
 
 def train(dtype: torch.dtype, shapes: list[tuple[int, int, int]]) -> None:

@@ -47,8 +47,8 @@ class LanguageModel(nn.Module):
         seed = F.draw_seed(tokens.device) if self.training else None
         dropout = NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, 0)
         first = 0 if cache is None else cache.length
-        places = {"pad_id": self.config.pad_id, "first_position": first}
-        x = embed(tokens, self.embedding, self.positions, dropout=dropout, **places)
+        indices = {"pad_id": self.config.pad_id, "first_position": first}
+        x = embed(tokens, self.embedding, self.positions, dropout=dropout, **indices)
         with contextlib.ExitStack() as door:
             if not torch.compiler.is_compiling():
                 door.enter_context(merged(Work(self.decoder, Rows(tokens.shape[0], tokens.numel(), tokens.shape[1]))))

@@ -47,8 +47,8 @@ def main(kind: str, rank: int, folder: Path) -> None:
             parallelize_module(layer, mesh, {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()})
     loss = model.loss(*batch)[0]
     loss.backward()
-    found = {"loss": loss.detach()} | {name: whole(p.grad) for name, p in model.named_parameters()}
-    torch.save(found, folder / f"found-{rank}.pt")
+    results = {"loss": loss.detach()} | {name: whole(p.grad) for name, p in model.named_parameters()}
+    torch.save(results, folder / f"found-{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -37,7 +37,7 @@ def step(model, enabled, autocast=False, packed=False):
         return original(layer, *inputs, **options)
 
     original = layers.checkpoint
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    addresses = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     model.checkpoint_activations(enabled)
     model.zero_grad()
     tokens = (int(lengths[0].sum()), int(lengths[1].sum())) if packed else None
@@ -47,7 +47,7 @@ def step(model, enabled, autocast=False, packed=False):
     ):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = model.loss(source, target[:, :-1], target[:, 1:], *lengths, packed_tokens=tokens)[0]
-        size = sum(nbytes for place, nbytes in kept.items() if place not in own)
+        size = sum(nbytes for position, nbytes in kept.items() if position not in addresses)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}, size
 
@@ -64,10 +64,10 @@ def step(model, enabled, autocast=False, packed=False):
 def test_the_gradients_are_the_same_bits_with_less_memory(changes, options):
     model = model_of(**changes)
     loss, gradients, size = step(model, False, **options)
-    again, found, smaller = step(model, True, **options)
-    assert torch.equal(loss, again)
+    repeated, results, smaller = step(model, True, **options)
+    assert torch.equal(loss, repeated)
     for name, gradient in gradients.items():
-        assert torch.equal(gradient, found[name]), name
+        assert torch.equal(gradient, results[name]), name
     assert any(gradient.any() for gradient in gradients.values())
     assert smaller < 0.4 * size
 

@@ -31,8 +31,8 @@ def test_a_training_pass_is_one_graph_with_the_same_loss_and_gradients(route, no
     model, batch = model_and_batch(norm_first)
     with backend(route):
         wanted, expected = gradients(model, model.loss, batch)
-        found, compiled = gradients(model, torch.compile(model.loss, fullgraph=True, backend="aot_eager"), batch)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        actual, compiled = gradients(model, torch.compile(model.loss, fullgraph=True, backend="aot_eager"), batch)
+    torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
     for name, gradient in expected.items():
         torch.testing.assert_close(compiled[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
 

@@ -66,21 +66,21 @@ def test_steps_with_a_cache_give_the_full_pass(pieces, share_layers):
         end += piece.shape[1]
         torch.testing.assert_close(model.step(piece, cache), full[:, end - 1])
     cache.reorder(torch.tensor([1, 1, 0]))
-    again = torch.cat([x[[1, 1, 0]], tokens(3, 1)], 1)
-    torch.testing.assert_close(model.step(again[:, 6:], cache), model(again)[:, 6])
+    repeated = torch.cat([x[[1, 1, 0]], tokens(3, 1)], 1)
+    torch.testing.assert_close(model.step(repeated[:, 6:], cache), model(repeated)[:, 6])
 
 
 @pytest.mark.parametrize("share_layers", [False, True])
 def test_merged_launches_change_no_gradient_and_are_fewer(share_layers):
     model = tiny(share_layers, activation="relu")
-    found, plain = gradients(model, "triton"), gradients(model, "torch")
+    actual, plain = gradients(model, "triton"), gradients(model, "torch")
     counts = []
     for on in (True, False):
         with merged_launches(on), LaunchLog() as log:
             wanted = gradients(model, "triton")
         counts.append(log.total)
         for name, gradient in wanted.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+            torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
             torch.testing.assert_close(plain[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
     assert counts[0] < counts[1]
 

@@ -28,40 +28,40 @@ def steps(model: Transformer, straight: bool | None = None, *, batch_invariant: 
     """Logits of a search that widens, changes rows, drops a sentence and fills more than its first positions."""
     source = torch.arange(4, 34).view(3, 10)
     lengths = torch.tensor([10, 7, 4])
-    found = []
+    results = []
     with inference(model, batch_invariant=batch_invariant):
         cache = model.start_cache(model.encode(source, lengths), lengths, rows_per_sentence=1, max_length=50)
         if straight is not None:
             assert (cache.straight is not None) == straight
-        found.append(model.step(torch.tensor([1, 0, 1]), cache))  # padding embeds to nothing
+        results.append(model.step(torch.tensor([1, 0, 1]), cache))  # padding embeds to nothing
         cache.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
         for step in range(40):
-            found.append(model.step(4 + torch.arange(6 if step < 20 else 4) + step, cache))
+            results.append(model.step(4 + torch.arange(6 if step < 20 else 4) + step, cache))
             if step == 19:
                 cache.keep(torch.tensor([0, 2]))
             cache.reorder(torch.tensor([1, 0, 2, 2, 5, 5] if step < 19 else [1, 1, 2, 3]))
-    return found
+    return results
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_its_logits_are_those_of_the_modules_to_the_last_bit(monkeypatch, dtype, batch_invariant):
     model = model_of(dtype)
-    found = steps(model, True, batch_invariant=batch_invariant)
+    results = steps(model, True, batch_invariant=batch_invariant)
     monkeypatch.setattr(transformer, "runs_straight", lambda *_: False)
     expected = steps(model, False, batch_invariant=batch_invariant)
-    assert len({tuple(each.flatten().tolist()) for each in found}) == len(found)
-    for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(ours, theirs), place
+    assert len({tuple(each.flatten().tolist()) for each in results}) == len(results)
+    for position, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
+        assert torch.equal(ours, theirs), position
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda each: str(each)[6:])
 def test_with_pre_norm_the_first_norm_alone_sums_in_another_order(monkeypatch, dtype):
     model = model_of(dtype, norm_first=True, final_norm=True)
-    found = torch.cat(steps(model, True))
+    results = torch.cat(steps(model, True))
     monkeypatch.setattr(transformer, "runs_straight", lambda *_: False)
     expected = torch.cat(steps(model, False))
-    difference = (found - expected).abs().mean() / expected.abs().mean()
+    difference = (results - expected).abs().mean() / expected.abs().mean()
     assert float(difference) < 2 * torch.finfo(dtype).eps
 
 
@@ -70,13 +70,13 @@ def test_in_int8_its_logits_are_close_to_those_of_the_modules(monkeypatch, norm_
     model = model_of(norm_first=norm_first, final_norm=norm_first)
     in_float32 = torch.cat(steps(model, True))
     model.int8_products = True
-    found = torch.cat(steps(model, True))
+    results = torch.cat(steps(model, True))
     monkeypatch.setattr(transformer, "runs_straight", lambda *_: False)
     expected = torch.cat(steps(model, False))
     scale = float(in_float32.abs().mean())
     assert float((expected - in_float32).abs().mean()) < 0.03 * scale
-    assert float((found - in_float32).abs().mean()) < 0.03 * scale
-    assert not torch.equal(found, in_float32)
+    assert float((results - in_float32).abs().mean()) < 0.03 * scale
+    assert not torch.equal(results, in_float32)
 
 
 def hook(model):

@@ -26,10 +26,10 @@ def test_two_processes_agree_with_one(kind: str, tmp_path: Path) -> None:
     model, batch = model_and_batch()
     loss = model.loss(*batch)[0]
     loss.backward()
-    found = [torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in range(2)]
+    actual = [torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in range(2)]
     halves = 2 if kind == "fsdp" else 1  # of the batch, over which FSDP averages gradients
-    total = sum(each["loss"] for each in found) * halves / 2
+    total = sum(each["loss"] for each in actual) * halves / 2
     torch.testing.assert_close(total, loss.detach(), rtol=1e-5, atol=1e-5)
-    for each in found:
+    for each in actual:
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(each[name] * halves, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)

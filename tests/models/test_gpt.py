@@ -82,9 +82,9 @@ def test_a_cached_step_equals_the_full_pass(norm_first):
     whole = model(tokens)
     cache = DecoderCache()
     torch.testing.assert_close(model.step(tokens[:, :5], cache), whole[:, 4], rtol=1e-4, atol=1e-4)
-    for place in range(5, 12):
-        step = model.step(tokens[:, place : place + 1], cache)
-        torch.testing.assert_close(step, whole[:, place], rtol=1e-4, atol=1e-4)
+    for position in range(5, 12):
+        step = model.step(tokens[:, position : position + 1], cache)
+        torch.testing.assert_close(step, whole[:, position], rtol=1e-4, atol=1e-4)
 
 
 def test_the_loss_of_packed_documents_is_that_of_each_alone():
@@ -96,12 +96,12 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone():
     packed = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
-    place = 0
+    position = 0
     for size in batch.lengths.tolist():
-        part = slice(place, place + size)
+        part = slice(position, position + size)
         logits = model(batch.tokens[:, part])[0]
         total = total + nn.functional.cross_entropy(logits, batch.targets[0, part], reduction="sum")
-        place += size
+        position += size
     total.backward()
     torch.testing.assert_close(loss, total)
     torch.testing.assert_close(nll, total)
@@ -116,11 +116,11 @@ def test_no_logit_depends_on_another_document_or_on_what_follows(norm_first):
     packing = Packing.from_lengths(batch.lengths, batch.longest, batch.target_tokens)
     number = torch.repeat_interleave(torch.arange(len(batch.lengths)), batch.lengths)
     before = model(batch.tokens, packing)[0]
-    for place in range(batch.target_tokens):
+    for position in range(batch.target_tokens):
         changed = batch.tokens.clone()
-        changed[0, place] = (changed[0, place] + 1) % 31
+        changed[0, position] = (changed[0, position] + 1) % 31
         difference = (model(changed, packing)[0] - before).abs().amax(dim=1)
-        later_in_document = (number == number[place]) & (torch.arange(len(number)) >= place)
+        later_in_document = (number == number[position]) & (torch.arange(len(number)) >= position)
         assert (difference[~later_in_document] == 0).all()
         assert (difference[later_in_document] > 0).all()
 
@@ -141,7 +141,7 @@ def test_log_probabilities_are_those_of_the_last_tokens():
     for tokens, count, value in zip(sequences, scored, given.tolist()):
         rows = model(torch.tensor([tokens[:-1]]))[0].log_softmax(-1)
         expected = sum(
-            rows[place, tokens[place + 1]].item() for place in range(len(tokens) - 1 - count, len(tokens) - 1)
+            rows[position, tokens[position + 1]].item() for position in range(len(tokens) - 1 - count, len(tokens) - 1)
         )
         assert value == pytest.approx(expected, abs=1e-4)
 

@@ -49,11 +49,11 @@ def step(model, route="torch"):
     return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def agree(found, wanted):
-    torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-5)
-    assert found[1].keys() == wanted[1].keys()
+def agree(actual, wanted):
+    torch.testing.assert_close(actual[0], wanted[0], rtol=1e-5, atol=1e-5)
+    assert actual[1].keys() == wanted[1].keys()
     for name, gradient in wanted[1].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
 
 
 # ------------------------------------------------------------------------------------------------------------- hooks

@@ -48,34 +48,34 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_gradient_is_that_of_parameters_read_as_they_are(variant):
     model, batch = model_and_batch(**{"dropout": 0.0, **VARIANTS[variant]})
-    found = gradients(model, batch)
+    actual = gradients(model, batch)
     with merged_launches(False):
         wanted = gradients(model, batch)
-    assert any(not torch.equal(found[name], wanted[name]) for name in wanted), "the node was not used"
+    assert any(not torch.equal(actual[name], wanted[name]) for name in wanted), "the node was not used"
     for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def test_under_autocast_gradients_are_as_near_to_float32_as_without_it():
     """GELU: of ReLU a rounding of hidden values near zero decides whole rows of gradients, on either side alike."""
     model, batch = model_and_batch(dropout=0.0, activation="gelu")
     exact = gradients(model, batch)
-    found = gradients(model, batch, torch.bfloat16)
+    actual = gradients(model, batch, torch.bfloat16)
     with merged_launches(False):
         plain = gradients(model, batch, torch.bfloat16)
     for name, gradient in exact.items():
-        assert found[name].dtype == torch.float32
+        assert actual[name].dtype == torch.float32
         allowed = 2 * (plain[name] - gradient).abs().max() + 0.02 * gradient.abs().max() + 1e-3
-        assert (found[name] - gradient).abs().max() <= allowed, name
+        assert (actual[name] - gradient).abs().max() <= allowed, name
 
 
 def test_gradients_add_up_over_batches():
     model, batch = model_and_batch(dropout=0.0)
-    once = gradients(model, batch)
+    single = gradients(model, batch)
     with backend("triton"):
         model.loss(*batch)[0].backward()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, 2 * once[name], rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close(parameter.grad, 2 * single[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
 def test_a_parameter_that_does_not_train_has_no_gradient_and_changes_no_other():

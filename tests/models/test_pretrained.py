@@ -30,10 +30,10 @@ def pretrained(model_dir):
 
 
 def test_the_weights_come_back_bit_for_bit(model_dir, pretrained):
-    ours, back = Transformer.from_pretrained(model_dir), Transformer.from_pretrained(pretrained)
-    assert back.config == ours.config
+    ours, restored = Transformer.from_pretrained(model_dir), Transformer.from_pretrained(pretrained)
+    assert restored.config == ours.config
     for name, weight in ours.state_dict().items():
-        assert torch.equal(back.state_dict()[name], weight), name
+        assert torch.equal(restored.state_dict()[name], weight), name
 
 
 def test_it_translates_as_the_model_directory_does_and_by_its_settings(model_dir, pretrained):

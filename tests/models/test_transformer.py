@@ -201,10 +201,10 @@ def test_padding_changes_no_logit_and_takes_no_gradient():
     model.zero_grad()
     padded[real].square().sum().backward()
     # the pad row is an output class too: only its use as an input must give nothing
-    own = tiny(norm_first=True, final_norm=True, share_embeddings="none").double()
-    own(padded_source, padded_target, source_lengths, target_lengths)[:, : target.shape[1]][real].sum().backward()
-    assert own.source_embedding.weight.grad[PAD].eq(0).all()
-    assert own.target_embedding.weight.grad[PAD].eq(0).all()
+    separate = tiny(norm_first=True, final_norm=True, share_embeddings="none").double()
+    separate(padded_source, padded_target, source_lengths, target_lengths)[:, : target.shape[1]][real].sum().backward()
+    assert separate.source_embedding.weight.grad[PAD].eq(0).all()
+    assert separate.target_embedding.weight.grad[PAD].eq(0).all()
 
 
 @pytest.mark.parametrize("pad_id", [PAD, 49])
@@ -226,10 +226,10 @@ def test_a_sentence_longer_than_the_position_table_extends_it():
 # --------------------------------------------------------------------------------------------------------- dropout
 
 
-@pytest.mark.parametrize("place", ["dropout", "embedding_dropout", "attention_dropout", "relu_dropout"])
-def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(place):
+@pytest.mark.parametrize("index", ["dropout", "embedding_dropout", "attention_dropout", "relu_dropout"])
+def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(index):
     off = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
-    model = tiny(**{**off, place: 0.4})
+    model = tiny(**{**off, index: 0.4})
     plain = tiny(**off)
     source, target, *lengths = batch()
 
@@ -237,8 +237,8 @@ def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(place):
         torch.manual_seed(seed)
         return model(source, target, *lengths)
 
-    first, again, other = run(3), run(3), run(4)
-    assert torch.equal(first, again)
+    first, repeated, other = run(3), run(3), run(4)
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, other)
     model.eval()
     torch.testing.assert_close(run(3), plain(source, target, *lengths))
@@ -300,8 +300,8 @@ def test_a_reordered_cache_continues_the_chosen_rows():
     cache.keep(torch.tensor([0, 2]))
     rows = rows[[0, 1, 4, 5]]
     step = model.step(beams[rows, 3], cache)
-    again = source[[0, 0, 2, 2]]
-    expected = model(again, beams[rows, :4], source_lengths[[0, 0, 2, 2]])[:, -1]
+    repeated = source[[0, 0, 2, 2]]
+    expected = model(repeated, beams[rows, :4], source_lengths[[0, 0, 2, 2]])[:, -1]
     torch.testing.assert_close(step, expected.float())
 
 

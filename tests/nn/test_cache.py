@@ -94,9 +94,9 @@ def test_the_memory_is_projected_once() -> None:
     model = decoder(batch_first=True)
     tgt, memory, cache = rand(N, L, E), rand(N, S, E), DecoderCache()
     first = model(tgt[:, :1], memory, cache=cache)
-    again = model(tgt[:, 1:2], torch.zeros_like(memory), cache=cache)  # only its shape is looked at
+    repeated = model(tgt[:, 1:2], torch.zeros_like(memory), cache=cache)  # only its shape is looked at
     full = model(tgt[:, :2], memory, tgt_is_causal=True)
-    torch.testing.assert_close(torch.cat([first, again], 1), full)
+    torch.testing.assert_close(torch.cat([first, repeated], 1), full)
 
 
 @pytest.mark.parametrize("memory_too", [True, False])

@@ -27,14 +27,14 @@ def both_routes(module: nn.Module, *inputs: Tensor, **options: Any) -> None:
     results = []
     for route in ("torch", "triton"):
         module.zero_grad()
-        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        leaf_tensors = [x.detach().clone().requires_grad_() for x in inputs]
         torch.manual_seed(3)
         with backend(route):
-            output = module(*leaves, **options)
+            output = module(*leaf_tensors, **options)
             output = output[0] if isinstance(output, tuple) else output
             torch.manual_seed(1)
             (output * torch.randn(output.shape)).sum().backward()
-        results.append([output, *(x.grad for x in leaves), *(p.grad for p in module.parameters())])
+        results.append([output, *(x.grad for x in leaf_tensors), *(p.grad for p in module.parameters())])
     for expected, got in zip(*results):
         if expected is not None:
             torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-4)

@@ -189,13 +189,13 @@ def test_decoder_layer_drops_in_its_six_places() -> None:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("place", ["dropout", "dropout1", "dropout2", "self_attn"])
-def test_each_dropout_can_be_changed_or_switched_off_by_itself(place: str, norm_first: bool) -> None:
+@pytest.mark.parametrize("position", ["dropout", "dropout1", "dropout2", "self_attn"])
+def test_each_dropout_can_be_changed_or_switched_off_by_itself(position: str, norm_first: bool) -> None:
     layer = fasttfm.nn.TransformerEncoderLayer(E, H, F, 0.0, batch_first=True, norm_first=norm_first)
-    module = getattr(layer, place)
+    module = getattr(layer, position)
     x = torch.randn(N, L, E)
     clean = layer(x)
-    if place == "self_attn":
+    if position == "self_attn":
         module.dropout = 0.5
     else:
         module.p = 0.5

@@ -23,10 +23,10 @@ def stacks(
     made = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for room in (nn, fasttfm.nn):
-            one = getattr(room, f"Transformer{name}Layer")(E, H, F, 0.0, **layer)
-            last = room.LayerNorm(E) if norm else None
-            made.append(getattr(room, f"Transformer{name}")(one, 2, last, **(stack or {})).double())
+        for library in (nn, fasttfm.nn):
+            one = getattr(library, f"Transformer{name}Layer")(E, H, F, 0.0, **layer)
+            last = library.LayerNorm(E) if norm else None
+            made.append(getattr(library, f"Transformer{name}")(one, 2, last, **(stack or {})).double())
     theirs, ours = made
     share(theirs, ours)
     return theirs, ours

@@ -37,9 +37,9 @@ def pair(name: str, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
     made = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for room in (torch.nn, fasttfm.nn):
+        for library in (torch.nn, fasttfm.nn):
             torch.manual_seed(7)
-            made.append(getattr(room, name)(*NAMES[name], **options))
+            made.append(getattr(library, name)(*NAMES[name], **options))
     return made[0], made[1]
 
 

@@ -25,9 +25,9 @@ def upstream_cases(*arguments: str) -> int:
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
-    found = re.search(r"^(\d+) cases agree, 0 differ$", done.stdout, re.MULTILINE)
-    assert found, done.stdout
-    return int(found[1])
+    actual = re.search(r"^(\d+) cases agree, 0 differ$", done.stdout, re.MULTILINE)
+    assert actual, done.stdout
+    return int(actual[1])
 
 
 @pytest.mark.slow
@@ -49,8 +49,8 @@ def test_every_behaviour_names_tests_that_exist() -> None:
         named = re.findall(r"(\w+)\.py::(\w+)", covered)
         assert named or covered.strip().startswith("not of the modules"), f"{upstream.strip()} is not covered"
         for file, test in named:
-            found = [p for p in HERE.parent.rglob(f"{file}.py") if f"def {test}(" in p.read_text(encoding="utf-8")]
-            assert found, f"{upstream.strip()}: there is no {file}.py::{test}"
+            actual = [p for p in HERE.parent.rglob(f"{file}.py") if f"def {test}(" in p.read_text(encoding="utf-8")]
+            assert actual, f"{upstream.strip()}: there is no {file}.py::{test}"
 
 
 # ------------------------------------------------------------------------------------------------- MultiheadAttention
@@ -140,9 +140,9 @@ def test_nested_tensors_attend_through_torch() -> None:
 @torch.no_grad()
 def test_nested_tensors_that_torch_refuses_are_refused(options: dict[str, bool]) -> None:
     nested = torch.nested.nested_tensor([torch.randn(length, 8) for length in (4, 6)])
-    for room in (nn, fasttfm.nn):
+    for library in (nn, fasttfm.nn):
         with pytest.raises(AssertionError, match="NestedTensor"):
-            room.MultiheadAttention(8, 2, batch_first=True, **options).eval()(nested, nested, nested)
+            library.MultiheadAttention(8, 2, batch_first=True, **options).eval()(nested, nested, nested)
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
@@ -205,10 +205,10 @@ def test_sequences_of_a_thousand_positions(lengths: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", ["Encoder", "Decoder"])
 def test_stacks_of_one_and_of_six_layers(name: str, layers: int) -> None:
     made = []
-    for room in (nn, fasttfm.nn):
+    for library in (nn, fasttfm.nn):
         torch.manual_seed(0)
-        layer = getattr(room, f"Transformer{name}Layer")(4, 2, 16, 0.0, batch_first=True)
-        made.append(getattr(room, f"Transformer{name}")(layer, layers, room.LayerNorm(4)).double())
+        layer = getattr(library, f"Transformer{name}Layer")(4, 2, 16, 0.0, batch_first=True)
+        made.append(getattr(library, f"Transformer{name}")(layer, layers, library.LayerNorm(4)).double())
     inputs = [torch.randn(2, length, 4, dtype=torch.float64) for length in (3, 5)][: 1 if name == "Encoder" else 2]
     expected, got = (module(*inputs) for module in made)
     torch.testing.assert_close(got, expected)
@@ -299,10 +299,10 @@ def test_a_causal_mask_sets_the_hint_of_the_layers() -> None:
 
     x, square = torch.randn(1, 4, 2), torch.ones(4, 4, dtype=torch.bool).triu(1)
     for mask, causal in ((square, True), (as_floats(square, torch.float32), True), (square.t(), False)):
-        for room in (nn, fasttfm.nn):
+        for library in (nn, fasttfm.nn):
             given: list[Any] = []
-            layer = room.TransformerEncoderLayer(2, 1, 4, batch_first=True)
-            encoder = room.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            layer = library.TransformerEncoderLayer(2, 1, 4, batch_first=True)
+            encoder = library.TransformerEncoder(layer, 2, enable_nested_tensor=False)
             encoder.layers[1] = Layer()
             encoder(x, mask=mask)
             assert [(positional, sorted(named), named["is_causal"]) for positional, named in given] == [

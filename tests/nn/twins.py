@@ -46,15 +46,15 @@ def compare(
     results = []
     for module in (theirs, ours):
         module.zero_grad()
-        leaves = {id(x): x.detach().clone().requires_grad_() for x in inputs}
-        outputs = module(*(leaves[id(x)] for x in inputs), **options)
+        leaf_tensors = {id(x): x.detach().clone().requires_grad_() for x in inputs}
+        outputs = module(*(leaf_tensors[id(x)] for x in inputs), **options)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         chosen = [x if keep is None else x[keep] for x in outputs if x is not None]
         torch.manual_seed(1)
         loss = sum((x * torch.randn(x.shape, dtype=x.dtype)).sum() for x in chosen)
         loss.backward()
         gradients = {name: p.grad for name, p in module.named_parameters()}
-        results.append((chosen, [x.grad for x in leaves.values()], gradients))
+        results.append((chosen, [x.grad for x in leaf_tensors.values()], gradients))
     (outputs, input_gradients, gradients), (our_outputs, our_input_gradients, our_gradients) = results
     assert len(outputs) == len(our_outputs)
     for expected, got in zip([*outputs, *input_gradients], [*our_outputs, *our_input_gradients]):

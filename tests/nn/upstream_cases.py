@@ -40,14 +40,14 @@ MODULES = (
 def pair(name: str, arguments: Any, dtype: torch.dtype, training: bool) -> tuple[nn.Module, nn.Module]:
     """torch.nn's module and ours, with the same weights from the same seed and through the state dict."""
     made = []
-    for room in (torch.nn, fasttfm.nn):
+    for library in (torch.nn, fasttfm.nn):
         positional = tuple(copy.deepcopy(x) for x in arguments.args)
-        if room is fasttfm.nn:
+        if library is fasttfm.nn:
             for argument in positional:
                 if isinstance(argument, nn.Module):
                     replace_modules(argument)  # the layer that a stack is made of
         torch.manual_seed(0)
-        made.append(getattr(room, name)(*positional, **arguments.kwargs).to(dtype).train(training))
+        made.append(getattr(library, name)(*positional, **arguments.kwargs).to(dtype).train(training))
     theirs, ours = made
     for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
         assert torch.equal(a, b), "initial values"
@@ -60,21 +60,21 @@ def pair(name: str, arguments: Any, dtype: torch.dtype, training: bool) -> tuple
 
 def solve(module: nn.Module, given: Any) -> list[Tensor | None]:
     """Outputs, gradients of every floating input and of every parameter."""
-    leaves: list[Tensor] = []
+    leaf_tensors: list[Tensor] = []
 
     def leaf(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
         x = x.detach().clone()
         if x.is_floating_point():
-            leaves.append(x.requires_grad_())
+            leaf_tensors.append(x.requires_grad_())
         return x
 
     positional, named = tree.tree_map(leaf, (given.args, given.kwargs))
     outputs = [x for x in tree.tree_leaves(module(*positional, **named)) if isinstance(x, Tensor)]
     torch.manual_seed(1)
     torch.autograd.backward([(x * torch.randn(x.shape, dtype=x.dtype)).sum() for x in outputs])
-    return [*outputs, *(x.grad for x in leaves), *(p.grad for p in module.parameters())]
+    return [*outputs, *(x.grad for x in leaf_tensors), *(p.grad for p in module.parameters())]
 
 
 def compare(name: str, case: Any, dtype: torch.dtype, training: bool, route: str) -> None:

@@ -69,22 +69,22 @@ def apply(opcode: str, result: str, *operands) -> np.ndarray:
     count = max(len(o[1]) for o in operands if isinstance(o, tuple))
     threads = -(-count // 32) * 32
     memory, lines, words = {}, ["mov.u32 %r500, %tid.x;"], []
-    for place, operand in enumerate(operands):
+    for position, operand in enumerate(operands):
         if not isinstance(operand, tuple):
             words.append(operand)
             continue
         kind, values = operand
         stored = "b16" if kind == "pred" else kind
         padded = np.resize(np.asarray(values), threads)
-        memory[f"x{place}"] = padded.view(f"u{BYTES[stored]}") if kind != "pred" else padded.astype("u2")
-        register = f"{REGISTERS[stored]}{10 + place}"
+        memory[f"x{position}"] = padded.view(f"u{BYTES[stored]}") if kind != "pred" else padded.astype("u2")
+        register = f"{REGISTERS[stored]}{10 + position}"
         lines += [
-            f"mad.wide.u32 %rd{50 + place}, %r500, {BYTES[stored]}, %rd{len(memory)};",
-            f"ld.global.{stored} {register}, [%rd{50 + place}];",
+            f"mad.wide.u32 %rd{50 + position}, %r500, {BYTES[stored]}, %rd{len(memory)};",
+            f"ld.global.{stored} {register}, [%rd{50 + position}];",
         ]
         if kind == "pred":
-            lines.append(f"setp.ne.b16 %p{10 + place}, {register}, 0;")
-            register = f"%p{10 + place}"
+            lines.append(f"setp.ne.b16 %p{10 + position}, {register}, 0;")
+            register = f"%p{10 + position}"
         words.append(register)
     target = REGISTERS[result] + "40"
     lines.append(f"{opcode} {target}, {', '.join(words)};")

@@ -19,16 +19,18 @@ REALS = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, 3.0, -2.5, 1e-3, 1e10, 3e38, -3e38
 
 def integers(bits, count, seed):
     draw = random.Random(seed)
-    found = [e & ((1 << bits) - 1) for e in EDGES] + [draw.getrandbits(bits) for _ in range(count)]
-    draw.shuffle(found)
-    return found
+    actual = [e & ((1 << bits) - 1) for e in EDGES] + [draw.getrandbits(bits) for _ in range(count)]
+    draw.shuffle(actual)
+    return actual
 
 
 def reals(count, seed):
     draw = random.Random(seed)
-    found = [single(x) for x in REALS] + [single(draw.gauss(0, 1) * 2.0 ** draw.randint(-20, 20)) for _ in range(count)]
-    draw.shuffle(found)
-    return found
+    actual = [single(x) for x in REALS] + [
+        single(draw.gauss(0, 1) * 2.0 ** draw.randint(-20, 20)) for _ in range(count)
+    ]
+    draw.shuffle(actual)
+    return actual
 
 
 def signed(value, bits):
@@ -88,8 +90,8 @@ def nearest32(exact):
         power += 1
     count, rest = divmod(magnitude, Fraction(2) ** power)
     count = int(count) + (rest * 2 > Fraction(2) ** power or (rest * 2 == Fraction(2) ** power and int(count) & 1))
-    found = math.ldexp(count, power)
-    return math.copysign(math.inf if found >= 2.0**128 else found, exact)
+    actual = math.ldexp(count, power)
+    return math.copysign(math.inf if actual >= 2.0**128 else actual, exact)
 
 
 def quotient(a, b):
@@ -101,10 +103,10 @@ def field(a, first, count, bits, sign):
     first, count = first & 255, count & 255
     top = bits - 1
     fill = (a >> min(first + count - 1, top)) & 1 if sign and count else 0
-    found = 0
+    actual = 0
     for i in range(bits):
-        found |= ((a >> (first + i)) & 1 if i < count and first + i <= top else fill) << i
-    return found
+        actual |= ((a >> (first + i)) & 1 if i < count and first + i <= top else fill) << i
+    return actual
 
 
 def permuted(a, b, selector):
@@ -156,8 +158,8 @@ def test_integers_of_two_operands(opcode):
     bits, meaning = INTEGER[opcode]
     a, b = integers(bits, 100, 1), integers(bits, 100, 2)
     kind, dtype = f"b{bits}", f"u{bits // 8}"
-    found = apply(opcode, kind, (kind, np.array(a, dtype)), (kind, np.array(b, dtype)))
-    assert found.tolist() == [meaning(x, y) & ((1 << bits) - 1) for x, y in zip(a, b)]
+    actual = apply(opcode, kind, (kind, np.array(a, dtype)), (kind, np.array(b, dtype)))
+    assert actual.tolist() == [meaning(x, y) & ((1 << bits) - 1) for x, y in zip(a, b)]
 
 
 WIDE = {
@@ -172,15 +174,15 @@ WIDE = {
 def test_products_of_twice_the_width(opcode):
     a, b, c = integers(32, 100, 3), integers(32, 100, 4), integers(64, 100, 5)
     operands = [("b32", np.array(a, "u4")), ("b32", np.array(b, "u4")), ("b64", np.array(c, "u8"))]
-    found = apply(opcode, "b64", *operands[: 3 if opcode.startswith("mad") else 2])
-    assert found.tolist() == [WIDE[opcode](*x) & ((1 << 64) - 1) for x in zip(a, b, c)]
+    actual = apply(opcode, "b64", *operands[: 3 if opcode.startswith("mad") else 2])
+    assert actual.tolist() == [WIDE[opcode](*x) & ((1 << 64) - 1) for x in zip(a, b, c)]
 
 
 @pytest.mark.parametrize(("opcode", "bits"), [("mad.lo.s32", 32), ("mad.lo.s64", 64), ("mad.lo.u32", 32)])
 def test_product_and_sum(opcode, bits):
     a, b, c = (integers(bits, 60, seed) for seed in (1, 2, 3))
-    found = apply(opcode, f"b{bits}", *((f"b{bits}", np.array(x, f"u{bits // 8}")) for x in (a, b, c)))
-    assert found.tolist() == [(x * y + z) & ((1 << bits) - 1) for x, y, z in zip(a, b, c)]
+    actual = apply(opcode, f"b{bits}", *((f"b{bits}", np.array(x, f"u{bits // 8}")) for x in (a, b, c)))
+    assert actual.tolist() == [(x * y + z) & ((1 << bits) - 1) for x, y, z in zip(a, b, c)]
 
 
 SHIFTS = {
@@ -201,34 +203,34 @@ def test_shifts_by_any_amount(opcode):
     bits, meaning = SHIFTS[opcode]
     a = integers(bits, 80, 6)
     n = [i % 70 for i in range(len(a))]
-    found = apply(opcode, f"b{bits}", (f"b{bits}", np.array(a, f"u{bits // 8}")), ("b32", np.array(n, "u4")))
-    assert found.tolist() == [meaning(x, k) & ((1 << bits) - 1) for x, k in zip(a, n)]
+    actual = apply(opcode, f"b{bits}", (f"b{bits}", np.array(a, f"u{bits // 8}")), ("b32", np.array(n, "u4")))
+    assert actual.tolist() == [meaning(x, k) & ((1 << bits) - 1) for x, k in zip(a, n)]
 
 
 @pytest.mark.parametrize(("opcode", "sign"), [("bfe.u32", False), ("bfe.s32", True)])
 def test_bit_fields(opcode, sign):
     a = integers(32, 100, 7)
     first, count = [i * 7 % 40 for i in range(len(a))], [i * 5 % 40 for i in range(len(a))]
-    found = apply(opcode, "b32", *(("b32", np.array(x, "u4")) for x in (a, first, count)))
-    assert found.tolist() == [field(x, f, c, 32, sign) for x, f, c in zip(a, first, count)]
+    actual = apply(opcode, "b32", *(("b32", np.array(x, "u4")) for x in (a, first, count)))
+    assert actual.tolist() == [field(x, f, c, 32, sign) for x, f, c in zip(a, first, count)]
 
 
 @pytest.mark.parametrize("selector", [0x5410, 0x7632, 0x3340, 0x7701, 0x9ABC, 0x0123])
 def test_bytes_are_permuted(selector):
     a, b = integers(32, 60, 8), integers(32, 60, 9)
-    found = apply("prmt.b32", "b32", ("b32", np.array(a, "u4")), ("b32", np.array(b, "u4")), f"{selector:#x}U")
-    assert found.tolist() == [permuted(x, y, selector) for x, y in zip(a, b)]
+    actual = apply("prmt.b32", "b32", ("b32", np.array(a, "u4")), ("b32", np.array(b, "u4")), f"{selector:#x}U")
+    assert actual.tolist() == [permuted(x, y, selector) for x, y in zip(a, b)]
 
 
 @pytest.mark.parametrize("table", [0x80, 0xFE, 0x96, 0xCA, 0x1B])
 def test_any_function_of_three_bits(table):
     a, b, c = (integers(32, 40, seed) for seed in (1, 2, 3))
-    found = apply("lop3.b32", "b32", *(("b32", np.array(x, "u4")) for x in (a, b, c)), f"{table:#x}")
+    actual = apply("lop3.b32", "b32", *(("b32", np.array(x, "u4")) for x in (a, b, c)), f"{table:#x}")
     wanted = [
         sum((table >> ((x >> i & 1) * 4 + (y >> i & 1) * 2 + (z >> i & 1)) & 1) << i for i in range(32))
         for x, y, z in zip(a, b, c)
     ]
-    assert found.tolist() == wanted
+    assert actual.tolist() == wanted
 
 
 UNARY = {
@@ -272,8 +274,8 @@ def test_integers_of_one_operand(opcode):
     a = integers(bits, 120, 10)
     if "f16" in opcode:  # not numbers keep no bits in Python
         a = [x for x in a if x >> 10 & 31 != 31 or not x & 1023]
-    found = apply(opcode, result, (source, np.array(a, f"u{bits // 8}")))
-    assert found.tolist() == [meaning(x) & ((1 << wide) - 1) for x in a]
+    actual = apply(opcode, result, (source, np.array(a, f"u{bits // 8}")))
+    assert actual.tolist() == [meaning(x) & ((1 << wide) - 1) for x in a]
 
 
 def saturated(x, bits):
@@ -298,15 +300,15 @@ def test_narrower_numbers_are_rounded_to_the_nearest(opcode):
     x = reals(400, 11)
     x += [bfloat(i) for i in (0x3F80, 0x3F81)] + [real32(0x3F808000), real32(0x3F818000), real32(0x3F808001)]  # ties
     x = [v for v in x if "tf32" not in opcode or math.isfinite(v)]
-    found = apply(opcode, result, ("b32", np.array(x, "f4")))
-    assert found.tolist() == [meaning(v) for v in x]
+    actual = apply(opcode, result, ("b32", np.array(x, "f4")))
+    assert actual.tolist() == [meaning(v) for v in x]
 
 
 @pytest.mark.parametrize(("opcode", "meaning"), [("cvt.rn.f16x2.f32", to_half), ("cvt.rn.bf16x2.f32", to_bfloat)])
 def test_a_pair_is_packed_with_its_first_operand_above(opcode, meaning):
     x, y = reals(100, 12), reals(100, 13)
-    found = apply(opcode, "b32", ("b32", np.array(x, "f4")), ("b32", np.array(y, "f4")))
-    assert found.tolist() == [meaning(a) << 16 | meaning(b) for a, b in zip(x, y)]
+    actual = apply(opcode, "b32", ("b32", np.array(x, "f4")), ("b32", np.array(y, "f4")))
+    assert actual.tolist() == [meaning(a) << 16 | meaning(b) for a, b in zip(x, y)]
 
 
 def fraction(x):
@@ -338,17 +340,17 @@ FLOAT = {
 }
 
 
-def same(found, wanted):
-    return math.isnan(wanted) if math.isnan(found) else found == wanted
+def same(actual, wanted):
+    return math.isnan(wanted) if math.isnan(actual) else actual == wanted
 
 
 @pytest.mark.parametrize("opcode", FLOAT)
 def test_float32_is_rounded_once(opcode):
     count, meaning = FLOAT[opcode]
     operands = [reals(300, seed) for seed in range(20, 20 + count)]
-    found = apply(opcode, "b32", *(("b32", np.array(x, "f4")) for x in operands)).view("f4")
-    for place, of in enumerate(zip(*operands)):
-        assert same(float(found[place]), meaning(*of)), (opcode, of)
+    actual = apply(opcode, "b32", *(("b32", np.array(x, "f4")) for x in operands)).view("f4")
+    for position, of in enumerate(zip(*operands)):
+        assert same(float(actual[position]), meaning(*of)), (opcode, of)
 
 
 def test_a_fused_sum_that_float64_would_round_twice():
@@ -356,8 +358,8 @@ def test_a_fused_sum_that_float64_would_round_twice():
     a, b = single(1 + 2.0**-23), single(1 + 2.0**-23)
     c = [single(2.0**-24 * 2.0**k) for k in range(-8, 30)] + [single(-(2.0**-24) * 2.0**k) for k in range(-8, 30)]
     c += [single(2.0**30 + 2.0**7), single(2.0**29), single(2.0**53)]
-    found = apply("fma.rn.f32", "b32", *(("b32", np.array(x, "f4")) for x in ([a] * len(c), [b] * len(c), c)))
-    assert found.view("f4").tolist() == [nearest32(Fraction(a) * Fraction(b) + Fraction(x)) for x in c]
+    actual = apply("fma.rn.f32", "b32", *(("b32", np.array(x, "f4")) for x in ([a] * len(c), [b] * len(c), c)))
+    assert actual.view("f4").tolist() == [nearest32(Fraction(a) * Fraction(b) + Fraction(x)) for x in c]
     # 2^0 + 2^-24 + 2^-60: exactly above the middle of 1 and the next float32
     tie = apply("fma.rn.f32", "b32", *(("b32", np.array(x, "f4")) for x in ([2.0**-30], [2.0**-30], [1.0])))
     assert tie.view("f4").tolist() == [1.0]
@@ -390,9 +392,9 @@ def test_approximate_instructions_are_as_near_as_float32_can_be(opcode):
     draw = random.Random(30)
     low = 0.1 if opcode.startswith(("lg2", "rsqrt", "sqrt", "rcp", "div")) else -8.0
     operands = [[single(draw.uniform(low, 8.0)) for _ in range(200)] for _ in range(count)]
-    found = apply(opcode, "b32", *(("b32", np.array(x, "f4")) for x in operands)).view("f4")
-    for place, of in enumerate(zip(*operands)):
-        assert float(found[place]) == pytest.approx(meaning(*of), rel=3e-7, abs=1e-7)
+    actual = apply(opcode, "b32", *(("b32", np.array(x, "f4")) for x in operands)).view("f4")
+    for position, of in enumerate(zip(*operands)):
+        assert float(actual[position]) == pytest.approx(meaning(*of), rel=3e-7, abs=1e-7)
 
 
 def test_ftz_flushes_subnormal_operands_and_results():
@@ -409,33 +411,33 @@ def test_ftz_flushes_subnormal_operands_and_results():
 
 def test_pairs_of_float32_are_computed_each_alone():
     a, b, c = (np.array(reals(60, seed)[: 2 * 40], "f4") for seed in (31, 32, 33))
-    found = apply("fma.rn.f32x2", "b64", *(("b64", x.view("u8")) for x in (a, b, c))).view("f4")
+    actual = apply("fma.rn.f32x2", "b64", *(("b64", x.view("u8")) for x in (a, b, c))).view("f4")
     alone = apply("fma.rn.f32", "b32", *(("b32", x) for x in (a, b, c))).view("f4")
-    assert np.array_equal(found, alone, equal_nan=True)
+    assert np.array_equal(actual, alone, equal_nan=True)
 
 
-@pytest.mark.parametrize(("word", "to", "back"), [("f16", to_half, half), ("bf16", to_bfloat, bfloat)])
+@pytest.mark.parametrize(("word", "encode", "decode"), [("f16", to_half, half), ("bf16", to_bfloat, bfloat)])
 @pytest.mark.parametrize(
     ("name", "meaning"), [("add", lambda a, b: a + b), ("mul", lambda a, b: a * b), ("sub", lambda a, b: a - b)]
 )
-def test_half_precision_is_rounded_once(word, to, back, name, meaning):
+def test_half_precision_is_rounded_once(word, encode, decode, name, meaning):
     draw = random.Random(34)
-    a, b = ([to(draw.gauss(0, 1) * 2.0 ** draw.randint(-5, 5)) for _ in range(200)] for _ in range(2))
-    found = apply(f"{name}.rn.{word}", "b16", ("b16", np.array(a, "u2")), ("b16", np.array(b, "u2")))
-    assert [back(int(x)) for x in found] == [back(to(meaning(back(x), back(y)))) for x, y in zip(a, b)]
+    a, b = ([encode(draw.gauss(0, 1) * 2.0 ** draw.randint(-5, 5)) for _ in range(200)] for _ in range(2))
+    actual = apply(f"{name}.rn.{word}", "b16", ("b16", np.array(a, "u2")), ("b16", np.array(b, "u2")))
+    assert [decode(int(x)) for x in actual] == [decode(encode(meaning(decode(x), decode(y)))) for x, y in zip(a, b)]
 
 
-@pytest.mark.parametrize(("word", "to", "back"), [("f16", to_half, half), ("bf16", to_bfloat, bfloat)])
+@pytest.mark.parametrize(("word", "encode", "decode"), [("f16", to_half, half), ("bf16", to_bfloat, bfloat)])
 @pytest.mark.parametrize(("name", "sign"), [("add", 1.0), ("sub", -1.0), ("fma", 1.0)])
-def test_half_precision_is_taken_into_a_sum_of_float32(word, to, back, name, sign):
+def test_half_precision_is_taken_into_a_sum_of_float32(word, encode, decode, name, sign):
     """Of sm_100 and newer: sums and products with the last operand in float32."""
     draw = random.Random(36)
-    narrow = [[to(draw.gauss(0, 1)) for _ in range(200)] for _ in range(2 if name == "fma" else 1)]
+    narrow = [[encode(draw.gauss(0, 1)) for _ in range(200)] for _ in range(2 if name == "fma" else 1)]
     last = [single(draw.gauss(0, 1)) for _ in range(200)]
     operands = [("b16", np.array(x, "u2")) for x in narrow]
-    found = apply(f"{name}.rn.f32.{word}", "b32", *operands, ("b32", np.array(last, "f4").view("u4")))
-    wanted = [single(math.prod(back(x) for x in xs) + sign * c) for *xs, c in zip(*narrow, last)]
-    assert found.view("f4").tolist() == wanted
+    actual = apply(f"{name}.rn.f32.{word}", "b32", *operands, ("b32", np.array(last, "f4").view("u4")))
+    wanted = [single(math.prod(decode(x) for x in xs) + sign * c) for *xs, c in zip(*narrow, last)]
+    assert actual.view("f4").tolist() == wanted
 
 
 def test_an_instruction_of_two_types_that_is_not_known_is_refused():
@@ -453,9 +455,9 @@ def test_integers_are_compared(compare, word):
     bits = int(word[1:])
     a, b = integers(bits, 60, 14), integers(bits, 60, 15)
     b[:20] = a[:20]
-    found = apply(f"setp.{compare}.{word}", "pred", *((f"b{bits}", np.array(x, f"u{bits // 8}")) for x in (a, b)))
+    actual = apply(f"setp.{compare}.{word}", "pred", *((f"b{bits}", np.array(x, f"u{bits // 8}")) for x in (a, b)))
     values = [(signed(x, bits), signed(y, bits)) if word[0] == "s" else (x, y) for x, y in zip(a, b)]
-    assert found.tolist() == [ORDERED[compare](*v) for v in values]
+    assert actual.tolist() == [ORDERED[compare](*v) for v in values]
 
 
 @pytest.mark.parametrize("compare", [*ORDERED, *(f"{name}u" for name in ORDERED), "nan", "num"])
@@ -466,9 +468,9 @@ def test_numbers_are_compared_and_what_is_none_is_unordered(compare, word):
     if word == "f32":
         operands = [("b32", np.array(x, "f4")) for x in (a, b)]
     else:
-        to, back = (to_half, half) if word == "f16" else (to_bfloat, bfloat)
-        operands = [("b16", np.array([to(v) for v in x], "u2")) for x in (a, b)]
-        a, b = ([back(to(v)) for v in x] for x in (a, b))
+        encode, decode = (to_half, half) if word == "f16" else (to_bfloat, bfloat)
+        operands = [("b16", np.array([encode(v) for v in x], "u2")) for x in (a, b)]
+        a, b = ([decode(encode(v)) for v in x] for x in (a, b))
     wanted = []
     for x, y in zip(a, b):
         unordered = math.isnan(x) or math.isnan(y)
@@ -485,8 +487,8 @@ def test_numbers_are_compared_and_what_is_none_is_unordered(compare, word):
 def test_a_comparison_joined_with_a_predicate(word, join):
     a, b = integers(32, 40, 18), integers(32, 40, 19)
     p = [i % 3 == 0 for i in range(len(a))]
-    found = apply(f"setp.lt.{word}.s32", "pred", *(("b32", np.array(x, "u4")) for x in (a, b)), ("pred", np.array(p)))
-    assert found.tolist() == [join(signed(x, 32) < signed(y, 32), q) for x, y, q in zip(a, b, p)]
+    actual = apply(f"setp.lt.{word}.s32", "pred", *(("b32", np.array(x, "u4")) for x in (a, b)), ("pred", np.array(p)))
+    assert actual.tolist() == [join(signed(x, 32) < signed(y, 32), q) for x, y, q in zip(a, b, p)]
 
 
 @pytest.mark.parametrize(("opcode", "bits"), [("selp.b16", 16), ("selp.b32", 32), ("selp.b64", 64), ("selp.f32", 32)])
@@ -505,8 +507,8 @@ def test_a_predicate_selects(opcode, bits):
 )
 def test_predicates(opcode, meaning):
     a, b = [False, False, True, True], [False, True, False, True]
-    found = apply(opcode, "pred", ("pred", np.array(a)), ("pred", np.array(b)))
-    assert found.tolist() == [meaning(x, y) for x, y in zip(a, b)]
+    actual = apply(opcode, "pred", ("pred", np.array(a)), ("pred", np.array(b)))
+    assert actual.tolist() == [meaning(x, y) for x, y in zip(a, b)]
     assert apply("not.pred", "pred", ("pred", np.array(a))).tolist() == [not x for x in a]
 
 

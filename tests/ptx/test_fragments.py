@@ -41,11 +41,11 @@ def c_place(lane, i):
     return lane // 4 + 8 * (i >= 2), lane % 4 * 2 + i % 2
 
 
-def fragment(matrix, place, count, kind):
+def fragment(matrix, position, count, kind):
     """(32, registers) uint32."""
-    elements = np.array([[matrix[place(lane, i, kind)] for i in range(count)] for lane in range(32)])
-    found = bits(elements, kind)
-    return found if kind == "tf32" else np.ascontiguousarray(found).view("u4")
+    elements = np.array([[matrix[position(lane, i, kind)] for i in range(count)] for lane in range(32)])
+    actual = bits(elements, kind)
+    return actual if kind == "tf32" else np.ascontiguousarray(actual).view("u4")
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16", "tf32"])
@@ -123,13 +123,13 @@ def test_ldmatrix_gives_each_thread_its_pair(count, turned):
         y=np.zeros(32 * count, "u4"),
     )
     assert not ran.faults
-    found = ran["y"].view("u2").reshape(32, count, 2)
+    actual = ran["y"].view("u2").reshape(32, count, 2)
     for lane in range(32):
         for matrix in range(count):
             for e in (0, 1):
                 row, column = lane // 4, lane % 4 * 2 + e
                 wanted = tile[matrix, column, row] if turned else tile[matrix, row, column]
-                assert found[lane, matrix, e] == wanted
+                assert actual[lane, matrix, e] == wanted
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -188,11 +188,11 @@ def laid_out(matrix, pattern, turned, kind):
     for row in range(rows):
         for k in range(depth):
             if turned:
-                at = row % across * size + row // across * leading + k % 8 * pattern + k // 8 * stride
+                byte = row % across * size + row // across * leading + k % 8 * pattern + k // 8 * stride
             else:
-                at = row % 8 * pattern + row // 8 * stride + k * size
-            at = swizzled(at, pattern)
-            data[at : at + size] = np.frombuffer(bits(matrix[row, k : k + 1], kind).tobytes(), "u1")
+                byte = row % 8 * pattern + row // 8 * stride + k * size
+            byte = swizzled(byte, pattern)
+            data[byte : byte + size] = np.frombuffer(bits(matrix[row, k : k + 1], kind).tobytes(), "u1")
     return data, leading, stride
 
 
@@ -269,19 +269,19 @@ def test_wgmma_multiplies_swizzled_tiles(kind, turned, from_registers, pattern, 
     a, b = whole(64, depth), whole(depth, columns)
     ran = wgmma(a, b, kind, pattern, turned, from_registers, columns)
     assert not ran.faults
-    found = ran["y"].view("f4").reshape(128, columns // 2)
+    actual = ran["y"].view("f4").reshape(128, columns // 2)
     product = a @ b + 1
     for thread in range(128):
         for i in range(columns // 2):
             row = thread // 32 * 16 + thread % 32 // 4 + 8 * (i // 2 % 2)
             column = i // 4 * 8 + thread % 4 * 2 + i % 2
-            assert found[thread, i] == product[row, column], (thread, i)
+            assert actual[thread, i] == product[row, column], (thread, i)
 
 
 def test_wgmma_may_begin_a_sum():
     a, b = whole(64, 16), whole(16, 8)
-    found = wgmma(a, b, "bf16", 128, (False, False), False, 8, scale=0)["y"].view("f4").reshape(128, 4)
-    assert found[0, 0] == (a @ b)[0, 0]
+    actual = wgmma(a, b, "bf16", 128, (False, False), False, 8, scale=0)["y"].view("f4").reshape(128, 4)
+    assert actual[0, 0] == (a @ b)[0, 0]
 
 
 def test_sums_that_are_used_before_the_wait():

@@ -273,9 +273,9 @@ def test_a_copy_of_fewer_bytes_is_filled_with_zeros():
 @pytest.mark.parametrize("waited", [False, True])
 def test_a_copy_to_where_another_is_on_its_way(waited):
     """Which of the two arrives last is nowhere said."""
-    again = "cp.async.ca.shared.global [%r2 + 8], [%rd11 + 0], 0x8, 8;"
+    repeated = "cp.async.ca.shared.global [%r2 + 8], [%rd11 + 0], 0x8, 8;"
     wait = "cp.async.wait_group 0;"
-    ran = copies("cp.async.commit_group;", wait if waited else "", again, "cp.async.commit_group;", wait)
+    ran = copies("cp.async.commit_group;", wait if waited else "", repeated, "cp.async.commit_group;", wait)
     assert ran.kinds == (set() if waited else {"race"})
 
 
@@ -434,13 +434,13 @@ def test_copies_that_threads_of_a_warp_store_together_are_no_race():
 
 
 @pytest.mark.parametrize(
-    ("place", "kinds"),
+    ("position", "kinds"),
     [("mad.lo.s32 %r4, %r3, 32, %r1", set()), ("mov.u32 %r4, %r1", {"programs", "value"}),
      ("mad.lo.s32 %r4, %r3, 31, %r1", {"programs", "value"})],
 )  # fmt: skip
-def test_two_programs_store_at_one_place(place, kinds):
+def test_two_programs_store_at_one_place(position, kinds):
     ran = run(
-        f"mov.u32 %r1, %tid.x;\nmov.u32 %r3, %ctaid.x;\n{place};\nmad.wide.u32 %rd10, %r4, 4, %rd1;\n"
+        f"mov.u32 %r1, %tid.x;\nmov.u32 %r3, %ctaid.x;\n{position};\nmad.wide.u32 %rd10, %r4, 4, %rd1;\n"
         "st.global.b32 [%rd10], %r3;",
         grid=(2, 1, 1),
         y=NONE,

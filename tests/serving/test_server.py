@@ -146,15 +146,15 @@ def test_a_text_and_a_list_are_translated_as_the_translator_does(url, translator
 
 def test_options_are_those_of_the_search(url, model_dir):
     ours = Translator.from_directory(model_dir, workers=1, beam=3, nbest=2, length_penalty="gnmt", alpha=1.0)
-    found = ask(url, text=LINES, beam=3, nbest=2, length_penalty="gnmt", alpha=1.0).json()["translations"]
+    actual = ask(url, text=LINES, beam=3, nbest=2, length_penalty="gnmt", alpha=1.0).json()["translations"]
     expected = ours.translate_nbest(LINES)
-    assert found == [[{"text": each.text, "score": each.score} for each in best] for best in expected]
+    assert actual == [[{"text": each.text, "score": each.score} for each in best] for best in expected]
 
 
 def test_sixteen_clients_each_get_the_answers_to_their_questions(url, translator):
     lines = [f"{a} {b}" for a in LINES for b in LINES]
-    found = translator.translate_nbest(lines)
-    expected = {line: [{"text": each.text, "score": each.score} for each in best] for line, best in zip(lines, found)}
+    actual = translator.translate_nbest(lines)
+    expected = {line: [{"text": each.text, "score": each.score} for each in best] for line, best in zip(lines, actual)}
     assert len({best[0]["score"] for best in expected.values()}) > 50
 
     def client(number: int) -> None:
@@ -185,9 +185,9 @@ def test_a_stream_brings_one_event_a_text_and_then_the_end(url, translator):
     answer = requests.post(f"{url}/translate", json={"text": LINES, "stream": True}, stream=True, timeout=PATIENCE)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = answer.content.decode().strip().split("\n\n")
-    found = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
-    assert [each["index"] for each in found] == list(range(len(LINES)))
-    assert [each["translations"][0]["text"] for each in found] == translator.translate(LINES)
+    actual = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    assert [each["index"] for each in actual] == list(range(len(LINES)))
+    assert [each["translations"][0]["text"] for each in actual] == translator.translate(LINES)
     assert events[-1].startswith("event: done")
 
 

@@ -129,9 +129,9 @@ def test_a_run_that_stops_and_goes_on_ends_in_the_same_bits(kind, changes, data,
     one, other = (read_weights(resolve_checkpoint(tmp_path / name, "last")) for name in ("whole", "parts"))
     assert one.keys() == other.keys()
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    again = evaluate(tmp_path / "whole", data, "last", CPU)
-    assert again == whole.score
-    record = again.record()
+    repeated = evaluate(tmp_path / "whole", data, "last", CPU)
+    assert repeated == whole.score
+    record = repeated.record()
     assert ("sentence_accuracy" in record) == (changes.get("objective") != "mlm" and kind != "electra")
     assert ("detection_accuracy" in record) == (kind == "electra")
     body = read_encoder_body(tmp_path / "whole")

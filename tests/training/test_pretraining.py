@@ -82,11 +82,11 @@ def test_a_run_learns_logs_and_its_directory_says_what_it_holds(data, tmp_path):
     assert read_kind(tmp_path / "M") == "gpt"
     prepared = PreparedDocuments.open(data)
     model = GPT.from_pretrained(tmp_path / "M", "last")
-    again = evaluate(model, prepared.tokenizer, tmp_path / "M", data=data)
-    assert again.bits_per_byte == pytest.approx(outcome.score.bits_per_byte, rel=1e-5)
+    repeated = evaluate(model, prepared.tokenizer, tmp_path / "M", data=data)
+    assert repeated.bits_per_byte == pytest.approx(outcome.score.bits_per_byte, rel=1e-5)
     # bits of all tokens, ends of documents among them, over the bytes of the text
     tokens, text = prepared.valid.tokens, prepared.valid.bytes
-    assert again.bits_per_byte == pytest.approx(again.nll / 0.6931471805599453 * tokens / text)
+    assert repeated.bits_per_byte == pytest.approx(repeated.nll / 0.6931471805599453 * tokens / text)
 
 
 @pytest.mark.parametrize("changes", [{}, {"precision": "bf16", "update_freq": 2, "ema_decay": 0.9, "clip_norm": 1.0}])

@@ -17,8 +17,8 @@ def test_noam_is_equation_3_of_the_paper():
 
 
 def test_tensor2tensor_doubles_noam():
-    once, twice = (TrainingConfig(schedule="noam", noam_scale=scale) for scale in (1.0, 2.0))
-    assert learning_rate(twice, 512, 7) == 2 * learning_rate(once, 512, 7)
+    single, twice = (TrainingConfig(schedule="noam", noam_scale=scale) for scale in (1.0, 2.0))
+    assert learning_rate(twice, 512, 7) == 2 * learning_rate(single, 512, 7)
 
 
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "constant"])
@@ -31,12 +31,12 @@ def test_warm_up_rises_linearly_to_lr(schedule):
 
 def test_after_warm_up_each_schedule_falls_as_it_says():
     shared = {"lr": 0.01, "warmup_updates": 100, "max_update": 1100}
-    at = {name: TrainingConfig(schedule=name, **shared) for name in ("inverse-sqrt", "cosine", "constant")}
-    assert learning_rate(at["inverse-sqrt"], 512, 400) == pytest.approx(0.005)
-    assert learning_rate(at["cosine"], 512, 600) == pytest.approx(0.005)
-    assert learning_rate(at["cosine"], 512, 1100) == pytest.approx(0, abs=1e-12)
-    assert learning_rate(at["cosine"], 512, 2000) == pytest.approx(0, abs=1e-12)
-    assert learning_rate(at["constant"], 512, 2000) == 0.01
+    schedules = {name: TrainingConfig(schedule=name, **shared) for name in ("inverse-sqrt", "cosine", "constant")}
+    assert learning_rate(schedules["inverse-sqrt"], 512, 400) == pytest.approx(0.005)
+    assert learning_rate(schedules["cosine"], 512, 600) == pytest.approx(0.005)
+    assert learning_rate(schedules["cosine"], 512, 1100) == pytest.approx(0, abs=1e-12)
+    assert learning_rate(schedules["cosine"], 512, 2000) == pytest.approx(0, abs=1e-12)
+    assert learning_rate(schedules["constant"], 512, 2000) == 0.01
 
 
 def test_no_warm_up_starts_at_lr():

@@ -291,9 +291,9 @@ def test_a_signal_finishes_the_update_saves_and_says_how_to_go_on(tiny_data, tmp
     assert "Traceback" not in stderr
     (step,) = saved_steps(tmp_path / "M")
     assert f"update {step:,}," in last
-    again = run(train_command(tiny_data, tmp_path / "M", **{**changes, "max_update": step + 3}))
-    assert again.returncode == 0
-    assert f"going on from update {step:,}" in again.stderr
+    repeated = run(train_command(tiny_data, tmp_path / "M", **{**changes, "max_update": step + 3}))
+    assert repeated.returncode == 0
+    assert f"going on from update {step:,}" in repeated.stderr
 
 
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not():

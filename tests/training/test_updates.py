@@ -105,7 +105,7 @@ def test_a_collapse_of_throughput_is_told_once_with_both_numbers():
 
 def test_four_small_batches_are_the_update_of_a_large_one(tiny_data, tiny_config):
     """Gradient accumulation: the same pairs in 4 parts, without dropout, up to rounding."""
-    found = []
+    results = []
     for parts in (1, 4):
         updates = make(tiny_data, tiny_config(update_freq=parts, dropout=0.0, max_tokens=512))
         pairs = updates.batches.epoch(0)[0][:40]
@@ -116,9 +116,9 @@ def test_four_small_batches_are_the_update_of_a_large_one(tiny_data, tiny_config
             torch.ones(()),
         )[1]
         updates.perform()
-        found.append(gradients)
-    for number, gradient in found[0].items():
-        torch.testing.assert_close(found[1][number], gradient, rtol=1e-5, atol=1e-6)
+        results.append(gradients)
+    for number, gradient in results[0].items():
+        torch.testing.assert_close(results[1][number], gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_parts_of_a_model_learn_at_other_rates(tiny_data, tiny_config):
@@ -162,10 +162,10 @@ def test_a_pattern_that_no_parameter_fits_is_named(tiny_data, tiny_config):
 
 
 def test_checkpointed_activations_train_to_the_same_bits(tiny_data, tiny_config):
-    found = []
+    results = []
     for enabled in (False, True):
         updates = make(tiny_data, tiny_config(checkpoint_activations=enabled, update_freq=2))
         for _ in range(3):
             updates.perform()
-        found.append(list(updates.model.parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        results.append(list(updates.model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

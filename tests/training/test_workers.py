@@ -125,12 +125,12 @@ def test_two_ranks_go_on_bit_by_bit_and_another_number_says_what_changes(tiny_da
 def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(tiny_data, tmp_path, rank, kind):
     out = tmp_path / "M"
     command = words(tiny_data, out, save_interval_updates=2)
-    (statuses, again), stderr = run_ranks(
+    (statuses, repeated), stderr = run_ranks(
         {"size": 2, "words": command, "fault": [rank, 6, kind]}, {"size": 2, "words": command}
     )
     assert statuses[rank] == (2 if kind == "error" else -signal.SIGKILL)
     assert statuses[1 - rank] == LOST_PEER
-    assert again == [0, 0]
+    assert repeated == [0, 0]
     assert "Traceback" not in stderr
     assert re.findall(r"^fasttfm train: .*$", stderr, re.M) == ["fasttfm train: this rank has met a wall"] * (
         kind == "error"
@@ -175,10 +175,10 @@ def test_ranks_divide_validation_and_find_what_one_finds(tiny_data, tmp_path):
 def test_a_signal_to_one_rank_while_all_validate_saves_and_validates_again(tiny_data, tmp_path, rank):
     out = tmp_path / "M"
     command = words(tiny_data, out)
-    (stopped, again), stderr = run_ranks(
+    (stopped, repeated), stderr = run_ranks(
         {"size": 2, "words": command, "fault": [rank, 1, "validation"]}, {"size": 2, "words": command}
     )
-    assert (stopped, again) == ([143, 143], [0, 0]), stderr
+    assert (stopped, repeated) == ([143, 143], [0, 0]), stderr
     assert "stopped after update 4, which is saved" in stderr
     assert [record["step"] for record in read_log(out) if record["kind"] == "valid"] == [4, 8, 12]
 
@@ -206,11 +206,11 @@ def test_wrong_data_is_told_once(tmp_path):
 
 def ranks_of(launcher: int) -> list[int]:
     """The processes that a launcher has started, by rank."""
-    found = {}
+    results = {}
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        found.update({int(entry[5:]): int(child) for entry in environment if entry.startswith(b"RANK=")})
-    return [found[rank] for rank in sorted(found)]
+        results.update({int(entry[5:]): int(child) for entry in environment if entry.startswith(b"RANK=")})
+    return [results[rank] for rank in sorted(results)]
 
 
 def wait_for(process, text):
@@ -239,11 +239,11 @@ def test_a_launched_run_stops_by_one_line_and_goes_on(tiny_data, tmp_path):
     assert [line for line in stderr.splitlines() if "tokens/s" not in line] == [
         f"fasttfm train: stopped after update {step:,}, which is saved: run the same command again to go on"
     ]
-    again = run([*train_command(tiny_data, out, **{**LONG, "max_update": step + 3}), "--workers", "2"])
-    assert again.returncode == 0
-    assert f"going on from update {step:,}" in again.stderr
-    assert "2 workers with 1 thread each" in again.stderr
-    assert again.stdout.splitlines()[-1] == f"model: {out}"
+    repeated = run([*train_command(tiny_data, out, **{**LONG, "max_update": step + 3}), "--workers", "2"])
+    assert repeated.returncode == 0
+    assert f"going on from update {step:,}" in repeated.stderr
+    assert "2 workers with 1 thread each" in repeated.stderr
+    assert repeated.stdout.splitlines()[-1] == f"model: {out}"
 
 
 @pytest.mark.slow
