@@ -6,6 +6,8 @@ import argparse
 import importlib
 from pathlib import Path
 
+from fasttfm.cli.parser import add_checkpoint
+
 FORMATS = {
     "ctranslate2": ("fasttfm.interop.ctranslate2", "ctranslate2.Translator"),
     "marian-hf": ("fasttfm.interop.marian", "transformers' MarianMTModel and MarianTokenizer"),
@@ -27,12 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--format", required=True, choices=FORMATS, help="who is to load it")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="WHICH",
-        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
-    )
+    add_checkpoint(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -56,3 +56,29 @@ def _number(text: str) -> float:
         return to_float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a number such as 0.5") from None
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """--checkpoint: which of a model directory's."""
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device: where it is computed."""
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+
+
+def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> None:
+    """--precision: in which type."""
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "fp16", "int8"),
+        dest=dest,
+        help="type of the weights and matrix products; int8: of the products, on a CPU (default: fp32, or int8 for a "
+        "model of fasttfm quantize)",
+    )

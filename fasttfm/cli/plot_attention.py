@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fasttfm.cli.parser import add_checkpoint, add_device
 from fasttfm.errors import UserError
 
 
@@ -25,13 +26,8 @@ def add_parser(subparsers) -> None:
         help="picture to write (default: %(default)s)",
     )
     parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,6 (default: all)")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="WHICH",
-        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
-    )
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+    add_checkpoint(parser)
+    add_device(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fasttfm.cli.parser import add_checkpoint
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command's parser."""
@@ -17,12 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument("--out", type=Path, required=True, metavar="Q", help="new or empty directory")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="WHICH",
-        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
-    )
+    add_checkpoint(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,6 +7,8 @@ import itertools
 import sys
 from pathlib import Path
 
+from fasttfm.cli.parser import add_checkpoint, add_device, add_precision
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
@@ -18,19 +20,9 @@ def add_parser(subparsers) -> None:
     parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument("--src", type=Path, required=True, metavar="FILE", help="source text, plain or gzip")
     parser.add_argument("--tgt", type=Path, required=True, metavar="FILE", help="a translation for each of its lines")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="WHICH",
-        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
-    )
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16", "fp16", "int8"),
-        help="type of the weights and matrix products; int8: of the products, on a CPU (default: fp32, or int8 for a "
-        "model of fasttfm quantize)",
-    )
+    add_checkpoint(parser)
+    add_device(parser)
+    add_precision(parser)
 
 
 def run(args: argparse.Namespace) -> None:

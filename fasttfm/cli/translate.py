@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fasttfm.cli.parser import add_checkpoint, add_device, add_precision
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.convert import WHOLE_NUMBER
 from fasttfm.errors import UserError
@@ -26,20 +27,9 @@ def add_parser(subparsers) -> None:
         "With --nbest above 1 the output is `NUMBER ||| TRANSLATION ||| SCORE`, NUMBER being that of the line from 0.",
     )
     parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="WHICH",
-        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
-    )
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16", "fp16", "int8"),
-        dest="translation_precision",
-        help="type of the weights and matrix products; int8: of the products, on a CPU (default: fp32, or int8 for a "
-        "model of fasttfm quantize)",
-    )
+    add_checkpoint(parser)
+    add_device(parser)
+    add_precision(parser, "translation_precision")
     parser.add_argument(
         "--workers",
         default="auto",
