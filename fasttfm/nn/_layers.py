@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,13 +16,51 @@ from fasttfm.blocks.residual import Output, linear_output
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
 from fasttfm.nn.attention import MultiheadAttention
-from fasttfm.nn.errors import check_tensor, renamed
+from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting, renamed
+from fasttfm.nn.feed_forward import activation_function
 from fasttfm.nn.layer_norm import LayerNorm
 
 ATTENTIONS = frozenset({MultiheadAttention})
 
 
-def adopt(layer: nn.Module) -> None:
+class Layer(nn.Module):
+    """What both kinds of layers share; torch.nn's class follows it among the bases."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_layer(d_model, nhead, dropout)
+        super().__init__(
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation_function(activation),
+            layer_norm_eps,
+            batch_first,
+            norm_first,
+            bias,
+            device,
+            dtype,
+        )
+        _adopt(self)
+
+    def __prepare_scriptable__(self) -> Any:
+        return refuse_scripting(self)
+
+
+def _adopt(layer: nn.Module) -> None:
     """Makes the attentions and norms that torch.nn's constructor built in layer ours, parameters and all.
 
     They are known by torch's own classes, also where the names in torch.nn have been given to others.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
 
 from fasttfm.blocks.cache import DecoderCache, LayerCache
@@ -16,9 +15,7 @@ from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.nn import masks
-from fasttfm.nn._layers import adopt, attend, check_input, dropout_of, seed_for
-from fasttfm.nn.errors import check_layer, refuse_scripting
-from fasttfm.nn.feed_forward import activation_function
+from fasttfm.nn._layers import Layer, attend, check_input, dropout_of, seed_for
 
 SELF_NAMES = {
     "query": "tgt",
@@ -48,41 +45,11 @@ class DecoderSite(IntEnum):
     CROSS_ATTENTION_WEIGHTS = 5
 
 
-class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
+class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
     """torch.nn.TransformerDecoderLayer (Vaswani et al. 2017, section 3.1) on fasttfm's fused operators.
 
     Arguments, initial values and state dict are torch.nn's; what is fused, and when, as in TransformerEncoderLayer.
     """
-
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_layer(d_model, nhead, dropout)
-        super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation_function(activation),
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            device,
-            dtype,
-        )
-        adopt(self)
 
     def forward(
         self,
@@ -144,9 +111,6 @@ class TransformerDecoderLayer(torch.nn.TransformerDecoderLayer):
         ends_in_norm = not self.norm_first
         z = feed_forward(y, self.linear1, self.activation, hidden_dropout, self.linear2, leave_bias=ends_in_norm)
         return stream.join(z, self.norm3, dropout_of(self.dropout3, seed, site.FEED_FORWARD)).value()
-
-    def __prepare_scriptable__(self) -> Any:
-        return refuse_scripting(self)
 
 
 def _overrides(layer: Any) -> bool:

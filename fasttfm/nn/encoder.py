@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -16,10 +15,8 @@ from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
 from fasttfm.nn import masks
-from fasttfm.nn._layers import adopt, attend, check_input, dropout_of, seed_for
+from fasttfm.nn._layers import Layer, attend, check_input, dropout_of, seed_for
 from fasttfm.nn.attention import MultiheadAttention
-from fasttfm.nn.errors import check_layer, refuse_scripting
-from fasttfm.nn.feed_forward import activation_function
 
 NAMES = {
     "query": "src",
@@ -40,43 +37,13 @@ class EncoderSite(IntEnum):
     ATTENTION_WEIGHTS = 3
 
 
-class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
+class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
     """torch.nn.TransformerEncoderLayer (Vaswani et al. 2017, section 3.1) on fasttfm's fused operators.
 
     Arguments, initial values and state dict are torch.nn's. Each residual connection, its dropout and its LayerNorm are
     one pass, and so are bias, ReLU and dropout of the feed-forward network; a sub-module that has been exchanged,
     wrapped or hooked is called instead. A subclass that overrides _sa_block or _ff_block runs torch.nn's forward.
     """
-
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Callable[[Tensor], Tensor] = nn.functional.relu,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_layer(d_model, nhead, dropout)
-        super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation_function(activation),
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            device,
-            dtype,
-        )
-        adopt(self)
 
     def forward(
         self,
@@ -110,9 +77,6 @@ class TransformerEncoderLayer(torch.nn.TransformerEncoderLayer):
         ends_in_norm = not self.norm_first
         z = feed_forward(y, self.linear1, self.activation, hidden_dropout, self.linear2, leave_bias=ends_in_norm)
         return stream.join(z, self.norm2, dropout_of(self.dropout2, seed, site.FEED_FORWARD)).value()
-
-    def __prepare_scriptable__(self) -> Any:
-        return refuse_scripting(self)
 
 
 def _overrides(layer: Any) -> bool:
