@@ -68,16 +68,7 @@ def search_ids(
     which search batches at once, each on a core of its own. Raises ValueError for a source without tokens, an empty
     sequence, and required phrases without a beam search, UserError for a model whose weights give no probabilities.
     """
-    for place, source in enumerate(sources):
-        if not len(source):
-            raise ValueError(f"source {place} has no tokens: it must at least hold end-of-sentence")
-    for what, given in (("prefixes", prefixes), ("numbers", numbers), ("required", required)):
-        if given is not None and len(given) != len(sources):
-            raise ValueError(f"{len(given)} {what} for {len(sources)} sources: give one for each")
-    if not all(banned):
-        raise ValueError("a banned sequence has no tokens: give at least one")
-    if required is not None and any(required) and (config.sampling or config.diverse_beam_groups > 1):
-        raise ValueError("required phrases need a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
+    _check(sources, {"prefixes": prefixes, "numbers": numbers, "required": required}, banned, config)
     wanted = config.nbest
     if config.coverage_penalty and not config.sampling:
         config = replace(config, nbest=config.beam)
@@ -117,6 +108,25 @@ def search_ids(
     if config.coverage_penalty:
         outputs = [best[:wanted] for best in rescore_by_coverage(model, sources, outputs, config)]
     return outputs
+
+
+def _check(
+    sources: Sequence[Sequence[int]],
+    lists: dict[str, Sequence[Any] | None],
+    banned: Sequence[Sequence[int]],
+    config: DecodingConfig,
+) -> None:
+    """Raises ValueError for arguments of search_ids() that do not agree; lists: those with an entry a source."""
+    for number, source in enumerate(sources):
+        if not len(source):
+            raise ValueError(f"source {number} has no tokens: it must at least hold end-of-sentence")
+    for what, given in lists.items():
+        if given is not None and len(given) != len(sources):
+            raise ValueError(f"{len(given)} {what} for {len(sources)} sources: give one for each")
+    if not all(banned):
+        raise ValueError("a banned sequence has no tokens: give at least one")
+    if any(lists["required"] or ()) and (config.sampling or config.diverse_beam_groups > 1):
+        raise ValueError("required phrases need a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
 
 
 def search_workers(model: Any, count: int, *, least_work: float = 0) -> Workers | None:
