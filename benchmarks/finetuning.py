@@ -88,10 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         body = args.body or pretrain(args.text, folder, args.preset, args.vocab_size, args.minutes)
-        measured = {}
-        for name, flag in (("pre-trained", "--init-from"), ("fresh weights", "--like")):
-            measured[name] = finetune(flag, body, args.qa, folder, args.epochs)
-            print(f"{name}: F1 {measured[name]['f1']:.2f}, exact match {measured[name]['exact']:.2f}", flush=True)
+        measured = []
+        for name, flag in (("pre-trained", "--init-from"), ("fresh", "--like")):
+            row = {"weights": name, **finetune(flag, body, args.qa, folder, args.epochs)}
+            print(f"{name} weights: F1 {row['f1']:.2f}, exact match {row['exact']:.2f}", flush=True)
+            measured.append(row)
     record = {
         "benchmark": "finetuning",
         "preset": args.preset,

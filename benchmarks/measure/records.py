@@ -2,8 +2,9 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, pretraining, encoders, serving, curves, padding_epoch, speedrun, continuous, precisions, the examples) keep
-their fields and have schemas of their own; kind(record) tells them apart. The schemas are JSON Schema, to be read:
+preparing, pretraining, finetuning, students, encoders, serving, curves, padding_epoch, speedrun, continuous,
+precisions, the examples) keep their fields and have schemas of their own; kind(record) tells them apart. The schemas
+are JSON Schema, to be read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -238,6 +239,32 @@ ENCODERS = _object(
 )
 """Rows by way of sharing, or a probe by minutes of training, written by `python -m benchmarks.encoders`."""
 
+FINETUNING = _object(
+    {
+        "benchmark": {"const": "finetuning"},
+        "preset": _TEXT,
+        "text": {"type": "array", "items": _TEXT},
+        "body": _or_null(_TEXT),
+        "minutes": _or_null(_POSITIVE),
+        "epochs": _AT_LEAST_ONE,
+        "vocab_size": _or_null(_AT_LEAST_ONE),
+        "measured": _ROWS,
+        "machine": MACHINE,
+    }
+)
+"""F1 and exact match with and without pre-training, written by `python -m benchmarks.finetuning`."""
+
+STUDENTS = _object(
+    {
+        "benchmark": {"const": "students"},
+        "text": _TEXT,
+        "sentences": _AT_LEAST_ONE,
+        "measured": _ROWS,
+        "machine": MACHINE,
+    }
+)
+"""BLEU and sentences/s of a teacher and its student, written by `python -m benchmarks.students`."""
+
 SERVING = _object({"benchmark": {"const": "serving"}, "text": _TEXT, "measured": _ROWS, "machine": MACHINE})
 """Sentences a second and what clients wait (p50_ms, p99_ms), written by `python -m benchmarks.serving`."""
 
@@ -327,6 +354,8 @@ SCHEMAS = {
     "speedrun": SPEEDRUN,
     "padding_epoch": PADDING_EPOCH,
     "pretraining": PRETRAINING,
+    "finetuning": FINETUNING,
+    "students": STUDENTS,
     "continuous": CONTINUOUS,
     "precisions": PRECISIONS,
     "encoders": ENCODERS,

@@ -1,0 +1,82 @@
+"""A student beside its teacher: BLEU and sentences a second of one text.
+
+    python -m benchmarks.students --teacher TEACHER --student STUDENT --src test.en --ref test.de [--rounds 3]
+
+Both are model directories, made as docs/distillation.md says. Each translates the text with its own search settings
+and as many processes as `fasttfm translate` takes, in turns; a first turn, which starts the processes, is not timed.
+Appends one line to benchmarks/results/students.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
+from fasttfm.cli.parser import Parser
+from fasttfm.data.corpus import read_lines
+from fasttfm.data.scoring import bleu
+from fasttfm.decoding import Translator
+from fasttfm.errors import UserError
+
+
+def measure(models: dict[str, Path], source: list[str], references: list[str], rounds: int) -> list[dict[str, Any]]:
+    """A row for each model."""
+    translators = {name: Translator.from_directory(path) for name, path in models.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    translations: dict[str, list[str]] = {}
+    try:
+        for turn in range(rounds + 1):
+            for name, translator in translators.items():
+                started = time.perf_counter()
+                translations[name] = translator.translate(source)
+                if turn:
+                    seconds[name].append(time.perf_counter() - started)
+    finally:
+        for translator in translators.values():
+            translator.close()
+    return [
+        {
+            "model": name,
+            "bleu": round(bleu(translations[name], references).value, 2),
+            "sentences_per_second": round(len(source) / statistics.median(seconds[name]), 1),
+            "seconds": [round(each, 3) for each in seconds[name]],
+            "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
+            "beam": translator.config.beam,
+        }
+        for name, translator in translators.items()
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and record."""
+    parser = Parser(prog="python -m benchmarks.students", description=__doc__.split("\n")[0])
+    for name in ("teacher", "student"):
+        parser.add_argument(f"--{name}", type=Path, required=True, metavar="MODEL", help=f"the {name}'s directory")
+    parser.add_argument("--src", type=Path, required=True, metavar="FILE", help="text to translate, plain or packed")
+    parser.add_argument("--ref", type=Path, required=True, metavar="FILE", help="its translation by people")
+    parser.add_argument("--rounds", type=int, default=3, help="timed turns of both; default: %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    args: argparse.Namespace = parser.parse_args(argv)
+    source, references = list(read_lines(args.src)), list(read_lines(args.ref))
+    if len(source) != len(references) or not source:
+        raise UserError(f"--src has {len(source):,} lines and --ref {len(references):,}: both must align line by line")
+    measured = measure({"teacher": args.teacher, "student": args.student}, source, references, max(1, args.rounds))
+    for row in measured:
+        print(f"{row['model']}: BLEU {row['bleu']}, {row['sentences_per_second']:,} sentences/s, beam {row['beam']}")
+    record = {"benchmark": "students", "text": args.src.name, "sentences": len(source), "measured": measured}
+    args.results.mkdir(parents=True, exist_ok=True)
+    with (args.results / "students.jsonl").open("a") as file:
+        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
