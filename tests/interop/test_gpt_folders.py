@@ -100,3 +100,26 @@ def test_what_is_no_gpt_ends_in_one_line(tmp_path):
             read(tmp_path / "M")
     with pytest.raises(UserError, match=r"config\.json"):
         read(tmp_path / "none")
+
+
+def test_fifty_updates_give_their_losses(tmp_path):
+    their_model = theirs("gpt2", tmp_path / "theirs", n_positions=32)
+    with torch.no_grad():
+        for parameter in their_model.parameters():
+            parameter.mul_(0.3)
+    their_model.save_pretrained(tmp_path / "smaller")
+    ours = read(tmp_path / "smaller")
+    losses = []
+    for model, logits in ((ours, ours), (their_model, lambda tokens: their_model(tokens).logits)):
+        optimizer = torch.optim.AdamW(model.train().parameters(), 1e-2)
+        losses.append([])
+        for update in range(50):
+            tokens = torch.randint(0, 37, (4, 16), generator=torch.Generator().manual_seed(update % 2))
+            wanted = tokens[:, 1:].flatten()
+            loss = torch.nn.functional.cross_entropy(logits(tokens[:, :-1]).flatten(0, 1), wanted)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-3, atol=1e-3)
+    assert losses[0][-1] < 0.7 * losses[0][0]
