@@ -15,11 +15,13 @@ from fasttfm.checkpoints.steps import resolve_checkpoint, step_folder
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
 from fasttfm.config import KINDS, RunConfig
-from fasttfm.config.bert import BertConfig
+from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import train_text_tokenizer
+from fasttfm.models.albert import AlbertPretraining
 from fasttfm.models.bert import BertPretraining
+from fasttfm.models.electra import Electra
 from fasttfm.models.gpt import GPT
 
 NAMES = ["Ada", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal"]
@@ -69,12 +71,18 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def bodies(tmp_path_factory) -> dict[str, Path]:
-    """Directories of a BERT and a GPT as pre-training leaves them."""
+    """Directories of a model of every kind as pre-training leaves them."""
     folder, tokenizer = tmp_path_factory.mktemp("bodies"), train_text_tokenizer(texts(), 420)
     made = {}
-    for kind, config_class, model_class in (("bert", BertConfig, BertPretraining), ("gpt", GPTConfig, GPT)):
+    for kind, config_class, model_class in (
+        ("bert", BertConfig, BertPretraining),
+        ("albert", AlbertConfig, AlbertPretraining),
+        ("electra", ElectraConfig, Electra),
+        ("gpt", GPTConfig, GPT),
+    ):
         torch.manual_seed(4)
-        config = config_class(vocab_size=len(tokenizer), **SIZE)
+        more = {"embedding_size": 16} if kind in ("albert", "electra") else {}
+        config = config_class(vocab_size=len(tokenizer), **SIZE, **more)
         made[kind] = folder / kind
         made[kind].mkdir()
         tokenizer.save(made[kind])
@@ -130,6 +138,22 @@ def test_it_begins_with_the_body_and_a_fresh_head_or_all_fresh(tmp_path, bodies)
         assert not any(name.startswith("body.pooler") for name in weights)
         for name in ("body.embeddings.word.weight", "body.encoder.layers.1.linear2.weight"):
             assert torch.equal(weights[name], body[name]) is same
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [("albert", "body."), ("electra", "discriminator.")])
+@pytest.mark.parametrize("task", ["squad", "classify"])
+def test_albert_and_electra_s_discriminator_are_bodies_too(tmp_path, bodies, kind, prefix, task):
+    train, valid = write(tmp_path / "train.json", squad(20, 1)), write(tmp_path / "valid.json", squad(4, 2))
+    if task == "classify":
+        train = valid = write(tmp_path / "a.tsv", "sentence\tlabel\n" + "Ada lives in Rome.\t1\nWho was king?\t0\n" * 4)
+    command = ["finetune", task, "--init-from", str(bodies[kind]), "--train", train, "--valid", valid, *FAST]
+    assert main([*command, "--rates", "body.*=0", "--max-update", "1", "--out", str(tmp_path / "model")]) == 0
+    weights = read_weights(resolve_checkpoint(tmp_path / "model", "last"))
+    body = read_weights(resolve_checkpoint(bodies[kind]))
+    kept = [name for name in weights if name.startswith("body.") and not name.startswith("body.pooler.")]
+    assert any("embedding_projection" in name for name in kept)
+    assert all(torch.equal(weights[name], body[prefix + name.removeprefix("body.")]) for name in kept)
+    assert any(name.startswith("body.pooler.") for name in weights) is (task == "classify")
 
 
 def test_impossible_questions_are_told_by_a_threshold(tmp_path, bodies, capsys):
