@@ -59,6 +59,20 @@ def test_divided_and_whole_models_end_in_the_same_weights(tiny_data, tmp_path):
         assert one["nll"] == pytest.approx(two["nll"], rel=1e-4)
 
 
+def test_four_ranks_divide_a_model_too(tiny_data, tmp_path):
+    """Dropout on; a matrix of 63 rows leaves the last rank a smaller part; each batch is two ranks'."""
+    changes = {**RECIPE, "update_freq": 2, "max_update": 4, "valid_interval_updates": 0, "dropout": 0.2}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    statuses, stderr = run_ranks(
+        {"size": 4, "words": words(tiny_data, whole, **changes)},
+        {"size": 4, "words": words(tiny_data, parts, shard=True, **changes)},
+    )
+    assert statuses == [[0] * 4] * 2, stderr
+    assert is_sharded(resolve_checkpoint(parts, "last"))
+    assert len([*(step_folder(parts, 4) / "shards").glob("*.distcp")]) == 4
+    assert_close(whole, parts)
+
+
 def test_a_checkpoint_in_parts_is_consolidated(tiny_data, tmp_path, capsys):
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     (statuses,), stderr = run_ranks({"size": 2, "words": words(tiny_data, parts, shard=True, **RECIPE)})
