@@ -109,13 +109,13 @@ def write(
 def _words(tokenizer: Tokenizer) -> list[str]:
     """A tokenizer's pieces, no name twice."""
     words = tokenizer.pieces(range(len(tokenizer)))
-    for place, name in SPECIAL.items():
-        words[place] = name
+    for position, name in SPECIAL.items():
+        words[position] = name
     seen: set[str] = set()
-    for place, word in enumerate(words):
+    for position, word in enumerate(words):
         if word in seen:
-            words[place] = f"{word}#{place}"
-        seen.add(words[place])
+            words[position] = f"{word}#{position}"
+        seen.add(words[position])
     return words
 
 

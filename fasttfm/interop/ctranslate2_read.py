@@ -270,9 +270,9 @@ def _weights(
             for name, their_name in names.items():
                 result[f"{ours}{name}.weight"] = table(theirs + their_name)
                 result[f"{ours}{name}.bias"] = vector(f"{theirs}{their_name}/bias")
-            for place, norm in enumerate(norms, start=1):
-                result[f"{ours}norm{place}.weight"] = vector(f"{theirs}{norm}/layer_norm/gamma")
-                result[f"{ours}norm{place}.bias"] = vector(f"{theirs}{norm}/layer_norm/beta")
+            for position, norm in enumerate(norms, start=1):
+                result[f"{ours}norm{position}.weight"] = vector(f"{theirs}{norm}/layer_norm/gamma")
+                result[f"{ours}norm{position}.bias"] = vector(f"{theirs}{norm}/layer_norm/beta")
     return result
 
 

@@ -85,7 +85,7 @@ class Arrangement:
         special = [pad, unk, start, eos]
         others = [row for row in range(size) if row not in special]
         self.rows: list[int | None] = [*special, *others]
-        self.impossible = [place for place, row in ((PAD, pad), (BOS, start)) if row is None]
+        self.impossible = [position for position, row in ((PAD, pad), (BOS, start)) if row is None]
         """Our tokens that theirs has not, and that must not take any probability."""
         if start is not None and start in (pad, unk, eos):
             self.impossible.append(BOS)
@@ -111,8 +111,8 @@ class Arrangement:
         """Their pieces in our order."""
         names = ["<pad>", "<unk>", "<s>", "</s>"]
         return [
-            names[place] if row is None or place in self.impossible else theirs[row]
-            for place, row in enumerate(self.rows)
+            names[position] if row is None or position in self.impossible else theirs[row]
+            for position, row in enumerate(self.rows)
         ]
 
 

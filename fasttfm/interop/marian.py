@@ -159,7 +159,7 @@ def _write_tokenizer(model: Model, folder: Path) -> None:
 def _numbers(tokenizer: Tokenizer) -> dict[str, int]:
     names = tokenizer.pieces(range(len(tokenizer)))
     names[:4] = ["<pad>", "<unk>", "<s>", "</s>"]
-    return {name: place for place, name in enumerate(names)}
+    return {name: position for position, name in enumerate(names)}
 
 
 def _write_json(path: Path, value: Any) -> None:

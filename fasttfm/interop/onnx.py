@@ -194,8 +194,8 @@ class Step(_Half):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The logits of the token that follows, and all keys and values so far."""
         mask = source_mask[:, None, None, :]
-        place = keys.shape[3]
-        x = self.embed(tokens[:, None], self.positions[place : place + 1])  # type: ignore[index]
+        position = keys.shape[3]
+        x = self.embed(tokens[:, None], self.positions[position : position + 1])  # type: ignore[index]
         new: list[list[Tensor]] = [[], []]
         for number in range(self.config.decoder_layers):
             layer = f"layers.{number}"
