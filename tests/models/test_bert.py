@@ -7,11 +7,13 @@ import dataclasses
 import pytest
 import torch
 
+from fasttfm.config import build_run, gather
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.functional import backend
 from fasttfm.models.albert import Albert
 from fasttfm.models.bert import Bert, BertPretraining, Packing
 from fasttfm.models.electra import Electra, mean_detection_loss, sample
+from fasttfm.models.kinds import model_class
 
 SMALL = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "layers": 3, "max_length": 12, "init_std": 0.3}
 SMALL |= {"dropout": 0.0, "attention_dropout": 0.0}
@@ -165,3 +167,41 @@ def test_a_wrong_value_is_refused(config, changes, message):
     fields = {name: value for name, value in SMALL.items() if name in {f.name for f in dataclasses.fields(config)}}
     with pytest.raises(ValueError, match=message):
         config(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("share", ["none", "all"])
+def test_layers_computed_again_give_the_same_bits(share):
+    torch.manual_seed(0)
+    model = BertPretraining(BertConfig(**{**SMALL, "dropout": 0.3, "attention_dropout": 0.2}, share=share)).train()
+    tokens, segments, lengths = rows()
+    gradients = []
+    for again in (False, True):
+        model.zero_grad()
+        model.checkpoint_activations(again)
+        torch.manual_seed(1)
+        said = model(tokens, segments, lengths, torch.tensor([1, 9, 17]))
+        (said.masked.square().sum() + said.sentence.square().sum()).backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "size", "count"),
+    [
+        ("bert", "bert-base", 30522, 109_482_240),
+        ("albert", "albert-base", 30000, 11_683_584),
+        ("electra", "electra-small", 30522, 13_483_008),
+        ("bert", "bert-tiny", 2000, None),
+        ("albert", "albert-tiny", 2000, None),
+        ("electra", "electra-tiny", 2000, None),
+    ],
+)
+def test_a_preset_is_the_model_that_it_is_named_after(kind, name, size, count):
+    values = gather(name, kind=kind)
+    config = build_run(values, {"vocab_size": size})
+    assert config.data.objective == {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}[kind]
+    assert config.data.row_length <= config.model.max_length
+    with torch.device("meta"):
+        model = model_class(kind)(config.model)
+    body = model.discriminator if kind == "electra" else model.body
+    assert count in (None, parameters(body))
