@@ -207,7 +207,8 @@ class MaskedBatches:
         self._widths = np.minimum(-(-self._lengths // _MULTIPLE) * _MULTIPLE, row_length)
         self._groups = [np.flatnonzero(self._widths == width) for width in np.unique(self._widths)]
         self._planned = self._split(self._groups)
-        self.target_tokens = sum(masker.budget(int(length)) for length in lengths)
+        sizes, counts = np.unique(lengths, return_counts=True)
+        self.target_tokens = sum(masker.budget(int(size)) * int(count) for size, count in zip(sizes, counts))
         """Of an epoch, as planned."""
 
     def __len__(self) -> int:
