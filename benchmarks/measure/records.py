@@ -3,8 +3,8 @@
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
 preparing, pretraining, finetuning, students, encoders, serving, curves, padding_epoch, speedrun, continuous,
-precisions, the examples) keep their fields and have schemas of their own; kind(record) tells them apart. The schemas
-are JSON Schema, to be read:
+precisions, reuse, the examples) keep their fields and have schemas of their own; kind(record) tells them apart. The
+schemas are JSON Schema, to be read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -280,6 +280,11 @@ CONTINUOUS = _object(
 )
 """Tokens a second with sentences that join a running search and without, by `python -m benchmarks.continuous`."""
 
+REUSE = _object(
+    {"benchmark": {"const": "reuse"}, "length": _COUNT, "threads": _COUNT, "measured": _ROWS, "machine": MACHINE}
+)
+"""What is won by keeping more between two tokens, written by `python -m benchmarks.reuse`."""
+
 PRECISIONS = _object({"benchmark": {"const": "precisions"}, "measured": _ROWS, "machine": MACHINE})
 """BLEU by test set and precision, written by `python -m benchmarks.precisions`."""
 
@@ -358,6 +363,7 @@ SCHEMAS = {
     "students": STUDENTS,
     "continuous": CONTINUOUS,
     "precisions": PRECISIONS,
+    "reuse": REUSE,
     "encoders": ENCODERS,
     "example": EXAMPLE,
 }

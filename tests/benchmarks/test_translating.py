@@ -7,7 +7,7 @@ import json
 import pytest
 from model_dirs import PAIRS, write_model_dir
 
-from benchmarks import continuous, precisions
+from benchmarks import continuous, precisions, reuse
 from benchmarks.measure.records import validate
 from fasttfm.errors import UserError
 
@@ -59,3 +59,16 @@ def test_files_of_unequal_length_are_refused(model, text):
     (text / "more.de").write_text("ein Hund\n" * 20)
     with pytest.raises(UserError, match="aligned"):
         precisions.main([str(model), "--src", f"{text}/in.en", "--ref", f"{text}/more.de"])
+
+
+def test_what_is_kept_between_two_tokens_is_timed_at_three_batches(tmp_path, monkeypatch, capsys):
+    small = {"d_model": 32, "heads": 2, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 100}
+    monkeypatch.setattr(reuse, "_SIZE", small)
+    assert reuse.main(["--length", "3", "--results", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "reuse.jsonl").read_text())
+    validate(record)
+    assert [(row["batch"], row["speedup_of_the_document"]) for row in record["measured"]] == [
+        (batch, theirs) for batch in (1, 8, 64) for theirs in (1.33, 1.42)
+    ]
+    assert all(row["speedup"] > 0 for row in record["measured"])
+    assert capsys.readouterr().out.count("the document") == 6
