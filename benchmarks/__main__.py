@@ -70,22 +70,22 @@ def _parser() -> Parser:
         "groups), `python -m benchmarks report` and `python -m benchmarks compare OLD NEW`, each with its own --help. "
         "Stopping with Ctrl-C keeps what was measured. docs/benchmarks.md tells how to read a row.",
     )
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; default: all")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose line of progress contains TEXT")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="fewer cases and runs: minutes for all groups")
     level.add_argument("--full", action="store_true", help="more shapes and runs: for a record to publish")
     level.add_argument("--smoke", action="store_true", help="the smallest shapes, to see that all runs")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda where there is one")
-    parser.add_argument("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}; default: what the device trains in")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    parser.add_argument("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)} (default: what the device trains in)")
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder of the records; default: benchmarks/results, nothing for --smoke",
+        help="folder of the records (default: benchmarks/results, nothing for --smoke)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU; default: one a core")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs; default: %(default)s")
+    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: one a core)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     return parser
 

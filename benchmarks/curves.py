@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("comparison", choices=COMPARISONS)
     parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
     parser.add_argument("--work", type=Path, required=True, help="folder for the prepared data and finished runs")
-    parser.add_argument("--updates", type=int, default=700, help="of each training; default: %(default)s")
+    parser.add_argument("--updates", type=int, default=700, help="of each training (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     parser.add_argument("--images", type=Path, default=curve_figures.IMAGES, help="folder of the figure")
     args: argparse.Namespace = parser.parse_args(argv)

@@ -85,8 +85,8 @@ def write(path: Path, record: records.Record) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.executed", description=re.split(r"\.\s", __doc__)[0])
     names = (*CHIPS, NO_CHIP)
-    parser.add_argument("--chip", action="append", choices=names, help="one, or several in turn; default: all")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; default: one a core")
+    parser.add_argument("--chip", action="append", choices=names, help="one, or several in turn (default: all)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument("--results", type=Path, default=records.RESULTS, help="folder that keeps the records")
     args = parser.parse_args(argv)
     written = []

@@ -90,8 +90,8 @@ def measure(rows: int, shape: tuple[int, int], rounds: int, calls: int) -> dict[
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.int8_products", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=10, help="turns of all candidates; default: %(default)s")
-    parser.add_argument("--calls", type=int, default=40, help="of a candidate in a turn; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of all candidates (default: %(default)s)")
+    parser.add_argument("--calls", type=int, default=40, help="of a candidate in a turn (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args: argparse.Namespace = parser.parse_args(argv)
     measured = []

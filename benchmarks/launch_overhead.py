@@ -113,7 +113,7 @@ def measure(runs: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launch_overhead", description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=500, help=f"runs of {_CALLS} launches; default: %(default)s")
+    parser.add_argument("--runs", type=int, default=500, help=f"runs of {_CALLS} launches (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
     os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported

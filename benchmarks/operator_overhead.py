@@ -133,7 +133,7 @@ def measure(runs: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_overhead", description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=1000, help=f"runs of {_CALLS} calls; default: %(default)s")
+    parser.add_argument("--runs", type=int, default=1000, help=f"runs of {_CALLS} calls (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

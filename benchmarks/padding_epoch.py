@@ -110,10 +110,10 @@ def beside_published(measured: dict[str, dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.padding_epoch", description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
-    parser.add_argument("--work", type=Path, help="folder for the prepared data; default: one that goes afterwards")
-    parser.add_argument("--share", type=float, default=1.0, help="of an epoch's target tokens; default: all")
+    parser.add_argument("--work", type=Path, help="folder for the prepared data (default: one that goes afterwards)")
+    parser.add_argument("--share", type=float, default=1.0, help="of an epoch's target tokens (default: all)")
     parser.add_argument(
-        "--max-tokens", type=int, default=4096, help="of a batch, padding counted; default: %(default)s"
+        "--max-tokens", type=int, default=4096, help="of a batch, padding counted (default: %(default)s)"
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args: argparse.Namespace = parser.parse_args(argv)

@@ -76,7 +76,7 @@ def measure(sizes: Sequence[int]) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.preparing", description=__doc__.split("\n")[0])
-    parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="default: %(default)s")
+    parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="(default: %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
     record = {"benchmark": "preparing", "measured": measure(args.pairs), "machine": machine.describe()}

@@ -122,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
-    parser.add_argument("--clients", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=120.0, help="default: %(default)s")
+    parser.add_argument("--clients", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="(default: %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]

@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = Parser(prog="python -m benchmarks.speedrun", description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--probe", action="store_true", help="only say how many updates fit into the minutes")
     parser.add_argument("--note", help="kept in the record as it is")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")

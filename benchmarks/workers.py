@@ -90,10 +90,10 @@ def measure(data: Path, folder: Path, rounds: int, minutes: float, nice: int) ->
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.workers", description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
-    parser.add_argument("--work", type=Path, help="folder for the prepared data; default: one that goes afterwards")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of all cases; default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=2.0, help="of each training; default: %(default)s")
-    parser.add_argument("--nice", type=int, default=19, help="priority of the neighbours; default: the lowest")
+    parser.add_argument("--work", type=Path, help="folder for the prepared data (default: one that goes afterwards)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of all cases (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=2.0, help="of each training (default: %(default)s)")
+    parser.add_argument("--nice", type=int, default=19, help="priority of the neighbours (default: the lowest)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args: argparse.Namespace = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:

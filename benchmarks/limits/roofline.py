@@ -218,10 +218,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m benchmarks roofline", description="Times that a device cannot beat, and what was measured."
     )
-    parser.add_argument("--device", help=f"{', '.join(DEVICES)}, or part of the name of a measured one; default: all")
+    parser.add_argument("--device", help=f"{', '.join(DEVICES)}, or part of the name of a measured one (default: all)")
     parser.add_argument("--model", choices=MODELS, default="paper-base")
-    parser.add_argument("--tokens", type=int, default=25_000, help="of each side in a batch; default: %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of records; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=25_000, help="of each side in a batch (default: %(default)s)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of records (default: %(default)s)")
     args = parser.parse_args(argv)
     if args.tokens < LENGTH:
         raise UserError(f"--tokens {args.tokens}: at least one sentence of {LENGTH}")

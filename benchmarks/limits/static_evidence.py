@@ -251,8 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks static-evidence",
         description="Times from machine code and shapes: predicted, not measured.",
     )
-    parser.add_argument("--device", help=f"one of {', '.join(DEVICES)}; default: all")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of records; default: %(default)s")
+    parser.add_argument("--device", help=f"one of {', '.join(DEVICES)} (default: all)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of records (default: %(default)s)")
     args = parser.parse_args(argv)
     known = {name.lower(): device for name, device in DEVICES.items()}
     if args.device is not None and args.device.lower() not in known:

@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("kind", choices=sorted(MODELS))
     parser.add_argument("--data", type=Path, required=True, help="what fasttfm lm prepare made")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
-    parser.add_argument("--preset", default="gpt-tiny", help="default: %(default)s")
+    parser.add_argument("--preset", default="gpt-tiny", help="(default: %(default)s)")
     parser.add_argument("--minutes", type=float, required=True, help="of training")
     parser.add_argument("--seed", type=int, default=1)
     args: argparse.Namespace = parser.parse_args(argv)

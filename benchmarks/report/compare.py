@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("before", type=Path, help="file or folder of records")
     parser.add_argument("after", type=Path, help="the same, of a later run")
     parser.add_argument(
-        "--threshold", type=float, default=0.05, help="a change up to this share is none; default: %(default)s"
+        "--threshold", type=float, default=0.05, help="a change up to this share is none (default: %(default)s)"
     )
     args = parser.parse_args(argv)
     if not 0 <= args.threshold < math.inf:

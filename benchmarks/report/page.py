@@ -219,8 +219,10 @@ def write(files: Loaded, out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks report", description="One page from all records; README's table.")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder or file of records; default: %(default)s")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the report; default: %(default)s")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder or file of records (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the report (default: %(default)s)")
     parser.add_argument("--readme", action="store_true", help="write README's table of measured figures too")
     args = parser.parse_args(argv)
     files = load(args.results)

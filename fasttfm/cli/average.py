@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 
+from fasttfm.cli.output import Output, add_output_flags
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser("average", help="average the last checkpoints of a model")
     parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument(
-        "--last", type=int, default=5, metavar="N", help="how many of the newest checkpoints [default: 5]"
+        "--last", type=int, default=5, metavar="N", help="how many of the newest checkpoints (default: 5)"
     )
+    add_output_flags(parser, "what was averaged")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -19,4 +22,6 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.training.average import average_last
 
     target, steps = average_last(args.model, args.last)
-    print(f"{target}: average of the checkpoints of updates {', '.join(map(str, steps))}")
+    Output.of(args, "average").result(
+        f"{target}: average of the checkpoints of updates {', '.join(map(str, steps))}", out=str(target), updates=steps
+    )

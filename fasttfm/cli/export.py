@@ -6,6 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_checkpoint
 
 FORMATS = {
@@ -30,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--format", required=True, choices=FORMATS, help="who is to load it")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
     add_checkpoint(parser)
+    add_output_flags(parser, "what was written")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -41,6 +43,11 @@ def run(args: argparse.Namespace) -> None:
     model = load(args.model, args.checkpoint)
     with replacing(args.out, "exports a model") as replacement:
         told = module.export(model, replacement.path)
-    print(f"{args.out}: {args.format}, for {FORMATS[args.format][1]}")
-    for line in told:
-        print(f"note: {line}")
+    output = Output.of(args, "export")
+    output.result(
+        f"{args.out}: {args.format}, for {FORMATS[args.format][1]}",
+        out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], notes=told,
+    )  # fmt: skip
+    if not args.json and not args.quiet:
+        for line in told:
+            print(f"note: {line}")

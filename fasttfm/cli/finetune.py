@@ -65,7 +65,7 @@ def _add_training(parser: argparse.ArgumentParser, task: str) -> None:
     parser.add_argument(
         "--config", type=Path, action="append", default=[], metavar="FILE", help="YAML file over the preset"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
     parser.add_argument(
         "--workers", default="auto", type=worker_count, metavar="auto|N", help="processes that divide each update"
     )
@@ -104,7 +104,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="null score above which there is no answer (default: the best on the validation data of the training)",
     )
     parser.add_argument("--checkpoint", default="best", metavar="NAME", help="best, last, average, an update or a path")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a batch (default: as in training)")
 
 

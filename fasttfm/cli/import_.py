@@ -6,6 +6,8 @@ import argparse
 import importlib
 from pathlib import Path
 
+from fasttfm.cli.output import Output, add_output_flags
+
 FORMATS = {
     "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
     "m2m100": ("fasttfm.interop.m2m100", "M2M100ForConditionalGeneration, such as M2M-100 and NLLB"),
@@ -38,6 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         )
     for side in ("source", "target"):
         parser.add_argument(f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages")
+    add_output_flags(parser, "what was written")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -57,4 +60,7 @@ def run(args: argparse.Namespace) -> None:
         model = module.read(args.directory, **languages)
     store(model, args.out)
     size = sum(weight.numel() for weight in model.weights.values())
-    print(f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens")
+    Output.of(args, "import").result(
+        f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens",
+        out=str(args.out), format=args.format, parameters=size, target_tokens=model.config.vocab_size,
+    )  # fmt: skip

@@ -107,7 +107,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", default="best", metavar="NAME", help="best, last, average, an update's number or a path"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
 
 
 def _model(args: argparse.Namespace) -> tuple[Any, Any]:

@@ -77,7 +77,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DATA", help="prepared documents, whose held-out part is taken"
     )

@@ -6,8 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.data.datasets import DATASETS
 from fasttfm.data.filters import SCRIPTS
 from fasttfm.data.tokenizer import MODEL_TYPES, NORMALIZATIONS
@@ -41,6 +43,7 @@ def add_parser(subparsers) -> None:
         help="leave out pairs with more subwords than this on a side (default: %(default)s)",
     )
     _add_rules(parser)
+    add_output_flags(parser, "the directory and what was told")
     parser.add_argument(
         "--replace-invalid",
         action="store_true",
@@ -131,7 +134,7 @@ def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--separate-vocab", action="store_true", help="one vocabulary of that size for each side, not a joint one"
     )
-    parser.add_argument("--model-type", choices=MODEL_TYPES, default="bpe", help="default: %(default)s")
+    parser.add_argument("--model-type", choices=MODEL_TYPES, default="bpe", help="(default: %(default)s)")
     parser.add_argument(
         "--character-coverage",
         type=float,
@@ -169,6 +172,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args) -> None:
+    output = Output.of(args, "prepare")
     from fasttfm.data.prepare import PrepareOptions, prepare
 
     options = PrepareOptions(
@@ -191,14 +195,12 @@ def run(args) -> None:
         valid_source_tags=tuple(args.valid_source_tag),
         replace_invalid=args.replace_invalid,
     )
-    prepare(*_texts(args), args.out, options, models=args.spm, threads=args.threads, say=_say)
+    prepare(*_texts(args, output), args.out, options, models=args.spm, threads=args.threads, say=output.note)
+    if args.json:
+        output.result("", out=str(args.out), notes=output.notes)
 
 
-def _say(line: str) -> None:
-    print(f"fasttfm prepare: {line}", flush=True)
-
-
-def _texts(args) -> tuple[Sequence[Path], Sequence[Path], Sequence[Path], Sequence[Path]]:
+def _texts(args, output: Output) -> tuple[Sequence[Path], Sequence[Path], Sequence[Path], Sequence[Path]]:
     """The files of the flags, or those of a dataset."""
     given = {flag: getattr(args, flag.removeprefix("--").replace("-", "_")) for flag in _TEXTS}
     if (args.dataset_folder is None) != (args.languages is None):
@@ -218,19 +220,21 @@ def _texts(args) -> tuple[Sequence[Path], Sequence[Path], Sequence[Path], Sequen
     if args.dataset_folder is not None:
         from fasttfm.data.dataset_folder import text_of_folder
 
-        texts = text_of_folder(args.dataset_folder, tuple(args.languages), args.data_dir, say=_say)
+        texts = text_of_folder(args.dataset_folder, tuple(args.languages), args.data_dir, say=output.note)
     else:
         from fasttfm.data.datasets import fetch_dataset
 
-        texts = fetch_dataset(args.dataset, args.data_dir, mirrors=args.mirror, say=_say, progress=_progress)
+        texts = fetch_dataset(
+            args.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=partial(_progress, output)
+        )
     for name, (source, target) in texts.tests.items():
-        _say(f"test set {name}: {source} and {target}")
+        output.note(f"test set {name}: {source} and {target}")
     return *texts.train, *texts.valid
 
 
-def _progress(name: str) -> Callable[[int, int | None], None]:
+def _progress(output: Output, name: str) -> Callable[[int, int | None], None]:
     """A bar on a terminal, elsewhere a line for each tenth."""
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not output.quiet:
         from tqdm import tqdm
 
         bar = tqdm(desc=name, unit="B", unit_scale=True, unit_divisor=1024)
@@ -246,6 +250,6 @@ def _progress(name: str) -> Callable[[int, int | None], None]:
         nonlocal tenths
         if total and done * 10 // total > tenths:
             tenths = done * 10 // total
-            _say(f"{name}: {done:,} of {total:,} bytes")
+            output.note(f"{name}: {done:,} of {total:,} bytes")
 
     return tell

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_checkpoint
 
 
@@ -20,6 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument("--out", type=Path, required=True, metavar="Q", help="new or empty directory")
     add_checkpoint(parser)
+    add_output_flags(parser, "the sizes")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -27,4 +29,7 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.checkpoints.quantize import quantize_model
 
     before, after = quantize_model(Path(args.model), args.checkpoint, args.out)
-    print(f"{args.out}: int8, {after / 2**20:,.1f} MiB of weights ({before / 2**20:,.1f} MiB before)")
+    Output.of(args, "quantize").result(
+        f"{args.out}: int8, {after / 2**20:,.1f} MiB of weights ({before / 2**20:,.1f} MiB before)",
+        out=str(args.out), bytes=after, bytes_before=before,
+    )  # fmt: skip

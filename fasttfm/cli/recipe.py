@@ -121,7 +121,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "runs. The same command goes on where it was stopped.",
     )
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--mirror", action="append", default=[], metavar="URL", help="as for fasttfm prepare")
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="where data, model and translations go (default: runs/NAME)"

@@ -23,8 +23,8 @@ def add_parser(subparsers) -> None:
         "--tokenize",
         default="13a",
         metavar="NAME",
-        help="how sacreBLEU splits words: 13a (default), intl, char or zh; ja-mecab and ko-mecab need extra packages, "
-        "flores101 and flores200 a download, none takes the text as it is",
+        help="how sacreBLEU splits words: 13a, intl, char or zh; ja-mecab and ko-mecab need extra packages, flores101 "
+        "and flores200 a download, none takes the text as it is (default: %(default)s)",
     )
     parser.add_argument(
         "--compound-split",
@@ -42,23 +42,34 @@ def add_parser(subparsers) -> None:
         "--test",
         choices=("bootstrap", "randomization"),
         default="bootstrap",
-        help="with --baseline: paired bootstrap (default) or approximate randomization, as sacreBLEU has them",
+        help="with --baseline: paired bootstrap or approximate randomization, as sacreBLEU has them (default: "
+        "%(default)s)",
     )
+    parser.add_argument(
+        "--comet",
+        metavar="MODEL",
+        help="a COMET score too: a checkpoint's path or its name on the hub, such as Unbabel/wmt22-comet-da; needs "
+        "--src, and pip install unbabel-comet",
+    )
+    parser.add_argument("--src", type=Path, metavar="FILE", help="with --comet: the source text, plain or gzip")
+    parser.add_argument("--quiet", action="store_true", help="no notes; the scores, warnings and errors stay")
     parser.add_argument("--json", action="store_true", help="print one JSON line in place of the table")
 
 
 def run(args) -> None:
     from fasttfm.data.corpus import decode_lines, read_lines
-    from fasttfm.data.scoring import TOKENIZERS, bleu, chrf, compare, compound_split_bleu, ter
+    from fasttfm.data.scoring import TOKENIZERS, bleu, chrf, comet, compare, compound_split_bleu, ter
     from fasttfm.errors import UserError
     from fasttfm.wording import counted
 
     if args.tokenize not in TOKENIZERS:
         raise UserError(f"--tokenize {args.tokenize}: one of {', '.join(TOKENIZERS)} is allowed")
+    if (args.comet is None) != (args.src is None):
+        raise UserError("--comet and --src go together: COMET reads the source too")
     references = list(read_lines(args.ref))
     if not references:
         raise UserError(f"{args.ref}: the file is empty, there is nothing to score against")
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and not args.quiet:
         print("fasttfm score: reading translations from the keyboard, end with Ctrl-D", file=sys.stderr)
     hypotheses = list(decode_lines(sys.stdin.buffer, "standard input"))
     if len(hypotheses) != len(references):
@@ -75,6 +86,8 @@ def run(args) -> None:
         scores["ter"] = ter(hypotheses, references)
     if args.compound_split:
         scores["bleu_compound_split"] = compound_split_bleu(hypotheses, references)
+    if args.comet is not None:
+        scores["comet"] = comet(args.comet, list(read_lines(args.src)), hypotheses, references)
     comparisons = {}
     if args.baseline is not None:
         baseline = list(read_lines(args.baseline))
@@ -112,6 +125,7 @@ _TITLES = {
     "bleu_lowercase": "BLEU, lower-cased",
     "chrf": "chrF",
     "ter": "TER",
+    "comet": "COMET",
     "bleu_compound_split": "BLEU, compounds split",
 }
 """Score -> its name in the table."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 from pathlib import Path
 
+from fasttfm.cli.output import Output
 from fasttfm.cli.parser import add_checkpoint, add_device, add_precision
 
 
@@ -23,6 +25,11 @@ def add_parser(subparsers) -> None:
     add_checkpoint(parser)
     add_device(parser)
     add_precision(parser)
+    group = parser.add_argument_group("what is printed")
+    group.add_argument("--quiet", action="store_true", help="no progress; warnings and errors stay")
+    group.add_argument(
+        "--json", action="store_true", help="a JSON document a line: the line's number from 0, its score"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -32,7 +39,11 @@ def run(args: argparse.Namespace) -> None:
 
     translator = Translator.from_directory(args.model, args.checkpoint, device=args.device, precision=args.precision)
     pairs = iter(ParallelText([args.src], [args.tgt]))
-    while buffer := list(itertools.islice(pairs, translator.config.buffer_size)):
-        for score in translator.score([pair.source for pair in buffer], [pair.target for pair in buffer]):
-            print(f"{score:.6f}")
-        sys.stdout.flush()
+    output, number = Output.of(args, "score-pairs"), 0
+    with output.bar(unit=" pairs") as bar:
+        while buffer := list(itertools.islice(pairs, translator.config.buffer_size)):
+            for score in translator.score([pair.source for pair in buffer], [pair.target for pair in buffer]):
+                print(json.dumps({"line": number, "score": round(score, 6)}) if args.json else f"{score:.6f}")
+                number += 1
+            sys.stdout.flush()
+            bar.update(len(buffer))

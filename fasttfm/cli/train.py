@@ -10,11 +10,12 @@ from typing import Any
 
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.fairseq_flags import add_fairseq_flags
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.workers import launch, number_of_workers
 from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.config.convert import WHOLE_NUMBER
 from fasttfm.errors import Stopped, UserError
-from fasttfm.presets import preset_names
+from fasttfm.presets import preset_names, preset_summary
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -38,10 +39,16 @@ def add_run_flags(
     presets: their names; None: those of kind.
     """
     presets = preset_names(kind) if presets is None else presets
-    parser.add_argument("--preset", metavar="NAME", help=f"recipe to start from: {', '.join(presets)}")
+    parser.add_argument(
+        "--preset",
+        metavar="NAME",
+        action=_Preset,
+        presets=presets,
+        help=f"recipe to start from: {', '.join(presets)}; list: a line on each",
+    )
     parser.add_argument("--data", type=Path, metavar="DATA", help=f"directory made by {made_by}")
     parser.add_argument("--out", type=Path, metavar="MODEL", help="model directory to create or to go on with")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
     parser.add_argument(
         "--workers",
         default="auto",
@@ -65,7 +72,23 @@ def add_run_flags(
         help="begin a new run with the weights of a checkpoint, or of a model directory's best one, of this vocabulary",
     )
     parser.add_argument("--dump-config", action="store_true", help="print the resolved configuration as YAML and stop")
+    add_output_flags(parser, "how the run ended")
     add_flags(parser, kind=kind)
+
+
+class _Preset(argparse.Action):
+    """--preset NAME; `list` prints a line on each and ends."""
+
+    def __init__(self, *args: Any, presets: Sequence[str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.presets = presets
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if values == "list":
+            width = max(map(len, self.presets)) + 2
+            print("\n".join(f"{name.ljust(width)}{preset_summary(name)}" for name in self.presets))
+            parser.exit()
+        setattr(namespace, self.dest, values)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,8 +114,11 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
-    from fasttfm.training.progress import tell
+    from fasttfm.training.progress import hush, tell
     from fasttfm.training.run import train
+
+    if args.quiet:
+        hush()
 
     if warning:
         tell(warning)
@@ -106,15 +132,18 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         raise Stopped(str(interrupt) or again, getattr(interrupt, "number", signal.SIGINT)) from None
     if outcome is None:  # of a rank that leaves all this to the first
         return 0
-    curve = _drawn_curve(args.out)
-    print(f"finished: {outcome.reason}")
-    if outcome.score is not None:
-        print(f"last checkpoint: {outcome.score}")
-    if outcome.average is not None:
-        print(f"averaged checkpoint: {outcome.average}")
-    if curve is not None:
-        print(f"loss curve: {curve}")
-    print(f"model: {args.out}")
+    told = {
+        "finished": outcome.reason,
+        "last checkpoint": outcome.score,
+        "averaged checkpoint": outcome.average,
+        "loss curve": _drawn_curve(args.out),
+        "model": args.out,
+    }
+    told = {what: str(value) for what, value in told.items() if value is not None}
+    Output.of(args, command.removeprefix("fasttfm ")).result(
+        "\n".join(f"{what}: {value}" for what, value in told.items()),
+        **{what.replace(" ", "_"): value for what, value in told.items()},
+    )
     return 0
 
 

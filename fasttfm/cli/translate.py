@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,13 @@ def add_parser(subparsers) -> None:
     )
     _add_companions(parser)
     add_flags(parser, ["decoding"])
+    group = parser.add_argument_group("what is printed")
+    group.add_argument("--quiet", action="store_true", help="no progress; warnings and errors stay")
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="a JSON document a line in place of text: the line's number from 0, its translations with their scores",
+    )
 
 
 def _add_companions(parser: argparse.ArgumentParser) -> None:
@@ -129,8 +137,8 @@ def run(args: argparse.Namespace) -> None:
             stream = translate_sentences(translator, lines, sentence_splitter(args.split_sentences))
         else:
             stream = translator.translate_stream(lines, prefixes)
-        for number, translations in enumerate(_shown(stream)):
-            _write(number, translations, numbered=translator.config.nbest > 1)
+        for number, translations in enumerate(_shown(stream, args.quiet)):
+            _write(number, translations, numbered=translator.config.nbest > 1, as_json=args.json)
             if alignment is not None:
                 alignment.writelines(f"{pharaoh(each.alignment)}\n" for each in translations)
     if translator.cut_lines:
@@ -162,17 +170,20 @@ def _refuse_several(nbest: int) -> None:
         raise UserError(f"--split-sentences gives one translation a line, not {nbest}: leave out --nbest")
 
 
-def _shown(stream: Iterator[list[Translation]]) -> Iterator[list[Translation]]:
+def _shown(stream: Iterator[list[Translation]], quiet: bool) -> Iterator[list[Translation]]:
     """The same, with the number of lines and their rate on standard error where somebody looks at that alone."""
     from tqdm import tqdm
 
-    looks = sys.stderr.isatty() and not sys.stdout.isatty() and not sys.stdin.isatty()
+    looks = not quiet and sys.stderr.isatty() and not sys.stdout.isatty() and not sys.stdin.isatty()
     return iter(tqdm(stream, unit=" lines", unit_scale=True, file=sys.stderr, disable=not looks))
 
 
-def _write(number: int, translations: list[Translation], numbered: bool) -> None:
+def _write(number: int, translations: list[Translation], numbered: bool, as_json: bool) -> None:
     """The lines of one input line to standard output, at once, in UTF-8 whatever the locale says."""
-    if numbered:
+    if as_json:
+        found = [{"text": each.text, "score": round(each.score, 6)} for each in translations]
+        text = json.dumps({"line": number, "translations": found}, ensure_ascii=False) + "\n"
+    elif numbered:
         text = "".join(f"{number} ||| {each.text} ||| {each.score:.6f}\n" for each in translations)
     else:
         text = f"{translations[0].text}\n"

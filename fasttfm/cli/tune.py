@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fasttfm.cli.output import Output, add_output_flags
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command's parser."""
@@ -14,7 +16,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "user's cache directory ($FASTTFM_CACHE, else ~/.cache/fasttfm) for this device, driver and these versions.",
     )
     parser.add_argument("--quick", action="store_true", help="half precision and the base model's sizes only")
-    parser.add_argument("--device", default="cuda", help="which GPU, as torch names it [default: %(default)s]")
+    parser.add_argument("--device", default="cuda", help="which GPU, as torch names it (default: %(default)s)")
+    add_output_flags(parser, "what was measured and where it is kept")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -22,7 +25,6 @@ def run(args: argparse.Namespace) -> None:
     import sys
 
     import torch
-    from tqdm import tqdm
 
     from fasttfm import tuning
     from fasttfm.errors import UserError
@@ -51,7 +53,8 @@ def run(args: argparse.Namespace) -> None:
     before = {(a.choice, a.size_class): a.answer for a in _kept(key)}
     choices.keep(chip, {})  # compare with what ships, not with what an earlier run found
     work = tuning.model_work(device, quick=args.quick)
-    with tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}", disable=None) as bar:
+    output = Output.of(args, "tune")
+    with output.bar(total=1.0, bar_format="{percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}") as bar:
 
         def progress(done: int, total: int) -> None:
             bar.n = done / max(total, 1)
@@ -60,14 +63,18 @@ def run(args: argparse.Namespace) -> None:
         fresh = []
         seconds = 0.5 if args.quick else 2.0
         for measured in tuning.tune(work, chip, DeviceClock(device), seconds_per_decision=seconds, progress=progress):
-            bar.write(measured.line(), file=sys.stdout)
+            if not args.quiet:
+                bar.write(measured.line(), file=sys.stderr if args.json else sys.stdout)
             fresh.append(measured)
     answers = choice_cache.merged(_kept(key), [m.as_answer() for m in fresh])
     file = choice_cache.write(key, answers)
     faster = sum(m.changed for m in fresh)
     new = sum(before.get(m.decision) != m.as_answer().answer for m in fresh)
-    print(f"{key.device}: {len(fresh)} decisions measured, {faster} differ from what ships, {new} from the last tuning")
-    print(f"kept in {file}")
+    output.result(
+        f"{key.device}: {len(fresh)} decisions measured, {faster} differ from what ships, {new} from the last tuning\n"
+        f"kept in {file}",
+        device=key.device, decisions=len(fresh), differ_from_shipped=faster, differ_from_last=new, file=str(file),
+    )  # fmt: skip
 
 
 def _kept(key):

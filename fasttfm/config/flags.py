@@ -25,7 +25,7 @@ def add_flags(
         for name, value_type in field_types(cls).items():
             if name in FROM_DATA:
                 continue
-            sentence = f"{field_help(cls).get(name, '')} [{_show_default(defaults[name])}]".replace("%", "%%")
+            sentence = f"{field_help(cls).get(name, '')} ({_show_default(defaults[name])})".replace("%", "%%")
             if value_type is bool:
                 action = argparse.BooleanOptionalAction
                 group.add_argument(flag_name(name), dest=name, action=action, default=argparse.SUPPRESS, help=sentence)

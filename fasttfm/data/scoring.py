@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest, Result
@@ -87,6 +89,43 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     metric = CHRF()
     value = metric.corpus_score(hypotheses, [references]).score
     return Score(value, f"chrF2|{metric.get_signature()}")
+
+
+def comet(model: str, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """COMET of raw lines (Rei et al. 2020), times 100; model: a checkpoint's path, or its name on the hub.
+
+    Raises UserError where the package unbabel-comet is not installed or has no such model.
+    """
+    _check_aligned(hypotheses, references)
+    if len(sources) != len(hypotheses):
+        raise UserError(f"{len(sources):,} source lines for {len(hypotheses):,} translations: one for each is needed")
+    try:
+        from comet import download_model, load_from_checkpoint
+    except ImportError:
+        raise UserError("--comet needs the package unbabel-comet: pip install unbabel-comet") from None
+    try:
+        path = model if Path(model).is_file() else download_model(model)
+    except Exception as error:  # of any kind: no network, no such name, terms that were not accepted
+        raise UserError(
+            f"--comet {model}: is no file and cannot be downloaded ({' '.join(str(error).split())})"
+        ) from None
+    lines = [{"src": src, "mt": mt, "ref": ref} for src, mt, ref in zip(sources, hypotheses, references)]
+    predicted = load_from_checkpoint(path).predict(lines, batch_size=16, gpus=int(_sees_gpu()), progress_bar=False)
+    return Score(100 * float(predicted.system_score), f"COMET|{model}|version:{_version('unbabel-comet')}")
+
+
+def _sees_gpu() -> bool:
+    """Whether models can run on a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:

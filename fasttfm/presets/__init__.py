@@ -6,6 +6,8 @@ Those of translation lie in this folder, those of another kind of model in one o
 from __future__ import annotations
 
 import difflib
+import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,13 @@ def preset_path(name: str, kind: str = _TRANSFORMER) -> Path:
 def preset_section(name: str, section: str, kind: str = _TRANSFORMER) -> dict[str, Any]:
     """One section (model, data, training or decoding) of preset `name`, as the file has it."""
     return dict(yaml.safe_load(preset_path(name, kind).read_text(encoding="utf-8")).get(section) or {})
+
+
+def preset_summary(name: str) -> str:
+    """What a preset of any kind is, in the first sentence of the comment that its file begins with."""
+    lines = next(_FOLDER.rglob(f"{name}.yaml")).read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+    return re.split(r"(?<=[.:]) (?=[A-Z])", comment)[0].rstrip(":.")
 
 
 def _folder(kind: str) -> Path:

@@ -14,6 +14,15 @@ _BAR = "{percentage:3.0f}%|{bar:20}|{postfix}"
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
+_hushed = False
+
+
+def hush() -> None:
+    """No bar and no lines from now on in this process, warnings apart."""
+    global _hushed
+    _hushed = True
+
+
 class Progress:
     """Shows updates done, loss, learning rate, tokens/s, padding and the time left. It never reads a tensor.
 
@@ -27,7 +36,7 @@ class Progress:
         self._drawn = 0.0
         self._text = "starting"
         self._bar: Any = None
-        if self.output.isatty():
+        if self.output.isatty() and not _hushed:
             self._bar = tqdm(total=1.0, file=self.output, dynamic_ncols=True, bar_format=_BAR)
 
     def update(self, step: int, share: float, seconds_left: float) -> None:
@@ -74,6 +83,8 @@ class Progress:
 def tell(line: str, output: TextIO | None = None) -> None:
     """Print a line that stays, to standard error when output is None; in vain when nobody reads."""
     output = output or sys.stderr
+    if _hushed and not line.startswith("warning"):
+        return
     try:
         print(line, file=output, flush=True)
     except OSError:

@@ -273,8 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fasttfm.kernels.proof.matrix", description=__doc__.split("\n")[0])
     parser.add_argument("--report", action="store_true", help="print the worst of every kernel on every chip")
     parser.add_argument("--cases", action="store_true", help="print every case")
-    parser.add_argument("--chips", default=",".join(CHIPS), help="comma-separated; default: %(default)s")
-    parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names; default: all")
+    parser.add_argument("--chips", default=",".join(CHIPS), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names (default: all)")
     parser.add_argument("--heaviest", action="store_true", help="only the first and the heaviest case of every kernel")
     parser.add_argument("--unrecorded", action="store_true", help="only cases that have no budget yet")
     parser.add_argument(
@@ -283,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"record the outcome in {budgets.FILE.name} and in the table of {compile_report.PAGE.name}",
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="append what broke a rule as a line of JSON")
-    parser.add_argument("--workers", type=int, help="parallel processes; default: one a core")
+    parser.add_argument("--workers", type=int, help="parallel processes (default: one a core)")
     args = parser.parse_args(argv)
     unknown = [name for name in args.chips.split(",") if name not in CHIPS]
     if unknown:

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Installs the oldest versions that setup.py allows of what running needs, in an environment of its own, and goes through
+# operators and kernels (by Triton's interpreter) and from text to a score there. Usage: scripts/oldest.sh PYTHON [FOLDER]
+# It downloads torch with all that comes with it, some gigabytes; a FOLDER is kept, and used again.
+set -euo pipefail
+python=$1
+folder=${2:-}
+if [ -z "$folder" ]; then
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+fi
+test -x "$folder/oldest/bin/python" || "$python" -m venv "$folder/oldest"
+pip=("$folder/oldest/bin/python" -m pip install --quiet --disable-pip-version-check)
+
+"$python" - > "$folder/oldest.txt" <<'EOF'
+"""The lower bounds of setup.py as versions."""
+import setuptools
+
+kept = {}
+setuptools.setup = kept.update
+exec(compile(open("setup.py").read(), "setup.py", "exec"), {"__file__": "setup.py", "__name__": "setup"})
+for line in kept["install_requires"]:
+    print(line.replace(">=", "=="))  # 2.9 is 2.9.0 to pip
+EOF
+cat "$folder/oldest.txt"
+"${pip[@]}" --requirement "$folder/oldest.txt" "pytest>=8" "hypothesis>=6.100"
+"${pip[@]}" --no-deps .
+
+"$folder/oldest/bin/python" -m pip list 2> /dev/null | grep -i -E '^(torch|triton|numpy|sentencepiece|sacrebleu|safetensors|pyyaml|requests|tqdm) '
+cp -r tests "$folder/"  # what is installed is tested, not the checkout
+cd "$folder"
+export PATH="$folder/oldest/bin:$PATH" OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=
+python -c "import fasttfm; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
+fasttfm demo-data --out text
+fasttfm prepare --src text/train.en --tgt text/train.de --valid-src text/valid.en --valid-tgt text/valid.de \
+    --vocab-size 1000 --subset 2000 --out data
+rm -rf model
+fasttfm train --preset demo --data data --out model --max-update 5 --warmup-updates 2 --threads 1 --valid-interval 1000
+head -n 3 text/test.en > in.en
+fasttfm translate model < in.en > out.de
+head -n 3 text/test.de > ref.de
+fasttfm score --ref ref.de < out.de
+python -m pytest -q -x tests/test_reference_attention.py tests/test_reference_layers.py tests/test_reference_loss.py \
+    tests/functional/test_layer_norm.py tests/functional/test_feed_forward.py tests/kernels/test_cross_entropy_kernel.py

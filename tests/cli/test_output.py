@@ -1,0 +1,171 @@
+"""--quiet, --json, --help and --preset list are one way in all commands."""
+
+import argparse
+import io
+import json
+import re
+import sys
+import types
+
+import pytest
+import torch
+
+from fasttfm.cli import main as cli
+from fasttfm.cli.output import Output
+
+LONG = ("prepare", "train", "translate", "score", "score-pairs", "average", "export", "import", "quantize", "tune")
+
+
+def flags_of(name):
+    parser, _ = cli.build_parser([name])
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return commands.choices[name]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_may_take_long_has_json_and_quiet(name):
+    known = flags_of(name)._option_string_actions
+    assert "--json" in known
+    assert "--quiet" in known
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_defaults_are_written_one_way(name):
+    text = " ".join(flags_of(name).format_help().split())
+    wrong = [m for m in re.findall(r".{12}\bdefault: .{12}", text) if "(default: " not in m]
+    assert wrong == []
+    assert "[default" not in text
+    assert "(default)" not in text
+
+
+@pytest.mark.parametrize("command", [["train"], ["lm", "train"], ["mlm", "train"]])
+def test_preset_list_says_what_each_is(command, capsys):
+    if command[0] not in cli.COMMANDS:
+        pytest.skip("no such command")
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--preset", "list"])
+    assert stop.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 2
+    assert all(re.fullmatch(r"[\w-]+ {2,}\S.{15,}", line) for line in lines)
+
+
+def test_notes_are_on_standard_output_and_beside_json_on_standard_error(capsys):
+    for quiet, as_json, out, err in ((0, 0, "a", ""), (0, 1, "", "a"), (1, 0, "", ""), (1, 1, "", "")):
+        output = Output("prepare", quiet=bool(quiet), as_json=bool(as_json))
+        output.note("a")
+        said = capsys.readouterr()
+        assert (said.out, said.err) == tuple(f"fasttfm prepare: {x}\n" if x else "" for x in (out, err))
+        output.note("warning: b")
+        assert "warning: b" in "".join(capsys.readouterr())
+        output.result("all done", out="DIR", pairs=3)
+        said = capsys.readouterr().out
+        assert json.loads(said) == {"command": "prepare", "out": "DIR", "pairs": 3} if as_json else said == "all done\n"
+
+
+def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream, quiet, seen in ((Terminal(), False, True), (io.StringIO(), False, False), (Terminal(), True, False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert list(Output("tune", quiet=quiet).over(range(3), total=3)) == [0, 1, 2]
+        assert bool(stream.getvalue()) == seen
+        assert not seen or "3/3" in stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Text, prepared data and a model of two updates, made by the commands with --json."""
+    folder = tmp_path_factory.mktemp("json")
+    lines = [f"{a}{b}{c} {c}{a} {b}{a}{c}" for a in "abcdefgh" for b in "ijklmn" for c in "opqr"]
+    for name, part in (("train", lines), ("valid", lines[:3])):
+        for side, suffix in (("en", ""), ("de", " ja")):
+            (folder / f"{name}.{side}").write_text("".join(f"{line}{suffix}\n" for line in part))
+    return folder
+
+
+def run(words, monkeypatch, capsysbinary, stdin=""):
+    """The standard output of a command, as JSON documents."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+    capsysbinary.readouterr()
+    assert cli.main([str(word) for word in words]) == 0
+    said = capsysbinary.readouterr()
+    return [json.loads(line) for line in said.out.decode().splitlines()], said.err.decode()
+
+
+def test_from_text_to_a_score_every_output_is_json(trained, monkeypatch, capsysbinary):
+    def json_of(*words, stdin=""):
+        return run([*words, "--json", "--quiet"], monkeypatch, capsysbinary, stdin)
+
+    files = {"src": "train.en", "tgt": "train.de", "valid-src": "valid.en", "valid-tgt": "valid.de"}
+    text = [f"--{flag}={trained / file}" for flag, file in files.items()]
+    data, model = trained / "data", trained / "model"
+    (told,), _ = json_of("prepare", *text, "--vocab-size", 320, "--out", data)
+    assert told["out"] == str(data)
+    assert any("training pairs" in note for note in told["notes"])
+    small = "--d-model 16 --heads 2 --d-ff 16 --encoder-layers 1 --decoder-layers 1 --max-update 2 --warmup-updates 1"
+    (told,), err = json_of(
+        "train", "--preset", "demo", "--data", data, "--out", model, *small.split(),
+        "--workers", 1, "--threads", torch.get_num_threads(),
+    )  # fmt: skip
+    assert told["command"] == "train"
+    assert told["model"] == str(model)
+    assert "tokens/s" not in err, "--quiet"
+    told, _ = json_of("translate", model, "--nbest", 2, "--beam", 2, "--workers", 1, stdin="a i o\nb j p\n")
+    assert [line["line"] for line in told] == [0, 1]
+    assert all(len(line["translations"]) == 2 and {"text", "score"} == set(line["translations"][0]) for line in told)
+    told, _ = json_of("score-pairs", model, "--src", trained / "valid.en", "--tgt", trained / "valid.de")
+    assert [line["line"] for line in told] == [0, 1, 2]
+    assert all(line["score"] < 0 for line in told)
+    (told,), _ = json_of("quantize", model, "--out", trained / "int8")
+    assert told["bytes"] < told["bytes_before"]
+    (told,), _ = json_of("export", model, "--format", "pretrained", "--out", trained / "pretrained")
+    assert told["format"] == "pretrained"
+
+
+def test_score_takes_comet_where_it_is_installed(tmp_path, monkeypatch, capsysbinary):
+    for name, lines in (("src", "a\nb\n"), ("ref", "A\nB\n")):
+        (tmp_path / name).write_text(lines)
+    asked = []
+
+    class Model:
+        def predict(self, lines, **options):
+            asked.extend(lines)
+            return types.SimpleNamespace(system_score=0.8125)
+
+    fake = types.SimpleNamespace(
+        download_model=lambda name: f"/there/{name}", load_from_checkpoint=lambda path: Model()
+    )
+    monkeypatch.setitem(sys.modules, "comet", fake)
+    words = [
+        "score",
+        "--ref",
+        tmp_path / "ref",
+        "--src",
+        tmp_path / "src",
+        "--comet",
+        "Unbabel/wmt22-comet-da",
+        "--json",
+    ]
+    (told,), _ = run(words, monkeypatch, capsysbinary, "A\nC\n")
+    assert told["comet"] == 81.25
+    assert told["comet_signature"].startswith("COMET|Unbabel/wmt22-comet-da|")
+    assert asked[1] == {"src": "b", "mt": "C", "ref": "B"}
+
+
+def test_comet_that_is_missing_is_one_line(tmp_path, monkeypatch, capsys):
+    for name in ("src", "ref"):
+        (tmp_path / name).write_text("a\n")
+    monkeypatch.setitem(sys.modules, "comet", None)
+    words = ["score", "--ref", str(tmp_path / "ref"), "--comet", "any"]
+    for more, told in (
+        ([], "--comet and --src go together"),
+        (["--src", str(tmp_path / "src")], "pip install unbabel"),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n")))
+        assert cli.main([*words, *more]) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert len(err.splitlines()) == 1
