@@ -14,7 +14,7 @@ DEMO := demo
 WORKERS ?= 2
 BENCH ?= --quick
 
-.PHONY: help install demo test lint types tests executed format compile-matrix docs dist gpu-check bench clean
+.PHONY: help install demo test lint types tests executed format compile-matrix docs oldest dist gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -50,6 +50,10 @@ executed: install
 format: install
 	@$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The oldest versions that setup.py allows, in an environment of their own; downloads some gigabytes.
+oldest: install
+	@scripts/oldest.sh $(BIN)/python
 
 # Every kernel and tile for every chip, recorded in kernels/budgets; minutes, no GPU needed.
 compile-matrix: install

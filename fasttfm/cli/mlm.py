@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttfm.cli.lm import add_prepare_flags, run_prepare
 from fasttfm.cli.parser import Parser
-from fasttfm.cli.train import add_run_flags, run_task
+from fasttfm.cli.train import add_run_flags, lists_presets, run_task
 from fasttfm.config import all_fields, kind_of
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names
@@ -42,6 +42,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
+    if lists_presets(args):
+        return 0
     kind = _kind(args)
     for name in set(all_fields("electra")) - set(all_fields(kind)):
         if hasattr(args, name):

@@ -42,10 +42,9 @@ def add_run_flags(
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        action=_Preset,
-        presets=presets,
         help=f"recipe to start from: {', '.join(presets)}; list: a line on each",
     )
+    parser.set_defaults(presets=presets)
     parser.add_argument("--data", type=Path, metavar="DATA", help=f"directory made by {made_by}")
     parser.add_argument("--out", type=Path, metavar="MODEL", help="model directory to create or to go on with")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
@@ -76,19 +75,12 @@ def add_run_flags(
     add_flags(parser, kind=kind)
 
 
-class _Preset(argparse.Action):
-    """--preset NAME; `list` prints a line on each and ends."""
-
-    def __init__(self, *args: Any, presets: Sequence[str], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.presets = presets
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        if values == "list":
-            width = max(map(len, self.presets)) + 2
-            print("\n".join(f"{name.ljust(width)}{preset_summary(name)}" for name in self.presets))
-            parser.exit()
-        setattr(namespace, self.dest, values)
+def lists_presets(args: argparse.Namespace) -> bool:
+    """Whether the presets were asked for; prints a line on each then."""
+    if args.preset == "list":
+        width = max(map(len, args.presets)) + 2
+        print("\n".join(f"{name.ljust(width)}{preset_summary(name)}" for name in args.presets))
+    return args.preset == "list"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[], Any]) -> int:
     """The same for any kind of model; command: its name. task: makes the training.task.Task, None for translation."""
+    if lists_presets(args):
+        return 0
     values = gather(args.preset, args.config, flag_values(args, kind=kind), kind=kind)
     warning = _shorten_warmup(values)
     if args.dump_config:

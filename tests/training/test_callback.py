@@ -121,7 +121,7 @@ def test_one_at_a_time_and_errors_are_told_once(tmp_path):
 
 
 def test_the_examples_of_the_documentation_hear_a_run(tiny_data, tiny_values, tmp_path, monkeypatch):
-    """W&B and MLflow, with stand-ins of the calls that the examples make."""
+    """W&B, MLflow and Aim, with stand-ins of the calls that the examples make."""
     calls = []
 
     class Recorded:
@@ -130,14 +130,16 @@ def test_the_examples_of_the_documentation_hear_a_run(tiny_data, tiny_values, tm
 
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    for module in ("wandb", "mlflow"):
+    for module in ("wandb", "mlflow", "aim"):
         monkeypatch.setitem(sys.modules, module, Recorded())
     names = {"Callback": Callback}
-    for block in blocks[:2]:
+    for block in blocks[:3]:
         exec(block, names)
-    callbacks = [names["WandB"](project="a project"), names["MLflow"]()]
+    callbacks = [names["WandB"](project="a project"), names["MLflow"](), names["Aim"](repo="here")]
     train(tiny_values(), tiny_data, tmp_path / "M", callbacks=callbacks)
-    assert {name for name, *_ in calls} == {"init", "log", "log_metrics", "log_text", "log_artifacts"}
+    assert {name for name, *_ in calls} == {"init", "log", "log_metrics", "log_text", "log_artifacts", "Run", "track"}
+    tracked = {(named["name"], named["context"]["subset"]) for name, _, named in calls if name == "track"}
+    assert {("loss", "train"), ("loss", "valid")} <= tracked
     metrics = [given[0] for name, given, _ in calls if name == "log_metrics"]
     assert metrics[0]["train.step"] == 3
     assert all(isinstance(value, (int, float)) for numbers in metrics for value in numbers.values())
