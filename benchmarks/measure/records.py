@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +23,24 @@ try:
 except ModuleNotFoundError:
     raise SystemExit('benchmarks: jsonschema is not installed: pip install "fasttfm[bench]"') from None
 
+from benchmarks.measure.proof_schemas import COMPILE_MATRIX, EXECUTED
+from benchmarks.measure.schema_parts import AT_LEAST_ONE as _AT_LEAST_ONE
+from benchmarks.measure.schema_parts import COUNT as _COUNT
+from benchmarks.measure.schema_parts import MACHINE
+from benchmarks.measure.schema_parts import MACHINE_FIELDS as _MACHINE_FIELDS
+from benchmarks.measure.schema_parts import MAYBE as _MAYBE
+from benchmarks.measure.schema_parts import POSITIVE as _POSITIVE
+from benchmarks.measure.schema_parts import RATE as _RATE
+from benchmarks.measure.schema_parts import SCALAR as _SCALAR
+from benchmarks.measure.schema_parts import TEXT as _TEXT
+from benchmarks.measure.schema_parts import fields as _object
+from benchmarks.measure.schema_parts import or_null as _or_null
 from fasttfm.errors import UserError
 
 Record = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
 GROUPS = ("kernels", "blocks", "training_step", "decoding", "padding", "end_to_end")
 STATUSES = ("timed", "refused", "absent", "wrong")
-
-
-def _object(properties: dict[str, Any], *, optional: Iterable[str] = (), more: bool = False) -> dict[str, Any]:
-    required = [name for name in properties if name not in set(optional)]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
-_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
-_AT_LEAST_ONE: dict[str, Any] = {"type": "integer", "minimum": 1}
-_POSITIVE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
-_RATE: dict[str, Any] = {"type": "number", "minimum": 0}
-_MAYBE: dict[str, Any] = {"type": ["number", "null"], "minimum": 0}
-_SCALAR: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
-
-_MACHINE_FIELDS: dict[str, Any] = {
-    "time": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d$"},
-    "command": _TEXT,
-    "commit": {"type": ["string", "null"], "pattern": "^[0-9a-f]{40}$"},
-    "uncommitted_changes": {"type": "boolean"},
-    "python": _TEXT,
-    "system": _TEXT,
-    "processor": _TEXT,
-    "cores": _COUNT,
-    "fasttfm": {"type": ["string", "null"]},
-    "torch": _TEXT,
-    "triton": {"type": ["string", "null"]},
-}
-MACHINE = _object(_MACHINE_FIELDS, more=True)
-"""machine.describe(); on a GPU also device, chip, driver, cuda, clocks and more."""
 
 BENCHMARK = _object(
     {
@@ -287,55 +264,6 @@ REUSE = _object(
 
 PRECISIONS = _object({"benchmark": {"const": "precisions"}, "measured": _ROWS, "machine": MACHINE})
 """BLEU by test set and precision, written by `python -m benchmarks.precisions`."""
-
-EXECUTED = _object(
-    {
-        "benchmark": {"const": "executed"},
-        "chip": _TEXT,
-        "cases": _AT_LEAST_ONE,
-        "passed": _COUNT,
-        "failed": {"type": "array", "items": _TEXT},
-        "mutations": {
-            "type": "array",
-            "items": _object(
-                {
-                    "subject": _TEXT,
-                    "chip": _TEXT,
-                    "dtype": _TEXT,
-                    "noticed": _COUNT,
-                    "missed": _COUNT,
-                    "equivalent": _COUNT,
-                    "unreached": _COUNT,
-                }
-            ),
-        },
-        "seconds": _POSITIVE,
-        "workers": _AT_LEAST_ONE,
-        "machine": MACHINE,
-    }
-)
-"""Cases of kernels whose PTX was executed on a CPU, written by `python -m benchmarks.executed`, a line a chip.
-
-Of mutations of a subject's PTX: noticed or missed; equivalent, which provably change nothing that is stored; unreached,
-which make no difference to any thread with these inputs."""
-
-COMPILE_MATRIX = _object(
-    {
-        "benchmark": {"const": "compile_matrix"},
-        "command": _TEXT,
-        "date": _MACHINE_FIELDS["time"],
-        "commit": _MACHINE_FIELDS["commit"],
-        "triton": _TEXT,
-        "chips": {"type": "array", "items": _TEXT, "minItems": 1},
-        "cases": _AT_LEAST_ONE,
-        "compiled": _COUNT,
-        "broken": {
-            "type": "array",
-            "items": _object({"chip": _TEXT, "case": _TEXT, "dtype": _TEXT, "complaint": _TEXT}),
-        },
-    }
-)
-"""What a version of Triton compiles, written by `python -m fasttfm.kernels.proof.matrix --record FILE`."""
 
 EXAMPLE = _object(
     {"example": _TEXT, "seed": {"type": "integer"}, "updates": _COUNT, "errors": _OVERHEAD, **_MACHINE_FIELDS},
