@@ -221,6 +221,7 @@ def _layer_work(width: int, heads: int, dtype: torch.dtype, device: torch.device
             f"feed_forward {dropout_p}",
             with_gradient(lambda *t, p=dropout_p: F.feed_forward(*t, dropout_p=p), rows[0], *weights),
         )
+    yield "feed_forward gelu", with_gradient(lambda *t: F.feed_forward(*t, activation="gelu"), rows[0], *weights)
     table, target = tensor(32_000, width), torch.randint(1, 32_000, (_TOKENS,), device=device)
     yield "linear_cross_entropy", with_gradient(lambda x, w: F.linear_cross_entropy(x, w, target)[0], rows[0], table)
     tokens = target.view(-1, 32)

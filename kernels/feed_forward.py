@@ -24,77 +24,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import ceil_div, chip, interpreted, product_kind
+from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int32Pointer, Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
+from fasttfm.kernels.product import (
+    bias_gradients,
+    gate_launch,
+    parts_for,
+    places,
+    product_launch,
+    route_of,
+    row_sums,
+    tile_of_product,
+)
 from fasttfm.kernels.residual_add import drop_
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
-from fasttfm.kernels.tiles.feed_forward import GATE, epilogue_route, product_tile, size_class
-
-
-@triton.jit
-def _tile_of_program(M, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """Row tile and column tile of this program: GROUP row tiles at a time, so that the second-level cache serves b."""
-    program = tl.program_id(0)
-    tiles_m = tl.cdiv(M, ROWS)
-    tiles_n = tl.cdiv(N, COLUMNS)
-    group = program // (GROUP * tiles_n)
-    first = group * GROUP
-    height = tl.minimum(tiles_m - first, GROUP)
-    within = program % (GROUP * tiles_n)
-    return first + within % height, within // height
-
-
-@triton.jit
-def _product(
-    a,  # (M, K)
-    b,  # (K, N), or (N, K) when B_TRANSPOSED
-    rows,
-    columns,
-    M,
-    N,
-    K,
-    B_TRANSPOSED: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
-    """The (ROWS, COLUMNS) tile of a b in float32."""
-    depth = tl.arange(0, DEPTH)
-    row_inside = (rows < M)[:, None]
-    column_inside = (columns < N)[None, :]
-    a = a + rows.to(tl.int64)[:, None] * K + depth[None, :]
-    if B_TRANSPOSED:
-        b = b + columns[None, :] * K + depth[:, None]
-    else:
-        b = b + depth[:, None] * N + columns[None, :]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, K, DEPTH):
-        if EVEN_K:
-            left = tl.load(a, mask=row_inside, other=0.0)
-            right = tl.load(b, mask=column_inside, other=0.0)
-        else:
-            depth_inside = start + depth < K
-            left = tl.load(a, mask=row_inside & depth_inside[None, :], other=0.0)
-            right = tl.load(b, mask=column_inside & depth_inside[:, None], other=0.0)
-        if UPCAST:  # the interpreter's tl.dot is wrong for bfloat16
-            left = left.to(tl.float32)
-            right = right.to(tl.float32)
-        total = tl.dot(left, right, total, input_precision=PRECISION)
-        a += DEPTH
-        b += DEPTH if B_TRANSPOSED else DEPTH * N
-    return total
+from fasttfm.kernels.tiles.feed_forward import GATE, product_tile
 
 
 @jit
@@ -114,25 +65,19 @@ def _forward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
-    tile_m, tile_n = _tile_of_program(M, N, ROWS, COLUMNS, GROUP)
-    rows = tile_m * ROWS + tl.arange(0, ROWS)
-    columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
-    value = _product(
-        x, weight, rows, columns, M, N, K, True, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION, UPCAST
-    )  # fmt: skip
+    sizes = (M, N, K)
+    tile_m, tile_n, value = tile_of_product(x, weight, sizes, True, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
+    rows, columns, inside, offsets = places(tile_m, tile_n, sizes, ROWS, COLUMNS)
     if bias is not None:
         value += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     rounded = value.to(hidden.dtype.element_ty)
     shut = rounded.to(tl.float32) <= 0.0  # a NaN is open: it must show
     if seed is not None:
         shut = shut | (keep_mask(tl.load(seed), site, 0, rows, tile_n * COLUMNS, threshold, COLUMNS) == 0)
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
     rounded = tl.where(shut, tl.zeros_like(rounded), rounded)
-    tl.store(hidden + rows.to(tl.int64)[:, None] * N + columns[None, :], rounded, mask=inside)
+    tl.store(hidden + offsets, rounded, mask=inside)
 
     lanes = tl.arange(0, 32)[None, None, :]
     opened = tl.reshape((inside & (shut == 0)).to(tl.int32), (ROWS, COLUMNS // 32, 32)) << lanes
@@ -162,18 +107,11 @@ def _backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
-    tile_m, tile_n = _tile_of_program(M, N, ROWS, COLUMNS, GROUP)
-    rows = tile_m * ROWS + tl.arange(0, ROWS)
-    columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
-    value = _product(
-        dout, weight, rows, columns, M, N, K, False, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION, UPCAST
-    )  # fmt: skip
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    sizes = (M, N, K)
+    tile_m, tile_n, value = tile_of_product(dout, weight, sizes, False, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
+    rows, columns, inside, offsets = places(tile_m, tile_n, sizes, ROWS, COLUMNS)
     if bits is not None:
         words = tile_n * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
         W = tl.cdiv(N, 32)
@@ -192,24 +130,7 @@ def _backward(
         tl.store(parts + tile_m.to(tl.int64) * N + columns, tl.sum(value, axis=0), mask=columns < N)
     if parts2 is not None:  # noqa: SIM102 (the outer one is decided when compiling, the inner one when running)
         if tile_n == 0:  # dout's rows are in the cache now
-            _row_sums(dout, parts2 + tile_m.to(tl.int64) * K, rows, M, K, DEPTH)
-
-
-@triton.jit
-def _row_sums(
-    a,  # (M, K)
-    out,  # (K,) float32 out
-    rows,
-    M,
-    K,
-    DEPTH: tl.constexpr,
-):
-    """The sum of these rows."""
-    for start in range(0, K, DEPTH):
-        depth = start + tl.arange(0, DEPTH)
-        inside = (rows < M)[:, None] & (depth < K)[None, :]
-        part = tl.load(a + rows.to(tl.int64)[:, None] * K + depth[None, :], mask=inside, other=0.0)
-        tl.store(out + depth, tl.sum(part.to(tl.float32), axis=0), mask=depth < K)
+            row_sums(dout, parts2 + tile_m.to(tl.int64) * K, rows, M, K, DEPTH)
 
 
 @jit
@@ -271,8 +192,7 @@ def feed_forward(
 
 def forward_route(x: Tensor, dropped: bool) -> str:
     """fused or cublas, as the table has it for this tensor's chip and dtype."""
-    device = chip(x.device)
-    return epilogue_route(device, product_kind(x.dtype, device), "forward+dropout" if dropped else "forward")
+    return route_of("forward+dropout" if dropped else "forward", x.dtype, x.device)
 
 
 def _fused_forward(
@@ -282,28 +202,10 @@ def _fused_forward(
     hidden = torch.empty(M, N, dtype=x.dtype, device=x.device)
     bits = torch.empty(M, ceil_div(N, 32), dtype=torch.int32, device=x.device)
     if M:
-        grid, options = _launch(x.dtype, x.device, M, N, K)
+        grid, options = product_launch(x.dtype, x.device, M, N, K)
         weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
         _forward[grid](x, weight, bias, hidden, bits, seed, site, threshold, M, N, K, **options)
     return hidden, bits
-
-
-def _launch(dtype: torch.dtype, device: torch.device, M: int, N: int, K: int) -> tuple[tuple[int], dict[str, Any]]:
-    """Grid and options of a product (M, K) by (K, N) with its epilogue."""
-    described = chip(device)
-    kind = product_kind(dtype, described)
-    tile = product_tile(described, kind, size_class(described, M, N, K))
-    return (ceil_div(M, tile.rows) * ceil_div(N, tile.columns),), {
-        "EVEN_K": K % tile.depth == 0,
-        "ROWS": tile.rows,
-        "COLUMNS": tile.columns,
-        "DEPTH": tile.depth,
-        "GROUP": 8,
-        "PRECISION": "tf32" if kind == "tf32" else "ieee",
-        "UPCAST": interpreted() and kind == "bf16",
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
 
 
 def _cublas_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -311,26 +213,6 @@ def _cublas_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return torch.mm(x, weight.t()).relu_()
     return torch._addmm_activation(bias, x, weight.t(), use_gelu=False)
-
-
-def _backward_route(dtype: torch.dtype, device: torch.device) -> str:
-    """fused or cublas, as the table has it."""
-    described = chip(device)
-    return epilogue_route(described, product_kind(dtype, described), "backward")
-
-
-def sum_programs(
-    M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str | None = None
-) -> int:
-    """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'."""
-    if (route or _backward_route(dtype, device)) == "fused":
-        return ceil_div(M, _launch(dtype, device, M, hidden, out)[1]["ROWS"])
-    return _gate_programs(chip(device), M)
-
-
-def _gate_programs(chip: Chip, M: int) -> int:
-    """Programs among which the rows of a block of columns are divided: they fill the chip at a hidden width of 512."""
-    return min(ceil_div(M, GATE(chip).rows), chip.processors)
 
 
 def feed_forward_backward(
@@ -352,7 +234,7 @@ def feed_forward_backward(
     Returns dx, dweight1, dbias1, dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: that
     of bias1 comes as (sum_programs(), F) float32, which are still to be added up.
     """
-    if (route or _backward_route(x.dtype, x.device)) == "fused":
+    if (route or route_of("backward", x.dtype, x.device)) == "fused":
         dhidden, dbias1, dbias2 = _fused_backward(dout, hidden, bits, weight2, bias1, bias2, scale, in_parts)
     else:
         dhidden = scaled_mm(dout, weight2, scale)
@@ -379,42 +261,27 @@ def _fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     (M, K), N = dout.shape, weight.shape[1]
     dhidden = torch.empty_like(hidden)
-    grid, options = _launch(dout.dtype, dout.device, M, N, K)
+    grid, options = product_launch(dout.dtype, dout.device, M, N, K)
     tiles = ceil_div(M, options["ROWS"])
-    parts1, parts2 = _parts(dout, tiles, N, bias1), _parts(dout, tiles, K, bias2)
+    parts1, parts2 = parts_for(dout, tiles, N, bias1), parts_for(dout, tiles, K, bias2)
     if M:
         has_bits = bits.numel() > 0
         _backward[grid](
             dout, weight.contiguous(), None if has_bits else hidden, bits if has_bits else None, dhidden,
             parts1, parts2, scale, M, N, K, **options,
         )  # fmt: skip
-    dbias1, dbias2 = (dout.new_empty(0 if p is None else p.shape[1]) for p in (parts1, parts2))
-    pairs = [(parts1, dbias1)] * (not in_parts) + [(parts2, dbias2)]
-    add_parts([(parts, out) for parts, out in pairs if parts is not None])
-    return dhidden, dbias1 if parts1 is None or not in_parts else parts1, dbias2
-
-
-def _parts(like: Tensor, programs: int, N: int, wanted: bool) -> Tensor | None:
-    """Memory for what each program adds to a bias gradient."""
-    return torch.empty(programs, N, dtype=torch.float32, device=like.device) if wanted else None
+    return dhidden, *bias_gradients(dout, parts1, parts2, in_parts)
 
 
 def _run_gate(dhidden: Tensor, hidden: Tensor, bias: bool, in_parts: bool) -> Tensor:
     M, N = dhidden.shape
-    device = chip(dhidden.device)
-    tile, programs = GATE(device), _gate_programs(device, M)
-    parts = _parts(dhidden, programs, N, bias)
+    tile, programs = gate_launch(dhidden)
+    parts = parts_for(dhidden, programs, N, bias)
     if M:
         _gate[(ceil_div(N, tile.columns), programs)](
             dhidden, hidden, parts, M, N, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1
         )
-    if parts is None:
-        return dhidden.new_empty(0)
-    if in_parts:
-        return parts
-    dbias = dhidden.new_empty(N)
-    add_parts([(parts, dbias)])
-    return dbias
+    return bias_gradients(dhidden, parts, None, in_parts)[0]
 
 
 # ---------------------------------------------------------------------------------------------------- compile cases
@@ -428,9 +295,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         small, large = (product_tile.shipped(chip, kind, size) for size in ("small", "large"))
         even: dict[str, Any] = {
             "EVEN_K": True,
-            "GROUP": 8,
             "PRECISION": "tf32" if kind == "tf32" else "ieee",
-            "UPCAST": False,
         }
         for tile in dict.fromkeys((small, large)):
             yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=even)

@@ -90,6 +90,8 @@ def _rows(setting: Setting) -> list[Case]:
             result.append(residual_layer_norm(rows, N, 0.1, _kept(passes, 0.1), setting, compile=not smoke))
             result.append(feed_forward(rows, N, 4 * N, 0.0, passes, setting, compile=standard))
             result.append(feed_forward(rows, N, 4 * N, 0.1, _kept(passes, 0.1), setting, compile=standard))
+            kept = _kept(passes, 0.1)
+            result.append(feed_forward(rows, N, 4 * N, 0.1, kept, setting, compile=standard, activation="gelu"))
         result.append(linear_cross_entropy(few, N, V, setting, compile=standard))
     for passes in PASSES:
         result.append(cross_entropy(few, V, passes, setting, compile=standard))

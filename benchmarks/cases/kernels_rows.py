@@ -18,6 +18,7 @@ from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import Absent, Provider
 from fasttfm import functional as F
+from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost
 
@@ -108,8 +109,17 @@ def _flash_attn_layer_norm(p: float) -> Provider:
 
 
 def feed_forward(
-    M: int, N: int, hidden: int, dropout: float, passes: str, setting: Setting, *, compile: bool = True
+    M: int,
+    N: int,
+    hidden: int,
+    dropout: float,
+    passes: str,
+    setting: Setting,
+    *,
+    compile: bool = True,
+    activation: str = "relu",
 ) -> Case:
+    kinked = activation == "relu"
     size = setting.dtype.itemsize
     cost = (
         costs.linear(M, N, hidden, size) + costs.linear(M, hidden, N, size),
@@ -127,11 +137,11 @@ def feed_forward(
             )
 
         def eager(p: float, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
-            return nnF.linear(nnF.dropout(torch.relu(nnF.linear(x, w1, b1)), p), w2, b2)
+            return nnF.linear(nnF.dropout(ACTIVATIONS[activation](nnF.linear(x, w1, b1)), p), w2, b2)
 
         def functions(p: float) -> Mapping[str, Provider | Absent]:
             result: dict[str, Provider | Absent] = {
-                peers.OURS: partial(F.feed_forward, dropout_p=p),
+                peers.OURS: partial(F.feed_forward, dropout_p=p, activation=activation),
                 peers.EAGER: partial(eager, p),
             }
             if compile:
@@ -143,12 +153,13 @@ def feed_forward(
             providers=functions(dropout),
             reference=partial(eager, 0.0),
             without_dropout=functions(0.0) if dropout else None,
-            error=numerics.kinked_error,
-            measure=numerics.KINKED_MEASURE,
+            error=numerics.kinked_error if kinked else numerics.relative_error,
+            measure=numerics.KINKED_MEASURE if kinked else "max |x - float64| / max |float64|",
         )
 
     shape = {"M": M, "N": N, "F": hidden, "dropout": dropout}
-    return _case("feed-forward", shape, passes, setting, cost, make)
+    name = "feed-forward" if kinked else f"feed-forward {activation}"
+    return _case(name, shape, passes, setting, cost, make)
 
 
 def cross_entropy(M: int, V: int, passes: str, setting: Setting, *, compile: bool = True) -> Case:

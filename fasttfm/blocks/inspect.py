@@ -62,11 +62,6 @@ def ordinary(*tensors: Tensor | None) -> bool:
     return True
 
 
-def is_relu(activation: object) -> bool:
-    """Whether activation is the rectifier."""
-    return fused_activation(activation) == "relu"
-
-
 def fused_activation(activation: object) -> str | None:
     """The name by which the feed-forward operator computes an activation; None where it does not."""
     if isinstance(activation, nn.ReLU | nn.GELU) and untouched(activation, _ACTIVATIONS):

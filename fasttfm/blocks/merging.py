@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.inspect import ATTENTION, LINEAR, NORM, hooked, is_relu, untouched
+from fasttfm.blocks.inspect import ATTENTION, LINEAR, NORM, fused_activation, hooked, untouched
 from fasttfm.functional.merging import attention_bias_parts, feed_forward_bias_parts, norm_adds_bias, norm_parts
 from fasttfm.functional.parameters import Part, Sum, read_parameters
 
@@ -282,7 +282,7 @@ class _Plan:
             return
         self._whole(first.weight)
         self._whole(first.bias)
-        if is_relu(layer.activation):
+        if fused_activation(layer.activation):
             out, hidden = second.weight.shape
             kind = "feed-forward", hidden, out
             if kind not in self.parts:

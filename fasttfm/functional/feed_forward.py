@@ -61,14 +61,14 @@ def feed_forward(
         if activation not in FUSED:
             raise ValueError(f"feed_forward: activation is {activation!r}: choose {', '.join(FUSED)}")
         tanh = activation == "gelu_tanh"
-        return gelu_feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, tanh, dropout, "torch")[0]
+        return gelu_feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, tanh, dropout, chosen())[0]
     return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, dropout, chosen())[0]
 
 
 def bias1_programs(rows: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device) -> int:
     """Into how many parts the kernels sum the gradient of bias1 for x (rows, N), weight1 (hidden, N), weight2 (out, .),
     products in dtype."""
-    from fasttfm.kernels import feed_forward as kernel
+    from fasttfm.kernels import product as kernel
 
     return kernel.sum_programs(rows, hidden, out, dtype, device, "fused" if chosen() == "triton" else None)
 

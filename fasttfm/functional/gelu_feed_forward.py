@@ -77,7 +77,7 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     one_dtype(x, weight1, bias1, weight2, bias2)
     rows = as_rows(x)
     if route != "torch":
-        from fasttfm.kernels import gelu_feed_forward as kernel  # type: ignore[attr-defined]
+        from fasttfm.kernels import gelu_feed_forward as kernel
 
         out, before = kernel.feed_forward(
             rows, weight1, bias1, weight2, bias2, tanh=tanh, route=kernel_choice(route), **dropout._asdict()
@@ -124,7 +124,7 @@ def _compute_backward(call: _Backward) -> Derivatives:
     saved = call.saved
     dout, rows, weight1, weight2 = as_rows(call.dout), as_rows(saved.x), saved.weight1, saved.weight2
     if saved.route != "torch":
-        from fasttfm.kernels import gelu_feed_forward as kernel  # type: ignore[attr-defined]
+        from fasttfm.kernels import gelu_feed_forward as kernel
 
         dx, *gradients = kernel.feed_forward_backward(
             dout, rows, saved.before, weight1, weight2, bias1=saved.has_bias1, bias2=saved.has_bias2, tanh=saved.tanh,

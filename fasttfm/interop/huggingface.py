@@ -50,8 +50,8 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     """Turns model, in place, to fasttfm's attention and LayerNorm, and its layers where transformers' are known.
 
     Of BERT, BART and Marian, residual connections, dropout and LayerNorm become one pass, and the feed-forward network
-    one operator where its activation is ReLU; of T5 the network with ReLU. Returns replace_modules' report, with a line
-    for the attention and for each layer exchanged, or left and why.
+    one operator where its activation is ReLU or GELU; of T5 and GPT-2 that network. Returns replace_modules' report,
+    with a line for the attention and for each layer exchanged, or left and why.
     """
     _enter()
     report = replace_modules(model, dry_run)

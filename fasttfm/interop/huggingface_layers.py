@@ -2,7 +2,7 @@
 
 Each class is derived from the one that it stands for and adds no state, so that an object is given its other class.
 Residual connection, dropout and LayerNorm are one pass; the feed-forward network is one operator where its activation
-is ReLU. What has been exchanged, wrapped or hooked is called instead.
+is ReLU or GELU. What has been exchanged, wrapped or hooked is called instead.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN, GELUActivation, NewGELUActivation
 from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoderLayer
 from transformers.models.bert.modeling_bert import BertLayer, BertOutput, BertSelfOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.marian.modeling_marian import MarianDecoderLayer, MarianEncoderLayer
 from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5LayerNorm
+from transformers.pytorch_utils import Conv1D
 
 from fasttfm import functional as F
 from fasttfm.blocks.dropout import Dropout
-from fasttfm.blocks.inspect import DROPOUT, LINEAR, is_relu, ordinary, untouched
+from fasttfm.blocks.inspect import DROPOUT, LINEAR, fused_activation, ordinary, untouched
 from fasttfm.blocks.residual import Output, Residual
 
 
@@ -28,15 +30,30 @@ def _join(output: Tensor, residual: Tensor, norm: Any, dropout: Dropout | nn.Mod
     return Residual.of(residual, norm_first=False).join(Output(output), norm, dropout).value()
 
 
-def _fuses(x: Tensor, first: Any, activation: Any, second: Any) -> bool:
-    """Whether second(activation(first(x))) is what the feed-forward operator computes."""
-    return (
-        is_relu(activation)
-        and untouched(first, LINEAR)
-        and untouched(second, LINEAR)
+_CONV1D: frozenset[type] = frozenset({Conv1D})
+_GELU: dict[type[nn.Module], str] = {
+    GELUActivation: "gelu",
+    NewGELUActivation: "gelu_tanh",
+    type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh",
+}
+
+
+def _name(activation: Any) -> str | None:
+    """That of an activation which the feed-forward operator has; None for another one."""
+    if type(activation) in _GELU:
+        return _GELU[type(activation)] if untouched(activation, frozenset(_GELU)) else None
+    return fused_activation(activation)
+
+
+def _fused(x: Tensor, first: Any, activation: Any, second: Any, kinds: frozenset[Any] = LINEAR) -> str | None:
+    """The activation of second(activation(first(x))), where that is what the feed-forward operator computes."""
+    plain = (
+        untouched(first, kinds)
+        and untouched(second, kinds)
         and ordinary(x, first.weight, first.bias, second.weight, second.bias)
         and first.weight.dtype == second.weight.dtype
     )
+    return _name(activation) if plain else None
 
 
 class _Bart:
@@ -55,8 +72,10 @@ class _Bart:
     def _network(self, x: Tensor) -> Tensor:
         p = self.activation_dropout if self.training else 0.0
         first, second = self.fc1, self.fc2
-        if _fuses(x, first, self.activation_fn, second):
-            return F.feed_forward(x, first.weight, first.bias, second.weight, second.bias, dropout_p=p)
+        name = _fused(x, first, self.activation_fn, second)
+        if name:
+            weights = first.weight, first.bias, second.weight, second.bias
+            return F.feed_forward(x, *weights, dropout_p=p, activation=name)
         return second(nn.functional.dropout(self.activation_fn(first(x)), p=p))
 
 
@@ -152,30 +171,47 @@ class FusedBertOutput(_Bert, BertOutput):
 
 
 class FusedBertLayer(BertLayer):
-    """BertLayer whose feed-forward network is one operator where its activation is ReLU."""
+    """BertLayer whose feed-forward network is one operator where its activation is ReLU or GELU."""
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         """attention_output (B, S, E) to the same shape."""
         inside: Any = self.intermediate
         output: Any = self.output
+        first, second = inside.dense, output.dense
         whole = untouched(inside, frozenset({type(inside)})) and untouched(output, frozenset({FusedBertOutput}))
-        if whole and _fuses(attention_output, inside.dense, inside.intermediate_act_fn, output.dense):
-            first, second = inside.dense, output.dense
-            y = F.feed_forward(attention_output, first.weight, first.bias, second.weight, second.bias)
+        name = _fused(attention_output, first, inside.intermediate_act_fn, second) if whole else None
+        if name:
+            weights = first.weight, first.bias, second.weight, second.bias
+            y = F.feed_forward(attention_output, *weights, activation=name)
             return output.joined(y, attention_output)
         return super().feed_forward_chunk(attention_output)
 
 
+class FusedGPT2MLP(GPT2MLP):
+    """GPT-2's feed-forward network in one operator."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
+        """hidden_states (..., E) to the same shape."""
+        first: Any = self.c_fc
+        second: Any = self.c_proj
+        name = _fused(hidden_states, first, self.act, second, _CONV1D)
+        if not name:
+            return super().forward(hidden_states)
+        weights = first.weight.t(), first.bias, second.weight.t(), second.bias  # Conv1D keeps them (in, out)
+        return self.dropout(F.feed_forward(hidden_states, *weights, activation=name))
+
+
 class FusedT5DenseActDense(T5DenseActDense):
-    """T5's feed-forward network with ReLU, in one operator."""
+    """T5's feed-forward network with ReLU or GELU, in one operator."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """hidden_states (..., d_model) to the same shape."""
         first: Any = self.wi
         second: Any = self.wo
-        if untouched(self.dropout, DROPOUT) and _fuses(hidden_states, first, self.act, second):
+        name = _fused(hidden_states, first, self.act, second) if untouched(self.dropout, DROPOUT) else None
+        if name:
             p = self.dropout.p if self.training else 0.0
-            return F.feed_forward(hidden_states, first.weight, None, second.weight, None, dropout_p=p)
+            return F.feed_forward(hidden_states, first.weight, None, second.weight, None, dropout_p=p, activation=name)
         return super().forward(hidden_states)
 
 
@@ -187,6 +223,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     BertSelfOutput: FusedBertSelfOutput,
     BertOutput: FusedBertOutput,
     BertLayer: FusedBertLayer,
+    GPT2MLP: FusedGPT2MLP,
     T5DenseActDense: FusedT5DenseActDense,
 }
 """What each class becomes."""
@@ -198,10 +235,8 @@ def why_left(module: nn.Module) -> str:
         return "an RMSNorm: it subtracts no mean, which LayerNorm does"
     if type(module) is T5DenseGatedActDense:
         return "a gated network: the product of two, not one"
-    if type(module) is GPT2MLP:
-        return "its weights are stored transposed (Conv1D), and its activation is not ReLU"
-    if type(module) is T5DenseActDense and not is_relu(module.act):
-        return "its activation is not ReLU"
+    if type(module) in (GPT2MLP, T5DenseActDense) and not _name(module.act):
+        return "its activation is neither ReLU nor GELU"
     return ""
 
 
@@ -210,6 +245,5 @@ def note(module: nn.Module) -> str:
     activation = getattr(module, "activation_fn", None)
     if isinstance(module, BertLayer):
         activation = module.intermediate.intermediate_act_fn
-    return (
-        "its activation is not ReLU: that network is called as before" if activation and not is_relu(activation) else ""
-    )
+    other = activation is not None and not _name(activation)
+    return "its activation is neither ReLU nor GELU: that network is called as before" if other else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
@@ -98,3 +98,14 @@ def _tile_alternatives(chip: Chip, kind: str, size: str) -> tuple[ProductTile, .
 def product_tile(chip: Chip, kind: str, size: str) -> ProductTile:
     """kind as launch.product_kind() tells, size as size_class()."""
     return _PRODUCT(chip, kind, size)
+
+
+def of_two_results(tile: ProductTile) -> ProductTile:
+    """The tile for an epilogue that reads another tile and writes two: 32 sums a thread, with 64 it spills.
+
+    As many rows: a bias's gradient has a part for each tile of rows, whichever epilogue sums it.
+    """
+    columns = tile.columns
+    while columns > 32 and tile.rows * columns > 32 * 32 * tile.warps:
+        columns //= 2
+    return replace(tile, columns=columns)

@@ -44,6 +44,8 @@ EVERYWHERE = [
     _weights(1, 1, 7, 45, 64),
     *_norms(7, 520, 0.1),
     _feed_forward(37, 40, 72, 0.1),
+    _feed_forward(37, 40, 72, 0.1, "gelu"),
+    _feed_forward(33, 24, 40, 0.0, "gelu_tanh"),
     *_cross_entropy(13, 24, 300),
     _embed(2, 7, 72, 50, 0.1),
 ]

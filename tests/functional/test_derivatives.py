@@ -16,6 +16,7 @@ LONG = ((1, 2, 18, 8), (1, 2, 20, 8), (1, 2, 20, 8))
 VECTORS = ((3, 16), (3, 16), (16,), (16,))
 NETWORK = ((7, 8), (40, 8), (40,), (8, 40), (8,))
 
+DROPPED = {"dropout_p": 0.25, "seed": SEED}
 FUNCTIONS = {
     "attention": (lambda f, *t: f.attention(*t, key_lengths=LENGTHS, causal=True), HEADS),
     "dropout": (lambda f, *t: f.attention(*t, dropout_p=0.25, seed=SEED), HEADS),
@@ -24,6 +25,7 @@ FUNCTIONS = {
     "layer_norm": (lambda f, x, r, w, b: f.layer_norm(x, w, b) + 0 * r, VECTORS),
     "residual_layer_norm": (lambda f, *t: f.residual_layer_norm(*t, dropout_p=0.25, seed=SEED)[0], VECTORS),
     "feed_forward": (lambda f, *t: f.feed_forward(*t, dropout_p=0.25, seed=SEED), NETWORK),
+    "feed_forward gelu": (lambda f, *t: f.feed_forward(*t, activation="gelu", **DROPPED), NETWORK),
     "embed": (lambda f, w, p: f.embed(torch.tensor([[1, 4, 0]]), w, p, pad_id=0), ((9, 16), (3, 16))),
     "cross_entropy": (lambda f, x: f.cross_entropy(x, TARGET, **SUMMED.get(f, {}))[0], ((5, 9),)),
     "linear_cross_entropy": (lambda f, h, w: f.linear_cross_entropy(h, w, TARGET)[0], ((5, 8), (9, 8))),

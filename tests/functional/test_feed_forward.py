@@ -115,9 +115,10 @@ def saved_mask_bytes(rows, columns):
 # ---------------------------------------------------------------------------------------------- as a torch operator
 
 
+@pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
-def test_of_gelu_its_input_alone_is_kept(activation, dropout_p):
+def test_of_gelu_its_input_alone_is_kept(activation, dropout_p, route):
     M, N, F = 64, 32, 128
     first, second = nn.Linear(N, F), nn.Linear(F, N)
     x = torch.randn(M, N, requires_grad=True)
@@ -126,9 +127,10 @@ def test_of_gelu_its_input_alone_is_kept(activation, dropout_p):
     options = {"dropout_p": dropout_p, "seed": SEED, "activation": activation}
 
     def ours():
-        return functional.feed_forward(x, first.weight, first.bias, second.weight, second.bias, **options)
+        with backend(route):
+            return functional.feed_forward(x, first.weight, first.bias, second.weight, second.bias, **options)
 
-    mask = M * F + 8 if dropout_p else 0  # and the seed
+    mask = (M * F if route == "torch" else 0) + 8 if dropout_p else 0  # and the seed
     assert saved_bytes(ours) == 4 * M * (N + F) + mask
     assert saved_bytes(lambda: layers(x)) == 4 * M * (N + 2 * F) + (saved_mask_bytes(M, F) if dropout_p else 0)
 
@@ -139,14 +141,18 @@ def test_opcheck(route):
     operator = torch.ops.fasttfm.feed_forward.default
     opcheck(operator, (x, weight1, bias1, weight2, bias2, None, 0.25, SEED, 1, route))
     opcheck(operator, (x, weight1, None, weight2, None, None, 0.0, None, 0, route))
+    operator = torch.ops.fasttfm.gelu_feed_forward.default
+    opcheck(operator, (x, weight1, bias1, weight2, bias2, None, True, 0.25, SEED, 1, route))
+    opcheck(operator, (x, weight1, None, weight2, None, None, False, 0.0, None, 0, route))
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("route", ["torch", "triton"])
-def test_torch_compile_finds_one_graph_and_the_same_result(route):
+def test_torch_compile_finds_one_graph_and_the_same_result(route, activation):
     inputs = leaves()
 
     def call(*inputs):
-        return functional.feed_forward(*inputs, dropout_p=0.25, seed=SEED)
+        return functional.feed_forward(*inputs, dropout_p=0.25, seed=SEED, activation=activation)
 
     with backend(route):
         expected = solve(call, inputs)
@@ -168,15 +174,16 @@ def test_inductor_compiles_it_with_its_neighbours():
     assert found[0].any()
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("route", ["torch", "triton"])
-def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_weights(route):
+def test_autocast_computes_in_its_dtype_and_gives_gradients_in_the_weights(route, activation):
     inputs = leaves()
     with backend(route), torch.autocast("cpu", dtype=torch.bfloat16):
-        output = functional.feed_forward(*inputs)
+        output = functional.feed_forward(*inputs, activation=activation)
     assert output.dtype == torch.bfloat16
     for gradient in torch.autograd.grad(output.float().sum(), inputs):
         assert gradient.dtype == torch.float32
-    lowered = functional.feed_forward(*(t.detach().bfloat16() for t in inputs))
+    lowered = functional.feed_forward(*(t.detach().bfloat16() for t in inputs), activation=activation)
     torch.testing.assert_close(output, lowered, rtol=2e-2, atol=2e-2)
 
 

@@ -185,13 +185,14 @@ def _norms(M: int, N: int, p: float) -> list[Problem]:
     ]
 
 
-def _feed_forward(M: int, N: int, hidden: int, p: float) -> Problem:
+def _feed_forward(M: int, N: int, hidden: int, p: float, activation: str = "relu") -> Problem:
+    options: dict[str, Any] = {"dropout_p": p, "site": 7, "activation": activation}
     shapes = {"x": (M, N), "weight1": (hidden, N), "bias1": (hidden,), "weight2": (N, hidden), "bias2": (N,)}
     return _simple(
-        f"feed_forward {M}x{N}x{hidden}" + (" dropout" if p else ""),
+        f"feed_forward {activation} {M}x{N}x{hidden}" + (" dropout" if p else ""),
         shapes,
-        lambda seed, **t: F.feed_forward(**t, dropout_p=p, seed=seed, site=7),
-        lambda seed, **t: reference.feed_forward(**t, dropout_p=p, seed=seed, site=7),
+        lambda seed, **t: F.feed_forward(**t, seed=seed, **options),
+        lambda seed, **t: reference.feed_forward(**t, seed=seed, **options),
         dropout=p > 0,
     )
 
@@ -285,6 +286,8 @@ PROBLEMS: list[Problem] = [
     *_norms(300, 1024, 0.1),
     _feed_forward(100, 64, 256, 0.0),
     _feed_forward(257, 128, 384, 0.1),
+    _feed_forward(100, 64, 256, 0.0, "gelu_tanh"),
+    _feed_forward(257, 128, 384, 0.1, "gelu"),
     *_cross_entropy(65, 64, 1000),
     *_cross_entropy(20, 32, 9001),
     _embed(3, 17, 512, 1000, 0.1),

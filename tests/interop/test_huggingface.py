@@ -41,7 +41,12 @@ MODELS: dict[str, Any] = {
 GENERATIVE = ("marian", "bart", "t5", "gpt2")
 
 
-RELU = {"marian": "activation_function", "bart": "activation_function", "bert": "hidden_act"}
+ACTIVATION = {
+    "marian": "activation_function", "bart": "activation_function", "bert": "hidden_act", "gpt2": "activation_function",
+}  # fmt: skip
+OTHERS = [("marian", "relu"), ("bart", "relu"), ("bert", "relu"), ("bert", "gelu_new"), ("bart", "gelu_pytorch_tanh"),
+          ("gpt2", "gelu"), ("gpt2", "silu"), ("bert", "silu")]  # fmt: skip
+"""Activations that are not the defaults: gelu, and gelu_new of GPT-2."""
 
 
 def pair(name: str, activation: str | None = None) -> tuple[Any, Any]:
@@ -50,7 +55,7 @@ def pair(name: str, activation: str | None = None) -> tuple[Any, Any]:
     eager = MODELS[name](transformers)
     if activation is not None:
         config = copy.deepcopy(eager.config)
-        setattr(config, RELU[name], activation)
+        setattr(config, ACTIVATION[name], activation)
         eager = type(eager)(config)
     with torch.no_grad():
         for parameter in eager.parameters():
@@ -82,7 +87,7 @@ def kept(name: str, inputs: dict[str, torch.Tensor]) -> Any:
     return slice(None) if name in ("marian", "bart", "t5") else inputs["attention_mask"].bool()
 
 
-@pytest.mark.parametrize(("name", "activation"), [*((name, None) for name in MODELS), *((n, "relu") for n in RELU)])
+@pytest.mark.parametrize(("name", "activation"), [*((name, None) for name in MODELS), *OTHERS])
 def test_logits_loss_and_gradients_of_a_padded_batch(name: str, activation: str | None) -> None:
     eager, ours = pair(name, activation)
     inputs = batch(name)
@@ -209,9 +214,9 @@ EXCHANGED = {
     "bart": {"FusedBartEncoderLayer": 2, "FusedBartDecoderLayer": 2},
     "bert": {"FusedBertLayer": 2, "FusedBertSelfOutput": 2, "FusedBertOutput": 2},
     "t5": {"FusedT5DenseActDense": 4},
-    "gpt2": {"fasttfm.nn.LayerNorm": 5},
+    "gpt2": {"fasttfm.nn.LayerNorm": 5, "FusedGPT2MLP": 2},
 }
-LEFT = {"t5": ("T5LayerNorm", "no mean"), "gpt2": ("GPT2MLP", "Conv1D")}
+LEFT = {"t5": ("T5LayerNorm", "no mean")}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -234,13 +239,27 @@ def test_the_report_names_what_was_exchanged_and_what_was_left(name: str) -> Non
         left = [line for line in report.lines if line.kind == kind]
         assert left
         assert all(line.action == "left" and reason in line.reason for line in left)
-    if name in RELU:  # their configurations' default is gelu
-        assert "not ReLU: that network is called as before" in text
 
 
-@pytest.mark.parametrize(("name", "networks"), [("marian", 4), ("bart", 4), ("bert", 2), ("t5", 4)])
-def test_networks_with_relu_are_one_operator(name: str, networks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, ours = pair(name, "relu" if name in RELU else None)
+def test_a_network_with_another_activation_is_named_and_called_as_before() -> None:
+    for name in ("bart", "bert", "gpt2"):
+        config = copy.deepcopy(MODELS[name](transformers).config)
+        setattr(config, ACTIVATION[name], "silu")
+        report = huggingface.accelerate(transformers.AutoModel.from_config(config))
+        assert "its activation is neither ReLU nor GELU" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "networks", "activation"),
+    [
+        ("marian", 4, None), ("bart", 4, None), ("bert", 2, None), ("t5", 4, None), ("gpt2", 2, None),
+        ("marian", 4, "relu"), ("bart", 4, "relu"), ("bert", 2, "relu"),
+    ],
+)  # fmt: skip
+def test_networks_with_relu_or_gelu_are_one_operator(
+    name: str, networks: int, activation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ours = pair(name, activation)
     calls: list[Any] = []
     fused = huggingface_layers.F.feed_forward
     monkeypatch.setattr(huggingface_layers.F, "feed_forward", lambda *a, **k: calls.append(a) or fused(*a, **k))
@@ -249,8 +268,8 @@ def test_networks_with_relu_are_one_operator(name: str, networks: int, monkeypat
     assert len(calls) == networks
 
 
-def test_gated_and_gelu_networks_of_t5_are_left_and_named() -> None:
-    for activation, reason in (("gated-gelu", "gated"), ("gelu", "not ReLU")):
+def test_gated_networks_of_t5_and_those_with_other_activations_are_left_and_named() -> None:
+    for activation, reason in (("gated-gelu", "gated"), ("silu", "neither ReLU nor GELU")):
         config = transformers.T5Config(
             vocab_size=37, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, feed_forward_proj=activation
         )

@@ -127,9 +127,10 @@ def test_packed_attention(take, guards, route):  # noqa: F811
 
 
 @pytest.mark.parametrize(("rows", "width", "hidden", "out"), [(37, 33, 70, 19), (3, 1, 31, 33)])
-def test_feed_forward(guards, rows, width, hidden, out):
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_feed_forward(guards, activation, rows, width, hidden, out):
     def call(*inputs):
-        return F.feed_forward(*inputs[:-1], dropout_p=0.2, seed=inputs[-1])
+        return F.feed_forward(*inputs[:-1], dropout_p=0.2, seed=inputs[-1], activation=activation)
 
     check(guards, call, leaf(rows, width), leaf(hidden, width), leaf(hidden), leaf(out, hidden), leaf(out), SEED)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
 from fasttfm.kernels import feed_forward as kernel
+from fasttfm.kernels import product
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.tiles.feed_forward import GATE, ProductTile, epilogue_route, product_tile
 
@@ -123,12 +124,12 @@ def test_the_bits_are_the_open_elements_in_an_eighth_of_a_bool_masks_bytes():
 
 def test_more_tiles_than_a_group_has_are_all_computed(monkeypatch):
     """GROUP tiles of rows are taken together: 8, and here 10 of rows by 3 of columns."""
-    monkeypatch.setattr(kernel, "product_tile", lambda *size: ProductTile(16, 32, 16, 4, 1))
+    monkeypatch.setattr(product, "product_tile", lambda *size: ProductTile(16, 32, 16, 4, 1))
     check(tensors(150, 24, 70, 40, torch.float32), dropout_p=0.2)
 
 
 def test_programs_that_take_several_tiles_of_rows_sum_every_row_once(monkeypatch):
-    monkeypatch.setattr(kernel, "_gate_programs", lambda chip, M: 2)
+    monkeypatch.setattr(product, "_gate_programs", lambda chip, M: 2)
     inputs = tensors(75, 24, 40, 8, torch.float32)  # five tiles for two programs
     found = solve(way(by_launches("cublas", "cublas"), dropout_p=0.25), inputs)
     expected = solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4), inputs)
@@ -139,7 +140,7 @@ def test_programs_that_take_several_tiles_of_rows_sum_every_row_once(monkeypatch
         bias1=True, bias2=True, route="cublas", in_parts=True,
     )  # fmt: skip
     assert parts.shape == (2, 40)
-    assert kernel.sum_programs(75, 40, 8, torch.float32, parts.device, "cublas") == 2
+    assert product.sum_programs(75, 40, 8, torch.float32, parts.device, "cublas") == 2
 
 
 @pytest.mark.parametrize("route", ["fused", "cublas"])
@@ -238,8 +239,8 @@ def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
 def test_cublas_computes_where_triton_does_not_reach_the_matrix_units():
     for name in ("sm_60", "sm_70", "sm_75"):
         for kind in ("fp32", "fp16", "bf16"):
-            for product in ("forward", "forward+dropout", "backward"):
-                assert epilogue_route(CHIPS[name], kind, product) == "cublas"
+            for each in ("forward", "forward+dropout", "forward+gelu", "backward"):
+                assert epilogue_route(CHIPS[name], kind, each) == "cublas"
     assert epilogue_route(CHIPS["sm_90"], "bf16", "backward") == "fused"
     assert epilogue_route(CHIPS["sm_90"], "bf16", "forward+dropout") == "fused"
     assert epilogue_route(CHIPS["sm_90"], "bf16", "forward") == "cublas"  # cuBLASLt fuses bias and ReLU for nothing

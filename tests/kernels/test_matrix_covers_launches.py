@@ -163,7 +163,8 @@ def everything(dtype):
         with_gradients(lambda *t: F.residual_add(*t, dropout_p=0.1), x, residual)
     for rows in (3, 200):
         inputs = [tensor(*shape) for shape in ((rows, 64), (128, 64), (128,), (64, 128), (64,))]
-        with_gradients(lambda *t: F.feed_forward(*t, dropout_p=0.1), *inputs)
+        for activation in ("relu", "gelu"):
+            with_gradients(lambda *t, a=activation: F.feed_forward(*t, dropout_p=0.1, activation=a), *inputs)
     for vocabulary in (100, 5000):
         target = torch.arange(3)
         with_gradients(lambda x, t=target: F.cross_entropy(x, t), tensor(3, vocabulary))

@@ -1,0 +1,162 @@
+"""A product with an epilogue, as the feed-forward kernels begin: a program's tile of a b in float32, and its launch.
+
+Programs take ROW_GROUP tiles of rows at a time, so that the second-level cache serves b. What an epilogue sums over
+rows, a bias's gradient, leaves each program as a part, which partial_sums.py adds up in a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.launch import ceil_div, chip, interpreted, product_kind
+from fasttfm.kernels.partial_sums import add_parts
+from fasttfm.kernels.tiles.feed_forward import GATE, epilogue_route, of_two_results, product_tile, size_class
+from fasttfm.kernels.tiles.rows import RowTile
+
+ROW_GROUP: tl.constexpr = tl.constexpr(8)
+
+
+@triton.jit
+def tile_of_product(
+    a,  # (M, K)
+    b,  # (K, N), or (N, K) when B_TRANSPOSED
+    sizes,  # M, N, K
+    B_TRANSPOSED: tl.constexpr,
+    EVEN_K: tl.constexpr,  # K divides by DEPTH
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,  # tf32, ieee or upcast: the interpreter's tl.dot is wrong for bfloat16
+):
+    """This program's tile of rows and of columns, and its (ROWS, COLUMNS) of a b in float32."""
+    M, N, K = sizes
+    program = tl.program_id(0)
+    tiles_m = tl.cdiv(M, ROWS)
+    tiles_n = tl.cdiv(N, COLUMNS)
+    group = program // (ROW_GROUP * tiles_n)
+    first = group * ROW_GROUP
+    height = tl.minimum(tiles_m - first, ROW_GROUP)
+    within = program % (ROW_GROUP * tiles_n)
+    tile_m, tile_n = first + within % height, within // height
+    rows = tile_m * ROWS + tl.arange(0, ROWS)
+    columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
+
+    depth = tl.arange(0, DEPTH)
+    row_inside = (rows < M)[:, None]
+    column_inside = (columns < N)[None, :]
+    a = a + rows.to(tl.int64)[:, None] * K + depth[None, :]
+    if B_TRANSPOSED:
+        b = b + columns[None, :] * K + depth[:, None]
+    else:
+        b = b + depth[:, None] * N + columns[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, K, DEPTH):
+        if EVEN_K:
+            left = tl.load(a, mask=row_inside, other=0.0)
+            right = tl.load(b, mask=column_inside, other=0.0)
+        else:
+            depth_inside = start + depth < K
+            left = tl.load(a, mask=row_inside & depth_inside[None, :], other=0.0)
+            right = tl.load(b, mask=column_inside & depth_inside[:, None], other=0.0)
+        if PRECISION == "upcast":
+            total = tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
+        else:
+            total = tl.dot(left, right, total, input_precision=PRECISION)
+        a += DEPTH
+        b += DEPTH if B_TRANSPOSED else DEPTH * N
+    return tile_m, tile_n, total
+
+
+@triton.jit
+def places(tile_m, tile_n, sizes, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows, columns, which elements of (M, N) are inside, and how far each is from the first."""
+    M, N, _ = sizes
+    rows = tile_m * ROWS + tl.arange(0, ROWS)
+    columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    return rows, columns, inside, rows.to(tl.int64)[:, None] * N + columns[None, :]
+
+
+@triton.jit
+def row_sums(
+    a,  # (M, K)
+    out,  # (K,) float32 out
+    rows,
+    M,
+    K,
+    DEPTH: tl.constexpr,
+):
+    """The sum of these rows."""
+    for start in range(0, K, DEPTH):
+        depth = start + tl.arange(0, DEPTH)
+        inside = (rows < M)[:, None] & (depth < K)[None, :]
+        part = tl.load(a + rows.to(tl.int64)[:, None] * K + depth[None, :], mask=inside, other=0.0)
+        tl.store(out + depth, tl.sum(part.to(tl.float32), axis=0), mask=depth < K)
+
+
+# --------------------------------------------------------------------------------------------------------- launches
+
+
+def product_launch(
+    dtype: torch.dtype, device: torch.device, M: int, N: int, K: int, *, two_results: bool = False
+) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and options of a product (M, K) by (K, N) with its epilogue, which may have two results."""
+    described = chip(device)
+    kind = product_kind(dtype, described)
+    tile = product_tile(described, kind, size_class(described, M, N, K))
+    tile = of_two_results(tile) if two_results else tile
+    upcast = interpreted() and kind == "bf16"
+    return (ceil_div(M, tile.rows) * ceil_div(N, tile.columns),), {
+        "EVEN_K": K % tile.depth == 0,
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
+        "PRECISION": "upcast" if upcast else "tf32" if kind == "tf32" else "ieee",
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def route_of(product: str, dtype: torch.dtype, device: torch.device) -> str:
+    """fused or cublas, as the table has it; product as epilogue_route() takes it."""
+    described = chip(device)
+    return epilogue_route(described, product_kind(dtype, described), product)
+
+
+def gate_launch(like: Tensor) -> tuple[RowTile, int]:
+    """Tile, and programs among which rows are divided, of a pass over (M, N) that sums over rows."""
+    device = chip(like.device)
+    return GATE(device), _gate_programs(device, like.shape[0])
+
+
+def _gate_programs(chip: Chip, M: int) -> int:
+    """Programs among which the rows of a block of columns are divided: they fill the chip at a hidden width of 512."""
+    return min(ceil_div(M, GATE(chip).rows), chip.processors)
+
+
+def sum_programs(
+    M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str | None = None
+) -> int:
+    """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'."""
+    if (route or route_of("backward", dtype, device)) == "fused":
+        return ceil_div(M, product_launch(dtype, device, M, hidden, out)[1]["ROWS"])
+    return _gate_programs(chip(device), M)
+
+
+def parts_for(like: Tensor, programs: int, N: int, wanted: bool) -> Tensor | None:
+    """Memory for what each program adds to a bias gradient."""
+    return torch.empty(programs, N, dtype=torch.float32, device=like.device) if wanted else None
+
+
+def bias_gradients(like: Tensor, parts1: Tensor | None, parts2: Tensor | None, in_parts: bool) -> tuple[Tensor, Tensor]:
+    """The sums of parts (P, N), in like's dtype, in one launch; empty where None; in_parts: parts1 as they are."""
+    dbias1, dbias2 = (like.new_empty(0 if p is None else p.shape[1]) for p in (parts1, parts2))
+    pairs = [(parts1, dbias1)] * (not in_parts) + [(parts2, dbias2)]
+    add_parts([(parts, out) for parts, out in pairs if parts is not None])
+    return dbias1 if parts1 is None or not in_parts else parts1, dbias2

@@ -1,0 +1,183 @@
+"""The kernels of the feed-forward network with GELU through the interpreter against the reference, by every route."""
+
+import pytest
+import torch
+from accuracy import compare, solve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttfm import functional, reference
+from fasttfm.functional.backends import backend
+from fasttfm.kernels import gelu_feed_forward as kernel
+from fasttfm.kernels import product
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.tiles.feed_forward import GATE, ProductTile, of_two_results, product_tile
+
+SEED = torch.tensor([-0x1234567890ABCDEF])
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+FORMS = ["gelu", "gelu_tanh"]
+
+
+def tensors(rows, width, hidden, out, dtype, *, bias=True):
+    generator = torch.Generator().manual_seed(rows + width + hidden)
+
+    def draw(*shape):
+        return (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+
+    inputs = {"x": 3 * draw(rows, width), "weight1": draw(hidden, width), "weight2": draw(out, hidden)}
+    return inputs | ({"bias1": draw(hidden), "bias2": draw(out)} if bias else {})
+
+
+def way(function, **options):
+    def call(x, weight1, weight2, bias1=None, bias2=None):
+        return function(x, weight1, bias1, weight2, bias2, **options)
+
+    return call
+
+
+def by_launches(route, **options):
+    """The launch functions as a differentiable function."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight1, bias1, weight2, bias2):
+            out, before = kernel.feed_forward(x, weight1, bias1, weight2, bias2, route=route, **options)
+            ctx.save_for_backward(x, before, weight1, weight2)
+            return out
+
+        @staticmethod
+        def backward(ctx, dout):
+            return kernel.feed_forward_backward(
+                dout.contiguous(), *ctx.saved_tensors, bias1=True, bias2=True, route=route, **options
+            )
+
+    return Function.apply
+
+
+def check(function, inputs, options):
+    expected = way(reference.feed_forward, **options)
+    compare(solve(function, inputs), solve(expected, inputs), solve(expected, inputs, torch.float64))
+
+
+@settings(max_examples=10)
+@given(
+    rows=st.sampled_from([1, 3, 33]),
+    width=st.sampled_from([1, 17, 32, 40]),
+    hidden=st.sampled_from([1, 31, 64, 70]),
+    out=st.sampled_from([1, 24, 33]),
+    dtype=st.sampled_from(DTYPES),
+    dropout_p=st.sampled_from([0.0, 0.1, 0.5]),
+    bias=st.booleans(),
+    activation=st.sampled_from(FORMS),
+)
+def test_it_equals_the_reference_for_any_shape(rows, width, hidden, out, dtype, dropout_p, bias, activation):
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": 4, "activation": activation}
+    with backend("triton"):
+        check(way(functional.feed_forward, **options), tensors(rows, width, hidden, out, dtype, bias=bias), options)
+
+
+@pytest.mark.parametrize("activation", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("route", ["fused", "cublas"])
+def test_both_routes_equal_the_reference(route, dtype, activation):
+    dropout = {"dropout_p": 0.25, "seed": SEED, "site": 4}
+    function = way(by_launches(route, tanh=activation == "gelu_tanh", **dropout))
+    check(function, tensors(37, 40, 72, 24, dtype), {**dropout, "activation": activation})
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_and_its_derivative_hold_from_far_left_to_far_right(tanh):
+    """Where the normal distribution has run out, before it cancels to nothing and at zero."""
+    u = torch.tensor([[-1e4, -30.0, -6.0, -4.0, -1.0, -1e-3, -0.0, 0.0, 1e-6, 0.5, 3.0, 5.0, 9.0, 40.0, 1e4]])
+    exact = u.double().requires_grad_()
+    wanted = torch.nn.functional.gelu(exact, approximate="tanh" if tanh else "none")
+    (slope,) = torch.autograd.grad(wanted.sum(), exact)
+    out, before = kernel.feed_forward(u, torch.eye(15), None, torch.eye(15), None, tanh=tanh, route="fused")
+    assert torch.equal(before, u)
+    torch.testing.assert_close(out.double(), wanted.detach(), rtol=2e-6, atol=1e-6)
+    ones, eye = torch.ones(1, 15), torch.eye(15)
+    dx, *_ = kernel.feed_forward_backward(ones, u, before, eye, eye, bias1=False, bias2=False, tanh=tanh)
+    torch.testing.assert_close(dx.double(), slope, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("route", ["fused", "cublas"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1, 1.0])
+def test_hidden_is_dropped_exactly_where_the_reference_drops_in_both_passes(route, dropout_p):
+    """With an identity behind it, the output shows hidden and the gradient of weight2 shows it once more."""
+    x, weight1, eye = torch.ones(19, 8), torch.ones(130, 8), torch.eye(130)
+    dropout = {"tanh": False, "dropout_p": dropout_p, "seed": SEED, "site": 2, "route": route}
+    keep = reference.keep_mask((1, 19, 130), dropout_p, SEED, 2)[0]
+    out, before = kernel.feed_forward(x, weight1, None, eye, None, **dropout)
+    assert torch.equal(before, torch.full((19, 130), 8.0))
+    assert torch.equal(out != 0, keep)
+    *_, dweight2, _ = kernel.feed_forward_backward(
+        torch.eye(19, 130), x, before, weight1, eye, bias1=False, bias2=False, **dropout
+    )
+    assert torch.equal(dweight2[:19] != 0, keep)
+
+
+def test_both_passes_compute_the_same_hidden_bit_by_bit():
+    """dW2 of an identity for dout is hidden as the backward pass computes it; out of an identity is the forward's."""
+    inputs = tensors(32, 40, 64, 64, torch.bfloat16)
+    eye = torch.eye(64, dtype=torch.bfloat16)
+    out, before = kernel.feed_forward(inputs["x"], inputs["weight1"], inputs["bias1"], eye, None, tanh=False)
+    *_, dweight2, _ = kernel.feed_forward_backward(
+        eye[:32].contiguous(), inputs["x"], before, inputs["weight1"], eye, bias1=False, bias2=False, tanh=False
+    )
+    assert torch.equal(dweight2[:32], out)
+
+
+def test_more_tiles_than_a_group_has_and_programs_with_several_tiles(monkeypatch):
+    monkeypatch.setattr(product, "product_tile", lambda *size: ProductTile(16, 32, 16, 4, 1))
+    monkeypatch.setattr(product, "_gate_programs", lambda chip, M: 2)
+    inputs, options = tensors(150, 24, 70, 40, torch.float32), {"dropout_p": 0.2, "seed": SEED, "site": 0}
+    for route in ("fused", "cublas"):
+        check(way(by_launches(route, tanh=True, **options)), inputs, {**options, "activation": "gelu_tanh"})
+
+
+def test_the_first_bias_gradient_comes_in_parts_where_a_model_adds_them_up():
+    inputs = tensors(75, 24, 40, 8, torch.float32)
+    parts = torch.zeros(product.sum_programs(75, 40, 8, torch.float32, torch.device("cpu"), "fused"), 40)
+    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
+    parts.requires_grad_()
+    with backend("triton"):
+        way(functional.feed_forward, activation="gelu", bias1_parts=parts)(**leaves).sum().backward()
+        assert leaves["bias1"].grad is None
+        assert parts.grad.shape == (3, 40)
+        whole = tensors(75, 24, 40, 8, torch.float32)
+        whole["bias1"].requires_grad_()
+        way(functional.feed_forward, activation="gelu")(**whole).sum().backward()
+    torch.testing.assert_close(parts.grad.sum(0), whole["bias1"].grad)
+
+
+def test_a_nan_stays_visible():
+    inputs = tensors(3, 16, 40, 24, torch.float32)
+    inputs["x"][1, 3] = torch.nan
+    with backend("triton"):
+        found = solve(way(functional.feed_forward, activation="gelu"), inputs)
+    assert found["output 0"][1].isnan().all()
+    assert found["gradient of x"][1].isnan().all()
+    assert not found["gradient of x"][[0, 2]].isnan().any()
+
+
+def test_no_rows_give_no_output_and_zero_gradients():
+    with backend("triton"):
+        options = {"activation": "gelu", "dropout_p": 0.1, "seed": SEED}
+        check(way(functional.feed_forward, **options), tensors(0, 16, 40, 24, torch.float32), options)
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
+def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
+    listed = {
+        (case.kernel, case.dtype, case.num_warps, *(case.arguments.get(n) for n in ("ROWS", "COLUMNS", "DEPTH")))
+        for case in kernel.compile_cases(chip)
+    }
+    for kind in ("fp32", "fp16", "bf16"):
+        for size in ("large", "small"):
+            tile = product_tile(chip, kind, size)
+            assert (kernel._forward, kind, tile.warps, tile.rows, tile.columns, tile.depth) in listed
+            half = of_two_results(tile)
+            assert half.rows == tile.rows  # or a bias's gradient would have other parts than a model expects
+            assert (kernel._backward, kind, half.warps, half.rows, half.columns, half.depth) in listed
+        gate = GATE(chip)
+        assert (kernel._gate, kind, gate.warps, gate.rows, gate.columns, None) in listed
