@@ -196,7 +196,7 @@ class FusedGPT2MLP(GPT2MLP):
         second: Any = self.c_proj
         name = _fused(hidden_states, first, self.act, second, _CONV1D)
         if not name:
-            return super().forward(hidden_states)
+            return super().forward(hidden_states)  # type: ignore[arg-type]
         weights = first.weight.t(), first.bias, second.weight.t(), second.bias  # Conv1D keeps them (in, out)
         return self.dropout(F.feed_forward(hidden_states, *weights, activation=name))
 
