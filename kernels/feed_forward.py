@@ -37,7 +37,6 @@ from fasttfm.kernels.product import (
     bias_gradients,
     gate_launch,
     parts_for,
-    places,
     product_launch,
     route_of,
     row_sums,
@@ -68,16 +67,16 @@ def _forward(
     PRECISION: tl.constexpr,
 ):
     sizes = (M, N, K)
-    tile_m, tile_n, value = tile_of_product(x, weight, sizes, True, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
-    rows, columns, inside, offsets = places(tile_m, tile_n, sizes, ROWS, COLUMNS)
+    _, tile_n, rows, columns, value = tile_of_product(x, weight, sizes, True, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
     if bias is not None:
         value += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     rounded = value.to(hidden.dtype.element_ty)
     shut = rounded.to(tl.float32) <= 0.0  # a NaN is open: it must show
     if seed is not None:
         shut = shut | (keep_mask(tl.load(seed), site, 0, rows, tile_n * COLUMNS, threshold, COLUMNS) == 0)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
     rounded = tl.where(shut, tl.zeros_like(rounded), rounded)
-    tl.store(hidden + offsets, rounded, mask=inside)
+    tl.store(hidden + rows.to(tl.int64)[:, None] * N + columns[None, :], rounded, mask=inside)
 
     lanes = tl.arange(0, 32)[None, None, :]
     opened = tl.reshape((inside & (shut == 0)).to(tl.int32), (ROWS, COLUMNS // 32, 32)) << lanes
@@ -110,8 +109,11 @@ def _backward(
     PRECISION: tl.constexpr,
 ):
     sizes = (M, N, K)
-    tile_m, tile_n, value = tile_of_product(dout, weight, sizes, False, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
-    rows, columns, inside, offsets = places(tile_m, tile_n, sizes, ROWS, COLUMNS)
+    tile_m, tile_n, rows, columns, value = tile_of_product(
+        dout, weight, sizes, False, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION
+    )
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
     if bits is not None:
         words = tile_n * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
         W = tl.cdiv(N, 32)

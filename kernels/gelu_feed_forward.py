@@ -83,7 +83,7 @@ def _forward(
     PRECISION: tl.constexpr,
 ):
     sizes = (M, N, K)
-    tile_m, tile_n, value = tile_of_product(x, weight, sizes, True, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
+    tile_m, tile_n, _, _, value = tile_of_product(x, weight, sizes, True, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
     rows, columns, inside, offsets = places(tile_m, tile_n, sizes, ROWS, COLUMNS)
     if bias is not None:
         value += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
@@ -119,7 +119,7 @@ def _backward(
     PRECISION: tl.constexpr,
 ):
     sizes = (M, N, K)
-    tile_m, tile_n, value = tile_of_product(dout, weight, sizes, False, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
+    tile_m, tile_n, _, _, value = tile_of_product(dout, weight, sizes, False, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
     rows, columns, inside, offsets = places(tile_m, tile_n, sizes, ROWS, COLUMNS)
     activated, slope = _gelu(tl.load(before + offsets, mask=inside, other=0.0).to(tl.float32), TANH)
     value = value * scale * slope

@@ -34,7 +34,7 @@ def tile_of_product(
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,  # tf32, ieee or upcast: the interpreter's tl.dot is wrong for bfloat16
 ):
-    """This program's tile of rows and of columns, and its (ROWS, COLUMNS) of a b in float32."""
+    """This program's tile of rows and of columns, these rows and columns, and its (ROWS, COLUMNS) of a b in float32."""
     M, N, K = sizes
     program = tl.program_id(0)
     tiles_m = tl.cdiv(M, ROWS)
@@ -70,7 +70,7 @@ def tile_of_product(
             total = tl.dot(left, right, total, input_precision=PRECISION)
         a += DEPTH
         b += DEPTH if B_TRANSPOSED else DEPTH * N
-    return tile_m, tile_n, total
+    return tile_m, tile_n, rows, columns, total
 
 
 @triton.jit
