@@ -199,3 +199,6 @@ def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(dat
         assert one.keys() == other.keys()
         for key in one:
             torch.testing.assert_close(one[key], other[key], rtol=1e-3, atol=1e-4, msg=f"{name} {key}")
+    assert main(["consolidate", str(tmp_path / "divided"), "--out", str(tmp_path / "whole")]) == 0
+    assert (tmp_path / "whole" / "bytes.json").is_file()
+    assert GPT.from_pretrained(tmp_path / "whole").config.layers == 2
