@@ -27,7 +27,7 @@ LEVELS = (
     ("benchmarks.measure", "benchmarks.command", "benchmarks.peers"),
     ("benchmarks.limits",),
     ("benchmarks.cases", "benchmarks"),
-    ("benchmarks.limits.static_evidence", "benchmarks.padding_epoch"),
+    ("benchmarks.limits.static_evidence", "benchmarks.padding_epoch", "benchmarks.reuse"),
     ("benchmarks.report",),
     ("benchmarks.__main__",),
     ("benchmarks.gpu_check", "benchmarks.test_kernels"),
