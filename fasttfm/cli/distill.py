@@ -54,12 +54,13 @@ def run(args: argparse.Namespace) -> int | None:
 def _bert(args: argparse.Namespace) -> int:
     from fasttfm.checkpoints.steps import saved_steps
     from fasttfm.training.distillation import Distillation, write_student
+    from fasttfm.training.progress import tell
 
     args.preset, args.init_from = args.preset or "distilbert", args.teacher
     status = run_task(args, "student", "fasttfm distill bert TEACHER", lambda: Distillation(args.teacher))
     is_first = os.environ.get("RANK", "0") == "0"
     if not status and is_first and args.out is not None and saved_steps(args.out):
-        print(f"student: {write_student(args.out)}")
+        tell(f"student: {write_student(args.out)}")
     return status
 
 

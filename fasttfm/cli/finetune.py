@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fasttfm.cli.output import add_output_flags
 from fasttfm.cli.parser import Parser
 from fasttfm.cli.train import run_task, worker_count
 from fasttfm.config import add_flags
@@ -70,6 +71,7 @@ def _add_training(parser: argparse.ArgumentParser, task: str) -> None:
         "--workers", default="auto", type=worker_count, metavar="auto|N", help="processes that divide each update"
     )
     parser.add_argument("--dump-config", action="store_true", help="print the configuration as YAML and stop")
+    add_output_flags(parser, "how the run ended")
     add_flags(parser, ["data", "training"], kind=task)
 
 
