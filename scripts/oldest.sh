@@ -31,11 +31,12 @@ cp -r tests "$folder/"  # what is installed is tested, not the checkout
 cd "$folder"
 export PATH="$folder/oldest/bin:$PATH" OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=
 python -c "import fasttfm; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
+rm -rf text data model
 fasttfm demo-data --out text
-fasttfm prepare --src text/train.en --tgt text/train.de --valid-src text/valid.en --valid-tgt text/valid.de \
+for side in en de; do head -n 10 "text/valid.$side" > "valid.$side"; done
+fasttfm prepare --src text/train.en --tgt text/train.de --valid-src valid.en --valid-tgt valid.de \
     --vocab-size 1000 --subset 2000 --out data
-rm -rf model
-fasttfm train --preset demo --data data --out model --max-update 5 --warmup-updates 2 --threads 1 --valid-interval 1000
+fasttfm train --preset demo --data data --out model --max-update 5 --warmup-updates 2 --threads 1
 head -n 3 text/test.en > in.en
 fasttfm translate model < in.en > out.de
 head -n 3 text/test.de > ref.de
