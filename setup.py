@@ -24,7 +24,7 @@ extras = {
     "serve": ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"],
     "plots": ["matplotlib>=3.8"],
     "tensorboard": ["tensorboard>=2.15"],
-    "hf": ["transformers>=5.0"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
+    "hf": ["transformers>=5.20"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
     "hub": ["kernels>=0.17"],  # loads what python -m fasttfm.hub writes
     "sentences": ["sentencex>=1.0"],  # translate --split-sentences
     "datasets": ["datasets>=3.0"],  # prepare --dataset-folder
