@@ -98,8 +98,8 @@ def read_config(path: Path, kind: str = TRANSFORMER) -> Values:
         for name in field_types(cls):
             if name not in values[section]:
                 raise UserError(
-                    f"{path / CONFIG_FILE}: is cut off: it has no {section}.{name}; copy it back, or train into "
-                    "another --out"
+                    f"{path / CONFIG_FILE}: is cut off or of another version: it has no {section}.{name}; "
+                    "copy it back, or train into another --out"
                 )
     return values
 

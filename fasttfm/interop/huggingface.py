@@ -19,9 +19,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-if int(transformers.__version__.split(".")[0]) < 5:
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
     raise ImportError(
-        f"fasttfm.interop.huggingface needs transformers 5 or newer; {transformers.__version__} is installed: "
+        f"fasttfm.interop.huggingface needs transformers 5.20 or newer; {transformers.__version__} is installed: "
         "pip install --upgrade transformers"
     )
 

@@ -102,7 +102,7 @@ def test_an_older_transformers_is_named_in_a_line() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        "ImportError: fasttfm.interop.huggingface needs transformers 5 or newer; 4.48.0 is installed"
+        "ImportError: fasttfm.interop.huggingface needs transformers 5.20 or newer; 4.48.0 is installed"
     )
 
 
