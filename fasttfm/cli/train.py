@@ -108,11 +108,8 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
-    from fasttfm.training.progress import hush, tell
+    from fasttfm.training.progress import hushed, tell
     from fasttfm.training.run import train
-
-    if args.quiet:
-        hush()
 
     if warning:
         tell(warning)
@@ -120,7 +117,10 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
     device = torch.device(args.device) if args.device else None
     try:
-        outcome = train(values, args.data, args.out, device, task=task(), init_from=args.init_from, settings=settings)
+        with hushed(args.quiet):
+            outcome = train(
+                values, args.data, args.out, device, task=task(), init_from=args.init_from, settings=settings
+            )
     except KeyboardInterrupt as interrupt:
         again = f"stopped; what was saved in {args.out} is whole: run the same command again to go on"
         raise Stopped(str(interrupt) or again, getattr(interrupt, "number", signal.SIGINT)) from None

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 _BAR = "{percentage:3.0f}%|{bar:20}|{postfix}"
 _SECONDS_BETWEEN_DRAWINGS = 0.5
-
-
 _hushed = False
 
 
-def hush() -> None:
-    """No bar and no lines from now on in this process, warnings apart."""
+@contextmanager
+def hushed(quiet: bool = True) -> Iterator[None]:
+    """Within it, if quiet, there is no bar and no line, warnings apart."""
     global _hushed
-    _hushed = True
+    before, _hushed = _hushed, _hushed or quiet
+    try:
+        yield
+    finally:
+        _hushed = before
 
 
 class Progress:

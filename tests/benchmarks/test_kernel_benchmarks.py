@@ -65,6 +65,7 @@ def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
             "cross entropy",
             "embedding",
             "feed-forward",
+            "feed-forward gelu",
             "linear + cross entropy",
             "packed attention",
             "residual + dropout + LayerNorm",

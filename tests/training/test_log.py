@@ -12,7 +12,7 @@ import pytest
 from fasttfm.errors import UserError
 from fasttfm.training.log import RunLog, read_log
 from fasttfm.training.plots import plot_curve
-from fasttfm.training.progress import Progress, duration
+from fasttfm.training.progress import Progress, duration, hushed, tell
 from fasttfm.training.tensorboard import TensorBoard
 
 from .tiny import train_command
@@ -196,3 +196,17 @@ def test_without_the_package_a_run_goes_on_and_says_so(tiny_data, tmp_path, monk
     assert main([*command[command.index("train") :], "--workers", "1"]) == 0
     assert 'pip install "fasttfm[tensorboard]"' in capsys.readouterr().err
     assert not (tmp_path / "M" / "tensorboard").exists()
+
+
+def test_a_quiet_run_hushes_itself_alone(capsys):
+    def stopped():
+        with hushed():
+            tell("a note")
+            tell("warning: a warning")
+            raise UserError("stopped")
+
+    with pytest.raises(UserError):
+        stopped()
+    with hushed(False):
+        tell("another note")
+    assert capsys.readouterr().err == "warning: a warning\nanother note\n"
