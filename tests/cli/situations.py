@@ -277,6 +277,8 @@ def change_path(situation: Situation) -> str:
         for position, word in enumerate(situation.arguments)
         if not word.startswith("-") and ("." in word or word in ("model", "data", "fresh", "a/b/c"))
     ]
+    if not positions:
+        return "no path left to change"
     position = situation.draw.choice(positions)
     old, situation.arguments[position] = situation.arguments[position], situation.draw.choice(_ODD_PATHS)
     return f"a path in place of {old}"
@@ -426,11 +428,11 @@ def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
     words = ["bash", "-c", f'ulimit -v {kilobytes}; exec "$0" "$@"', sys.executable, "-m", "fasttfm", situation.command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*words, *situation.arguments],
+        [*words, *(word.replace("\0", "") for word in situation.arguments)],  # no process can be given such a byte
         input=situation.text,
         capture_output=True,
         env=environment,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return Outcome(done.returncode, done.stderr.decode(errors="replace"))
