@@ -360,7 +360,7 @@ def test_a_damaged_model_ends_in_one_line(translate, model_dir, tmp_path):
     assert "is of another model" in failure(translate(broken))
     config = (broken / "config.yaml").read_bytes()
     (broken / "config.yaml").write_bytes(b"")
-    assert "is cut off or of another version: it has no model.vocab_size" in failure(translate(broken))
+    assert "is cut off: it has no model.vocab_size" in failure(translate(broken))
     (broken / "config.yaml").write_bytes(config)
     (broken / "spm.model").write_bytes(b"nothing")
     assert "not a SentencePiece model" in failure(translate(broken))
