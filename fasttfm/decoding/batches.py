@@ -36,6 +36,22 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device, multiple: i
 
 
 @contextmanager
+def evaluating(model: nn.Module, device: torch.device, autocast: torch.dtype | None = None) -> Iterator[None]:
+    """No dropout and no gradients inside; afterwards the model is in the mode it was in.
+
+    autocast: the type of matrix products on the device, None for the weights' own. Unlike inference(), which is for
+    search, weights and tensors stay as they are.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+            yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
 def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[torch.device]:
     """No dropout, no gradients, no change of weights inside; afterwards the model is in the mode it was in.
 

@@ -12,6 +12,7 @@ from fasttfm.data.answers import Predictions, predict_answers
 from fasttfm.data.squad import SquadData
 from fasttfm.data.task_batches import Examples, evaluation_batches
 from fasttfm.data.task_inputs import Window
+from fasttfm.decoding.batches import evaluating
 
 
 def score_examples(
@@ -30,14 +31,9 @@ def score_examples(
     matrix products, None for the weights' own. rank, size: every size-th batch, from number rank. The model's mode is
     put back.
     """
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch.autocast(device.type, autocast, enabled=autocast is not None):
-            for places, batch in evaluation_batches(examples, max_tokens)[rank::size]:
-                yield places, model(batch.to(device)).float().cpu(), batch.labels
-    finally:
-        model.train(training)
+    with evaluating(model, device, autocast):
+        for places, batch in evaluation_batches(examples, max_tokens)[rank::size]:
+            yield places, model(batch.to(device)).float().cpu(), batch.labels
 
 
 def answers_of(

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fasttfm.data.masked_rows import MaskedBatches
-from fasttfm.training.workers import ALONE, Workers
+from fasttfm.training.validation import DividedValidator, LossScore
+from fasttfm.training.workers import Workers
 
 _NAMES = ("loss", "nll", "masked", "sentences", "tokens", "replaced", "noticed")
 """What batch_scores() of a model may hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MaskedScore:
-    """What one validation found; shares are in [0, 1]."""
+class MaskedScore(LossScore):
+    """What one validation found, per hidden token; nll is of ELECTRA that of its generator; shares are in [0, 1]."""
 
-    loss: float
-    """What is minimised, per hidden token, in nats."""
-    nll: float
-    """Cross entropy of the hidden tokens without smoothing, in nats; of ELECTRA, of its generator."""
     masked_accuracy: float
     """Hidden tokens whose likeliest is the right one."""
     sentence_accuracy: float | None = None
@@ -35,23 +29,13 @@ class MaskedScore:
     """Replaced tokens that it notices."""
 
     @property
-    def perplexity(self) -> float:
-        """exp(nll), per hidden token."""
-        return math.exp(min(self.nll, 700))
-
-    @property
     def rank(self) -> tuple[float, float]:
-        """Higher is better."""
+        """Higher is better: by all that is minimised."""
         return (0.0, -self.loss)
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """None."""
-        return ()
 
     def record(self) -> dict[str, Any]:
         """The numbers by name, as a line of the log has them."""
-        values = {"loss": self.loss, "nll": self.nll, "perplexity": self.perplexity}
+        values = LossScore.record(self)
         for name in ("masked_accuracy", "sentence_accuracy", "detection_accuracy", "noticed"):
             if getattr(self, name) is not None:
                 values[name] = getattr(self, name)
@@ -69,7 +53,7 @@ class MaskedScore:
         return ", ".join(shown)
 
 
-class MaskedValidator:
+class MaskedValidator(DividedValidator[list[float]]):
     """Sums what a model tells right over held-out rows."""
 
     def __init__(
@@ -84,22 +68,25 @@ class MaskedValidator:
         self.batches, self.order = batches, batches.in_order()
         self.label_smoothing, self.device, self.autocast = label_smoothing, device, autocast
 
-    def __call__(
-        self,
-        model: Any,
-        workers: Workers = ALONE,
-        stoppable: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> MaskedScore:
-        """As training.protocols.Scorer: each rank takes a part of the batches, all get the score."""
-        sums, interrupt = [0.0] * (len(_NAMES) + 3), None
-        try:
-            with stoppable():
-                sums = self._part(model, workers.rank, workers.size)
-        except KeyboardInterrupt as raised:
-            interrupt = raised
-        if workers.sum([interrupt is not None])[0]:  # nobody waits for a rank that has gone on elsewhere
-            raise interrupt or KeyboardInterrupt
-        *totals, hidden, rows, tokens = workers.sum(sums)
+    def part(self, model: Any, rank: int, size: int) -> list[float]:
+        """The sums of a rank's batches; then its hidden tokens, its rows that are pairs, and its tokens."""
+        totals = torch.zeros(len(_NAMES), dtype=torch.float64, device=self.device)
+        hidden = rows = tokens = 0
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            for number in range(rank, len(self.order), size):
+                torch.manual_seed(number)  # what a generator samples, whoever has the batch
+                batch = self.batches.batch(self.order[number], 0).to(self.device)
+                scores = model.batch_scores(batch, label_smoothing=self.label_smoothing)
+                zero = totals.new_zeros(())
+                totals += torch.stack([scores.get(name, zero).double() for name in _NAMES])
+                hidden += batch.target_tokens
+                rows += len(batch.lengths) if "sentences" in scores else 0
+                tokens += batch.source_tokens + batch.target_tokens
+        return [*totals.tolist(), hidden, rows, tokens]
+
+    def score(self, part: list[float], workers: Workers) -> MaskedScore:
+        """Of all batches."""
+        *totals, hidden, rows, tokens = workers.sum(part)
         total = dict(zip(_NAMES, totals))
         return MaskedScore(
             loss=total["loss"] / hidden,
@@ -109,29 +96,3 @@ class MaskedValidator:
             detection_accuracy=total["tokens"] / tokens if total["tokens"] else None,
             noticed=total["noticed"] / max(total["replaced"], 1) if total["tokens"] else None,
         )
-
-    def _part(self, model: Any, rank: int, size: int) -> list[float]:
-        """The sums of a rank's batches; then its hidden tokens, its rows that are pairs, and its tokens."""
-        training = model.training
-        model.eval()
-        totals = torch.zeros(len(_NAMES), dtype=torch.float64, device=self.device)
-        hidden = rows = tokens = 0
-        devices = [self.device] if self.device.type == "cuda" else []
-        try:
-            with (
-                torch.no_grad(),
-                torch.random.fork_rng(devices),
-                torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None),
-            ):
-                for number in range(rank, len(self.order), size):
-                    torch.manual_seed(number)  # what a generator samples, whoever has the batch
-                    batch = self.batches.batch(self.order[number], 0).to(self.device)
-                    scores = model.batch_scores(batch, label_smoothing=self.label_smoothing)
-                    zero = totals.new_zeros(())
-                    totals += torch.stack([scores.get(name, zero).double() for name in _NAMES])
-                    hidden += batch.target_tokens
-                    rows += len(batch.lengths) if "sentences" in scores else 0
-                    tokens += batch.source_tokens + batch.target_tokens
-        finally:
-            model.train(training)
-        return [*totals.tolist(), hidden, rows, tokens]

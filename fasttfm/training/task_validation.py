@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,8 @@ from fasttfm.data.squad_scores import evaluate
 from fasttfm.data.task_batches import Examples
 from fasttfm.data.task_inputs import Window
 from fasttfm.decoding.tasks import answers_of, score_examples
-from fasttfm.training.workers import ALONE, Workers
+from fasttfm.training.validation import DividedValidator
+from fasttfm.training.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,11 +46,14 @@ class TaskScore:
         return f"validation loss {self.nll:.3f}, {shown}"
 
 
-Judge = Callable[[list[tuple[np.ndarray, torch.Tensor]]], tuple[dict[str, float], list[str]]]
-"""From the scores of all examples, by their places, to the numbers and the lines of a TaskScore."""
+Scored = list[tuple[np.ndarray, torch.Tensor]]
+"""The scores of batches of examples, each with the numbers of its examples."""
+
+Judge = Callable[[Scored], tuple[dict[str, float], list[str]]]
+"""From the scores of all examples to the numbers and the lines of a TaskScore."""
 
 
-class TaskValidator:
+class TaskValidator(DividedValidator[tuple[Scored, np.ndarray]]):
     """Validates on given examples. Draws no random numbers."""
 
     def __init__(
@@ -65,36 +68,37 @@ class TaskValidator:
     ) -> None:
         """autocast: matrix products' type, None fp32."""
         self.examples, self.judge, self.label_smoothing = examples, judge, label_smoothing
-        self._options: dict[str, Any] = {"max_tokens": max_tokens, "device": device, "autocast": autocast}
+        self.max_tokens, self.device, self.autocast = max_tokens, device, autocast
 
-    def __call__(
-        self,
-        model: Any,
-        workers: Workers = ALONE,
-        stoppable: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> TaskScore:
-        """As training.protocols.Scorer: each rank takes a part of the batches, all get the score."""
-        scored, sums, interrupt = [], np.zeros(2), None
-        try:
-            with stoppable():
-                for places, scores, labels in score_examples(
-                    model, self.examples, rank=workers.rank, size=workers.size, **self._options
-                ):
-                    scored.append((places, scores))
-                    sums += [float(part) for part in model.loss_of(scores, labels, self.label_smoothing)]
-        except KeyboardInterrupt as raised:
-            interrupt = raised
-        if workers.sum([interrupt is not None])[0]:  # nobody waits for a rank that has gone on elsewhere
-            raise interrupt or KeyboardInterrupt
+    def part(self, model: Any, rank: int, size: int) -> tuple[Scored, np.ndarray]:
+        """The scores of a rank's batches, and (2,) sums of loss and nll."""
+        scored, sums = [], np.zeros(2)
+        batches = score_examples(
+            model,
+            self.examples,
+            max_tokens=self.max_tokens,
+            device=self.device,
+            autocast=self.autocast,
+            rank=rank,
+            size=size,
+        )
+        for numbers, scores, labels in batches:
+            scored.append((numbers, scores))
+            sums += [float(each) for each in model.loss_of(scores, labels, self.label_smoothing)]
+        return scored, sums
+
+    def score(self, part: tuple[Scored, np.ndarray], workers: Workers) -> TaskScore:
+        """Of all examples."""
+        scored, sums = part
         loss, nll = (total / len(self.examples) for total in workers.sum(sums.tolist()))
-        numbers, outputs = self.judge([each for part in workers.gather(scored) for each in part])
+        numbers, outputs = self.judge([each for batches in workers.gather(scored) for each in batches])
         return TaskScore(loss=loss, nll=nll, numbers=numbers, outputs=outputs)
 
 
 def answer_judge(data: SquadData, windows: list[Window], max_answer: int) -> Judge:
     """F1 and exact match; of data with impossible questions at the thresholds that are best on these very data."""
 
-    def judge(scored: list[tuple[np.ndarray, torch.Tensor]]) -> tuple[dict[str, float], list[str]]:
+    def judge(scored: Scored) -> tuple[dict[str, float], list[str]]:
         predictions = answers_of(data, windows, scored, max_answer)
         if not data.may_be_impossible:
             score = evaluate(data, predictions.answers).all
@@ -113,14 +117,14 @@ def answer_judge(data: SquadData, windows: list[Window], max_answer: int) -> Jud
 def label_judge(labels: np.ndarray, names: Sequence[str]) -> Judge:
     """Accuracy; labels (N,) are places in names."""
 
-    def judge(scored: list[tuple[np.ndarray, torch.Tensor]]) -> tuple[dict[str, float], list[str]]:
+    def judge(scored: Scored) -> tuple[dict[str, float], list[str]]:
         chosen = chosen_labels(scored, len(labels))
         return {"accuracy": 100 * float((chosen == labels).mean())}, [names[each] for each in chosen]
 
     return judge
 
 
-def chosen_labels(scored: list[tuple[np.ndarray, torch.Tensor]], count: int) -> np.ndarray:
+def chosen_labels(scored: Scored, count: int) -> np.ndarray:
     """(count,) int64: the label with the highest score of each example, by its place."""
     chosen = np.zeros(count, np.int64)
     for places, scores in scored:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,50 +11,27 @@ import numpy as np
 import torch
 
 from fasttfm.training.protocols import TrainingBatches
-from fasttfm.training.workers import ALONE, Workers
+from fasttfm.training.validation import DividedValidator, LossScore
+from fasttfm.training.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextScore:
-    """What one validation of a language model found."""
+class TextScore(LossScore):
+    """What one validation of a language model found, per token."""
 
-    loss: float
-    """What is minimised, per token, in nats."""
-    nll: float
-    """Cross entropy per token without smoothing, in nats."""
     bits_per_byte: float
     """Of all tokens together, over the bytes of the text: comparable between vocabularies."""
 
-    @property
-    def perplexity(self) -> float:
-        """exp(nll), per token."""
-        return math.exp(min(self.nll, 700))
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """Higher is better."""
-        return (0.0, -self.nll)
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """None."""
-        return ()
-
     def record(self) -> dict[str, Any]:
         """The numbers by name, as a line of the log has them."""
-        return {
-            "loss": self.loss,
-            "nll": self.nll,
-            "perplexity": self.perplexity,
-            "bits_per_byte": self.bits_per_byte,
-        }
+        return {**LossScore.record(self), "bits_per_byte": self.bits_per_byte}
 
     def __str__(self) -> str:
-        perplexity = f"{self.perplexity:.2f}" if self.perplexity < 1e6 else f"{self.perplexity:.2e}"
-        return f"held-out loss {self.nll:.3f}, perplexity {perplexity}, {self.bits_per_byte:.3f} bits per byte"
+        bits = f"{self.bits_per_byte:.3f} bits per byte"
+        return f"held-out loss {self.nll:.3f}, perplexity {self.shown_perplexity}, {bits}"
 
 
-class LossValidator:
+class LossValidator(DividedValidator[list[float]]):
     """Sums a model's loss over given batches, and makes a score of it."""
 
     def __init__(
@@ -72,40 +48,22 @@ class LossValidator:
 
         autocast: matrix products' type, None fp32. What batches draw at random is that of epoch 0, always.
         """
-        self.batches, self.order, self.score = batches, order, score
+        self.batches, self.order, self.score_of = batches, order, score
         self.label_smoothing, self.device, self.autocast = label_smoothing, device, autocast
 
-    def __call__(
-        self,
-        model: Any,
-        workers: Workers = ALONE,
-        stoppable: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Any:
-        """As training.protocols.Scorer: each rank takes a part of the batches, all get the score."""
-        sums, interrupt = [0.0] * 3, None
-        try:
-            with stoppable():
-                sums = self._part(model, workers.rank, workers.size)
-        except KeyboardInterrupt as raised:
-            interrupt = raised
-        if workers.sum([interrupt is not None])[0]:  # nobody waits for a rank that has gone on elsewhere
-            raise interrupt or KeyboardInterrupt
-        loss, nll, targets = workers.sum(sums)
-        return self.score(loss, nll, int(targets))
-
-    def _part(self, model: Any, rank: int, size: int) -> list[float]:
-        training = model.training
-        model.eval()
+    def part(self, model: Any, rank: int, size: int) -> list[float]:
+        """Sums of loss and nll, and the targets, of a rank's batches."""
         totals, targets = torch.zeros(2, dtype=torch.float64, device=self.device), 0
-        try:
-            with torch.no_grad(), torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                for indices in self.order[rank::size]:
-                    batch = self.batches.batch(indices, 0).to(self.device)
-                    totals += torch.stack(model.batch_loss(batch, label_smoothing=self.label_smoothing)).double()
-                    targets += batch.target_tokens
-        finally:
-            model.train(training)
+        for indices in self.order[rank::size]:
+            batch = self.batches.batch(indices, 0).to(self.device)
+            totals += torch.stack(model.batch_loss(batch, label_smoothing=self.label_smoothing)).double()
+            targets += batch.target_tokens
         return [*totals.tolist(), targets]
+
+    def score(self, part: list[float], workers: Workers) -> Any:
+        """Of all batches."""
+        loss, nll, targets = workers.sum(part)
+        return self.score_of(loss, nll, int(targets))
 
 
 def text_score(text_bytes: int) -> Callable[[float, float, int], TextScore]:

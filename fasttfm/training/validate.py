@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,29 +15,21 @@ from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.decoding.translator import one_line
-from fasttfm.training.workers import ALONE, Workers
+from fasttfm.training.validation import DividedValidator, LossScore
+from fasttfm.training.workers import Workers
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Validation:
-    """What one validation found."""
+class Validation(LossScore):
+    """What one validation found, per target token."""
 
-    loss: float
-    """Label-smoothed cross entropy per target token, in nats."""
-    nll: float
-    """Cross entropy per target token without smoothing, in nats."""
     bleu: float | None
     """Cased sacreBLEU of the translations against the raw references; None when only the loss was asked for."""
     translations: list[str]
     """One a validation pair, in order; empty when only the loss was asked for."""
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nll)."""
-        return math.exp(min(self.nll, 700))
 
     @property
     def outputs(self) -> list[str]:
@@ -49,7 +38,7 @@ class Validation:
 
     def record(self) -> dict[str, Any]:
         """The numbers by name, as a line of the log has them."""
-        numbers = {"loss": self.loss, "nll": self.nll, "perplexity": self.perplexity}
+        numbers = LossScore.record(self)
         return numbers if self.bleu is None else {**numbers, "bleu": self.bleu}
 
     @property
@@ -58,12 +47,11 @@ class Validation:
         return (self.bleu or 0.0, -self.nll)
 
     def __str__(self) -> str:
-        perplexity = f"{self.perplexity:.2f}" if self.perplexity < 1e6 else f"{self.perplexity:.2e}"
-        shown = f"validation loss {self.loss:.3f}, perplexity {perplexity}"
+        shown = f"validation loss {self.loss:.3f}, perplexity {self.shown_perplexity}"
         return shown if self.bleu is None else f"{shown}, BLEU {self.bleu:.2f}"
 
 
-class Validator:
+class Validator(DividedValidator[tuple[list[float], list[str]]]):
     """Validates on the validation pairs of prepared data; the batches are made once. Draws no random numbers."""
 
     def __init__(
@@ -98,47 +86,24 @@ class Validator:
             self._batches.append(batch.to(device))
         self._sources = [[*map(int, pairs.source(i)), EOS] for i in range(len(pairs))]
 
-    def __call__(
-        self,
-        model: Transformer,
-        workers: Workers = ALONE,
-        stoppable: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Validation:
-        """Validate; the model's training mode is put back.
+    def part(self, model: Transformer, rank: int, size: int) -> tuple[list[float], list[str]]:
+        """Sums of loss and nll, and the tokens, of a rank's batches; the translations of its sources."""
+        sums = self._loss(model, rank, size)
+        if self.decoding is None:
+            return sums, []
+        outputs = translate_ids(model, self._sources[rank::size], self.decoding)
+        return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in outputs]
 
-        workers: ranks that hold the same weights and call together; each takes a part of the pairs, all get the result.
-        stoppable: a context in which KeyboardInterrupt may be raised. If it is, all ranks raise it once they are done.
-        """
-        sums, translations, interrupt = [0.0] * 3, [""], None
-        try:
-            with stoppable():
-                sums, translations = self._part(model, workers.rank, workers.size)
-        except KeyboardInterrupt as raised:
-            interrupt = raised
-        if workers.sum([interrupt is not None])[0]:  # nobody waits for a rank that has gone on elsewhere
-            raise interrupt or KeyboardInterrupt
-        loss, nll, tokens = workers.sum(sums)
+    def score(self, part: tuple[list[float], list[str]], workers: Workers) -> Validation:
+        """Of all pairs, and with BLEU the translations in their order."""
+        loss, nll, tokens = workers.sum(part[0])
         if self.decoding is None:
             return Validation(loss=loss / tokens, nll=nll / tokens, bleu=None, translations=[])
         whole = [""] * len(self._sources)
-        for rank, part in enumerate(workers.gather(translations)):
-            whole[rank :: workers.size] = part
-        score = bleu(whole, self._references, tokenize=self.bleu_tokenizer)
-        return Validation(loss=loss / tokens, nll=nll / tokens, bleu=score.value, translations=whole)
-
-    def _part(self, model: Transformer, rank: int, size: int) -> tuple[list[float], list[str]]:
-        """Sums of loss and nll, and the tokens, of a rank's batches; the translations of its sources."""
-        training = model.training
-        model.eval()
-        try:
-            with torch.no_grad(), torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                sums = self._loss(model, rank, size)
-                if self.decoding is None:
-                    return sums, []
-                outputs = translate_ids(model, self._sources[rank::size], self.decoding)
-        finally:
-            model.train(training)
-        return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in outputs]
+        for rank, translations in enumerate(workers.gather(part[1])):
+            whole[rank :: workers.size] = translations
+        value = bleu(whole, self._references, tokenize=self.bleu_tokenizer).value
+        return Validation(loss=loss / tokens, nll=nll / tokens, bleu=value, translations=whole)
 
     def _loss(self, model: Transformer, rank: int, size: int) -> list[float]:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)

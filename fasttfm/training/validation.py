@@ -1,0 +1,90 @@
+"""What validations of all kinds share: ranks that stop together, a model without dropout, the scores of a loss."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from fasttfm.decoding.batches import evaluating
+from fasttfm.training.workers import ALONE, Workers
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossScore:
+    """A training.protocols.Score of a loss alone."""
+
+    loss: float
+    """What is minimised, per target, in nats."""
+    nll: float
+    """Cross entropy per target without smoothing, in nats."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll), per target."""
+        return math.exp(min(self.nll, 700))
+
+    @property
+    def shown_perplexity(self) -> str:
+        """For a person."""
+        return f"{self.perplexity:.2f}" if self.perplexity < 1e6 else f"{self.perplexity:.2e}"
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Higher is better."""
+        return (0.0, -self.nll)
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """None."""
+        return ()
+
+    def record(self) -> dict[str, Any]:
+        """The numbers by name, as a line of the log has them."""
+        return {"loss": self.loss, "nll": self.nll, "perplexity": self.perplexity}
+
+
+class DividedValidator(ABC, Generic[Part]):
+    """A training.protocols.Scorer whose batches the ranks divide among them."""
+
+    device: torch.device
+    autocast: torch.dtype | None
+    """Type of matrix products, None for float32."""
+
+    def __call__(
+        self,
+        model: Any,
+        workers: Workers = ALONE,
+        stoppable: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Any:
+        """Validate; the model's training mode is put back.
+
+        workers: ranks that hold the same weights and call together; each takes a part of the batches, all get the
+        score. stoppable: a context in which KeyboardInterrupt may be raised. If it is, all ranks raise it once they
+        are done.
+        """
+        part, interrupt = None, None
+        try:
+            with stoppable(), evaluating(model, self.device, self.autocast):
+                part = self.part(model, workers.rank, workers.size)
+        except KeyboardInterrupt as raised:
+            interrupt = raised
+        if workers.sum([interrupt is not None])[0]:  # nobody waits for a rank that has gone on elsewhere
+            raise interrupt or KeyboardInterrupt
+        assert part is not None
+        return self.score(part, workers)
+
+    @abstractmethod
+    def part(self, model: Any, rank: int, size: int) -> Part:
+        """What is measured on every size-th batch, from number rank; the model is in evaluation mode."""
+
+    @abstractmethod
+    def score(self, part: Part, workers: Workers) -> Any:
+        """The training.protocols.Score of the parts of all ranks, on each of them."""
