@@ -56,7 +56,7 @@ _LAYER = {
 
 
 def read(folder: Path) -> GPT:
-    """The model of a folder of GPT2LMHeadModel or OpenAIGPTLMHeadModel, in float32.
+    """The model of a folder of GPT2LMHeadModel or OpenAIGPTLMHeadModel, or of one with more heads, in float32.
 
     Raises UserError for what is missing, cut off or of another architecture.
     """
@@ -69,6 +69,8 @@ def read(folder: Path) -> GPT:
         raise UserError(f"{path}: is of a model of type {kind!r}: {' and '.join(_FAMILIES)} can be read")
     config, family = _config(given, path), _FAMILIES[kind]
     theirs = {name.removeprefix("transformer."): each for name, each in read_tensors(folder).items()}
+    if "lm_head.weight" in theirs:  # tied; a model with two heads is saved with this name of the two
+        theirs.setdefault(f"{family.embedding}.weight", theirs["lm_head.weight"])
     model = GPT(config)
     weights = {}
     for ours, name, is_transposed in _names(config, family):

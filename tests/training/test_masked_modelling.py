@@ -17,6 +17,7 @@ from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.prepare_documents import DocumentOptions, prepare_documents
 from fasttfm.errors import UserError
 from fasttfm.interop import bert as interop
+from fasttfm.models import electra
 from fasttfm.models.encoders import read_encoder_body
 from fasttfm.training.masked_modelling import MaskedModelling, evaluate, masked_batches
 from fasttfm.training.run import train
@@ -40,6 +41,10 @@ RUN = {
     "tensorboard": False,
     "threads": 1,
 }
+FIFTY = TrainingConfig(
+    optimizer="adamw", schedule="constant", warmup_updates=0, lr=2e-3, adam_betas=(0.9, 0.999), adam_eps=1e-8,
+    weight_decay=0.01, label_smoothing=0.0, max_update=50,
+)  # fmt: skip
 WORDS = "the a dog cat runs sits under over green small house boat two men blue sky and then it".split()  # noqa: SIM905
 
 
@@ -84,11 +89,7 @@ def test_fifty_updates_are_those_of_hugging_face_and_plain_torch(objective, data
     documents = PreparedDocuments.open(data)
     config = MaskingConfig(objective=objective, row_length=32, max_tokens=256)
     batches = masked_batches(config, documents.train, documents.tokenizer, 1)
-    recipe = TrainingConfig(
-        optimizer="adamw", schedule="constant", warmup_updates=0, lr=2e-3, adam_betas=(0.9, 0.999), adam_eps=1e-8,
-        weight_decay=0.01, label_smoothing=0.0, max_update=50,
-    )  # fmt: skip
-    updates = Updates(ours, batches, recipe, CPU)
+    updates = Updates(ours, batches, FIFTY, CPU)
     optimizer = torch.optim.AdamW(theirs.parameters(), 2e-3, (0.9, 0.999), 1e-8, 0.01)
     order = [(epoch, indices) for epoch in range(9) for indices in batches.epoch(epoch)]
     losses = []
@@ -103,6 +104,67 @@ def test_fifty_updates_are_those_of_hugging_face_and_plain_torch(objective, data
         mask = (torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]).long()
         pairs = {"next_sentence_label" if objective == "mlm+nsp" else "sentence_order_label": batch.sentence_labels}
         loss = theirs(batch.tokens, mask, batch.segments, labels=labels, **pairs).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert mine == pytest.approx(float(loss.detach()), rel=2e-5)
+        losses.append(mine)
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+def their_electra(folder):
+    """Hugging Face's discriminator and generator without dropout and with one table of embeddings, saved."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 261, "embedding_size": 8, "num_hidden_layers": 2, "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1,
+    }  # fmt: skip
+    large = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    small = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 12}
+    torch.manual_seed(0)
+    discriminator = transformers.ElectraForPreTraining(transformers.ElectraConfig(**sizes, **large))
+    generator = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**sizes, **small))
+    generator.electra.embeddings = discriminator.electra.embeddings
+    generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
+    discriminator.save_pretrained(folder / "d")
+    generator.save_pretrained(folder / "g")
+    return discriminator.train(), generator.train()
+
+
+def test_fifty_updates_of_electra_are_those_of_hugging_face_and_plain_torch(data, tmp_path, monkeypatch):
+    """The words that the generator draws are handed over: chance decides between two of like probability."""
+    drawn, sample = [], electra.sample
+
+    def kept_sample(masked):
+        drawn.append(sample(masked))
+        return drawn[-1]
+
+    monkeypatch.setattr(electra, "sample", kept_sample)
+    discriminator, generator = their_electra(tmp_path)
+    ours = interop.read_electra(tmp_path / "d", tmp_path / "g").train()
+    documents = PreparedDocuments.open(data)
+    batches = masked_batches(
+        MaskingConfig(objective="electra", row_length=32, max_tokens=256), documents.train, documents.tokenizer, 1
+    )
+    updates = Updates(ours, batches, FIFTY, CPU)
+    parameters = dict.fromkeys([*discriminator.parameters(), *generator.parameters()])
+    optimizer = torch.optim.AdamW(parameters, 2e-3, (0.9, 0.999), 1e-8, 0.01)
+    order = [(epoch, indices) for epoch in range(9) for indices in batches.epoch(epoch)]
+    losses = []
+    for epoch, indices in order[:50]:
+        updates.forget_sums()
+        assert updates.perform()
+        mine = float(updates.totals[0]) / updates.sums.target_tokens
+
+        batch = batches.batch(indices, epoch)
+        mask = (torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]).long()
+        labels, seen, is_replaced = torch.full_like(batch.tokens, -100), batch.tokens.clone(), torch.zeros_like(mask)
+        labels.view(-1)[batch.positions] = batch.labels
+        seen.view(-1)[batch.positions] = drawn[-1]
+        is_replaced.view(-1)[batch.positions] = (drawn[-1] != batch.labels).long()
+        filled = generator(batch.tokens, mask, batch.segments, labels=labels).loss
+        told = discriminator(seen, mask, batch.segments, labels=is_replaced).loss
+        loss = filled + 50 * told
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
