@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 from dataclasses import replace
 
 import pytest
@@ -64,10 +65,15 @@ def test_this_machine_is_looked_at():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc/stat")
 def test_a_busy_program_is_seen_and_our_work_is_not(monkeypatch):
-    monkeypatch.setattr(doctor, "_SAMPLE", 1.0)
-    readings = iter([1_000, 1_000 + 150 * doctor.os.sysconf("SC_CLK_TCK") // 100])  # 1.5 core-seconds in the sample
+    moments = iter([5.0, 6.0])  # a sample of a second, of which this process had 0.1
+    work = iter([2.0, 2.1])
+    clock = types.SimpleNamespace(
+        monotonic=lambda: next(moments), process_time=lambda: next(work), sleep=lambda seconds: None
+    )
+    monkeypatch.setattr(doctor, "time", clock)
+    readings = iter([1_000, 1_000 + 150 * doctor.os.sysconf("SC_CLK_TCK") // 100])  # 1.5 core-seconds
     monkeypatch.setattr(doctor, "_jiffies", lambda: next(readings))
-    assert doctor._busy_cores() == pytest.approx(1.5, rel=0.2)
+    assert doctor._busy_cores() == pytest.approx(1.4)
     monkeypatch.undo()
     before = doctor._jiffies()
     subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)

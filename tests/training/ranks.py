@@ -17,11 +17,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+PATIENCE = 1500
+"""Seconds that a list of runs may take on a machine that is busy with much else."""
+
 
 def run_ranks(*runs: dict) -> tuple[list[list[int]], str]:
     """The exit statuses of each run's ranks, and all that was written to standard error."""
     command = [sys.executable, str(Path(__file__)), json.dumps(runs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 

@@ -55,8 +55,12 @@ def start(command: list[str], **options) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
+PATIENCE = 900
+"""Seconds that a process may take on a machine that is busy with much else."""
+
+
 def run(command: list[str]) -> subprocess.CompletedProcess:
     """Run a command to its end."""
     process = start(command)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
