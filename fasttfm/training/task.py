@@ -51,4 +51,8 @@ class Task(ABC):
             raise UserError(f"--init-from {init_from}: does not exist: give a checkpoint or a model directory")
         checkpoint = resolve_checkpoint(init_from) if (init_from / CONFIG_FILE).is_file() else init_from
         check_vocabulary(checkpoint, model_dir)
-        load_weights(model, read_weights(checkpoint), checkpoint)
+        load_weights(model, self.weights_for(model, read_weights(checkpoint)), checkpoint)
+
+    def weights_for(self, model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Of a checkpoint's weights those that a model which begins takes: all."""
+        return weights

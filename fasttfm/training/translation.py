@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fasttfm.config import Config, Values, build
 from fasttfm.data.batches import TokenBatches
@@ -14,6 +15,8 @@ from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
 from fasttfm.folders import Verification
 from fasttfm.models import Transformer
+from fasttfm.models.distillation import layer_map
+from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
 from fasttfm.training.updates import AUTOCAST
 from fasttfm.training.validate import Validator
@@ -41,6 +44,12 @@ class Translation(Task):
     def model(self, config: Any) -> Transformer:
         """A Transformer."""
         return Transformer(config)
+
+    def weights_for(self, model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """All; for a model of fewer layers every second, third … of the layers (Sanh et al. 2019, section 3)."""
+        for stack in ("encoder", "decoder"):
+            weights = _fewer_layers(weights, stack, len(getattr(model, stack).layers))
+        return weights
 
     def batches(self, config: Config, data: PreparedData, verification: Verification | None) -> TokenBatches:
         """Pairs of like length together."""
@@ -72,3 +81,21 @@ class Translation(Task):
             bleu_tokenizer=recipe.valid_bleu_tokenizer,
             autocast=AUTOCAST[recipe.precision],
         )
+
+
+def _fewer_layers(weights: dict[str, Tensor], stack: str, layers: int) -> dict[str, Tensor]:
+    """The weights with evenly spaced layers of the stack alone; as they are where these are not spread evenly."""
+    prefix = f"{stack}.layers."
+    there = len({name.split(".")[2] for name in weights if name.startswith(prefix)})
+    if there <= layers or there % layers:
+        return weights
+    chosen = {str(theirs): str(ours) for ours, theirs in enumerate(layer_map(there, layers))}
+    tell(f"--init-from: of {there} {stack} layers {', '.join(str(int(number) + 1) for number in chosen)}")
+    kept = {}
+    for name, tensor in weights.items():
+        number, _, rest = name.removeprefix(prefix).partition(".")
+        if not name.startswith(prefix):
+            kept[name] = tensor
+        elif number in chosen:
+            kept[f"{prefix}{chosen[number]}.{rest}"] = tensor
+    return kept

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.cli.main import main
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.data.prepared import PreparedData
 from fasttfm.decoding import Translator
 from fasttfm.errors import UserError
+from fasttfm.models import Transformer
 from fasttfm.training import sequence_distillation
 from fasttfm.training.sequence_distillation import distill_translation
+from fasttfm.training.translation import Translation
 from tests.model_dirs import PAIRS, write_model_dir
 
 
@@ -74,3 +80,18 @@ def test_it_goes_on_after_a_stop(tmp_path, teacher, data, monkeypatch):
 def test_the_data_that_is_read_is_not_written_over(teacher, data):
     with pytest.raises(UserError, match="is the data that is read"):
         distill_translation(teacher, data, data)
+
+
+def test_a_student_of_fewer_layers_begins_with_its_teacher_s(tmp_path, teacher, capsys):
+    """The only decoder layer is the teacher's second, the last; everything else is the teacher's."""
+    taught = Transformer.from_pretrained(teacher)
+    given, config = model_weights(taught), replace(taught.config, decoder_layers=1)
+    student, task = Transformer(config), Translation()
+    load_weights(student, task.weights_for(student, given), teacher)
+    for name, tensor in model_weights(student).items():
+        of_teacher = name.replace("decoder.layers.0", "decoder.layers.1")
+        assert torch.equal(tensor, given[of_teacher]), name
+    assert capsys.readouterr().err == "--init-from: of 2 decoder layers 2\n"
+    wide = Transformer(replace(config, decoder_layers=3))
+    with pytest.raises(UserError, match=r"it has no decoder\.layers\.2"):
+        load_weights(wide, task.weights_for(wide, given), teacher)
