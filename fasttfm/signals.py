@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,12 +19,17 @@ from typing import Any
 from fasttfm.errors import ENDING_SIGNALS, Stopped
 
 _RETRY = 0.02  # seconds
+_REPEAT = 20.0
+"""Seconds after a SIGTERM or SIGHUP that stops a command in which another one means no more than the first: GNU timeout
+sends two, a launcher one to each process beside that of the terminal. It must not cut the command's last words."""
 
 
 class _Request:
     """The signal that has asked this process to end, until somebody acts on it."""
 
     number: int | None = None
+    stopped = -_REPEAT
+    """When a signal last began to end the command, by time.monotonic()."""
     command: FrameType | None = None
     """The frame that runs the command: what is being imported further out is not its business."""
 
@@ -45,18 +51,23 @@ def stoppable() -> Iterator[None]:
     if hasattr(signal, "SIGALRM"):
         previous[signal.SIGALRM] = signal.getsignal(signal.SIGALRM)
     _request.number = None
+    _request.stopped = -_REPEAT
     _request.command = sys._getframe(2)  # 0 is this generator, 1 is contextlib
     for number in previous:
         signal.signal(number, _handle)
     try:
         yield
-        if _request.number is not None:
-            raise Stopped(number=_request.number)
     finally:
         taken_over()
         _request.command = None
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def raise_dropped() -> None:
+    """Raise Stopped where a signal has come that nobody has acted on, so that no command ends as if it had not."""
+    if _request.number is not None:
+        raise Stopped(number=_request.number)
 
 
 def taken_over() -> int | None:
@@ -67,9 +78,16 @@ def taken_over() -> int | None:
     return number
 
 
+def ignore_repeats() -> None:
+    """The command ends because of a signal: SIGTERM and SIGHUP that follow soon are not raised."""
+    _request.stopped = time.monotonic()
+
+
 def _handle(number: int, frame: FrameType | None) -> None:
     is_retry = number == getattr(signal, "SIGALRM", None)
     if is_retry and _request.number is None:
+        return
+    if number in ENDING_SIGNALS and time.monotonic() < _request.stopped + _REPEAT:
         return
     is_second_interrupt = number == signal.SIGINT and _request.number is not None
     if not is_retry and _request.number is None:
@@ -78,6 +96,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     if hasattr(signal, "setitimer") and not is_second_interrupt and _drops_exceptions(frame):
         signal.setitimer(signal.ITIMER_REAL, _RETRY)
         return
+    ignore_repeats()
     raise Stopped(number=_request.number)
 
 

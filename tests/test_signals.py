@@ -63,6 +63,19 @@ def test_code_that_drops_everything_does_not_end_the_command_with_success(tmp_pa
     assert_stopped(run(tmp_path, signal.SIGTERM, body), signal.SIGTERM)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_cuts_neither_what_is_put_away_nor_the_last_words(tmp_path, number):
+    """GNU timeout sends two, and a launcher that is struck twice sends each on."""
+    setup = (
+        "import fasttfm.cli.main as main\n"
+        "fail = main._fail\n"
+        "main._fail = lambda *told: (os.kill(os.getpid(), NUMBER), time.sleep(0.01), fail(*told))[-1]"
+    )
+    again = "os.kill(os.getpid(), NUMBER)\n    time.sleep(0.01)\n"
+    body = f"try:\n    {again}finally:\n    {again}"
+    assert_stopped(run(tmp_path, number, body, setup), number)
+
+
 def test_a_trainer_that_starts_while_a_stop_is_waiting_takes_it_over(tmp_path):
     body = (
         "import swallows\n"

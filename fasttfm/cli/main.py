@@ -25,7 +25,7 @@ from typing import Any
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted, is_out_of_memory
 from fasttfm.memory import limit_remedy, refuse_small_limit
-from fasttfm.signals import stoppable
+from fasttfm.signals import raise_dropped, stoppable
 
 GROUPS = {
     "from text to a model": {
@@ -100,11 +100,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Only --help and --version may stand before the command, so the command is the first word or there is none.
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    where = f"fasttfm {name}" if name else "fasttfm"
     _standard_streams()
+    with stoppable():
+        return _answer(name, arguments)
+
+
+def _answer(name: str | None, arguments: list[str]) -> int:
+    """Run the command and say how it failed or was stopped, in one line; returns the exit status."""
+    where = f"fasttfm {name}" if name else "fasttfm"
     try:
-        with stoppable():
-            return _run(name, arguments)
+        status = _run(name, arguments)
+        raise_dropped()
+        return status
     except UserError as error:
         return _fail(where, str(error), EXIT_USER_ERROR)
     except KeyboardInterrupt as interrupt:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from fasttfm.errors import LOST_PEER, UserError
+from fasttfm.errors import LOST_PEER, UserError, interrupted
 
 _GRACE = 600
 """Seconds that ranks have to finish an update and save when they are stopped."""
@@ -70,11 +70,16 @@ def launch(workers: int, arguments: Sequence[str]) -> int:
             local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
+            # SIGTERM and SIGHUP are left to this program's handler: a second one would strike the launcher's shutdown,
+            # which would send it on to ranks that are ending
+            signals_to_handle="SIGINT,SIGQUIT",
         )
         try:
             elastic_launch(config, sys.executable)("-m", "fasttfm", *arguments)
         except SignalException as stopped:
             sys.exit(128 + stopped.sigval)  # rank 0 has said so
+        except KeyboardInterrupt as stopped:
+            sys.exit(interrupted(stopped))
         except ChildFailedError as failed:
             return _status({rank: failure.exitcode for rank, failure in failed.failures.items()})
     return 0

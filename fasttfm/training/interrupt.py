@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from fasttfm.errors import ENDING_SIGNALS, Stopped
-from fasttfm.signals import taken_over
+from fasttfm.signals import ignore_repeats, taken_over
 
 
 class Interruption:
@@ -39,6 +39,8 @@ class Interruption:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self.requested or isinstance(exception[1], KeyboardInterrupt):  # of this process, or of one of its peers
+            ignore_repeats()
         for number, previous in self._previous.items():
             signal.signal(number, previous)
 

@@ -232,7 +232,7 @@ def test_a_launched_run_stops_by_one_line_and_goes_on(tiny_data, tmp_path):
     wait_for(process, "epoch 1")
     for _ in range(2):  # as GNU timeout does
         process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=100)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 143, stderr
     assert stdout == ""
     (step,) = saved_steps(out)
@@ -253,7 +253,7 @@ def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_p
     process = start(command)
     wait_for(process, "epoch 1")
     os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=100)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 2
     lines = [line for line in stderr.splitlines() if "tokens/s" not in line]
     assert len(lines) == 1
