@@ -1,14 +1,17 @@
 """What fewer digits cost in translations: BLEU and chrF of one model in fp32, bf16 and int8 on given test sets.
 
     python -m benchmarks.precisions MODEL --src test.en --ref test.de
+    python -m benchmarks.precisions MODEL --src test.en --ref test.de --shortlist MODEL/vmap.txt
 
---src and --ref may be repeated, as many of the one as of the other. Also said is how many lines are translated as in
-fp32. Appends one line to benchmarks/results/precisions.jsonl.
+--src and --ref may be repeated, as many of the one as of the other. With a vocabulary map of `fasttfm shortlist` every
+precision is tried with it too. Also said is how many lines are translated as in fp32 with all of the vocabulary. Appends
+one line to benchmarks/results/precisions.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -28,15 +31,19 @@ from fasttfm.errors import UserError
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 
 
-def measure(model: Path, source: Path, reference: Path, workers: int | None) -> list[dict[str, Any]]:
-    """A row a precision, of one test set."""
+def measure(
+    model: Path, source: Path, reference: Path, workers: int | None, shortlist: Path | None = None
+) -> list[dict[str, Any]]:
+    """A row a precision, of one test set, and one more each with the vocabulary map."""
     lines, wanted = list(read_lines(source)), list(read_lines(reference))
     if len(lines) != len(wanted):
         raise UserError(f"{source} has {len(lines):,} lines but {reference} has {len(wanted):,}: they must be aligned")
     rows: list[dict[str, Any]] = []
     exact: list[str] = []
-    for precision in PRECISIONS:
-        with Translator.from_directory(model, device="cpu", precision=precision, workers=workers) as translator:
+    for precision, vmap in itertools.product(PRECISIONS, dict.fromkeys((None, shortlist))):
+        with Translator.from_directory(
+            model, device="cpu", precision=precision, workers=workers, shortlist=vmap
+        ) as translator:
             begin = time.perf_counter()
             found = translator.translate(lines)
             seconds = time.perf_counter() - begin
@@ -46,6 +53,7 @@ def measure(model: Path, source: Path, reference: Path, workers: int | None) -> 
             {
                 "text": source.name,
                 "precision": precision,
+                "shortlist": vmap is not None,
                 "lines": len(lines),
                 "bleu": round(score.value, 2),
                 "bleu_change": round(score.value - (rows[0]["bleu"] if rows else score.value), 2),
@@ -64,13 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--src", type=Path, action="append", required=True, metavar="FILE", help="source lines")
     parser.add_argument("--ref", type=Path, action="append", required=True, metavar="FILE", help="their references")
+    parser.add_argument("--shortlist", type=Path, metavar="FILE", help="a vocabulary map to try as well")
     parser.add_argument("--workers", type=int, metavar="N", help="as of fasttfm translate")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args: argparse.Namespace = parser.parse_args(argv)
     if len(args.src) != len(args.ref):
         raise UserError(f"--src was given {len(args.src)} times and --ref {len(args.ref)}: give as many of both")
     pairs = zip(args.src, args.ref)
-    measured = [row for pair in pairs for row in measure(args.model, *pair, workers=args.workers)]
+    measured = [row for pair in pairs for row in measure(args.model, *pair, args.workers, args.shortlist)]
     record = {"benchmark": "precisions", "measured": measured, "machine": machine.describe()}
     args.results.mkdir(parents=True, exist_ok=True)
     with (args.results / "precisions.jsonl").open("a", encoding="utf-8") as file:

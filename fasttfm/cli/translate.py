@@ -82,6 +82,13 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
         "line, one of them comes in the translation",
     )
     parser.add_argument(
+        "--shortlist",
+        type=Path,
+        metavar="FILE",
+        help="vocabulary map of fasttfm shortlist, or CTranslate2's vmap.txt: a translation holds tokens that its "
+        "line's tokens bring, and only these are computed",
+    )
+    parser.add_argument(
         "--alignment",
         type=Path,
         metavar="FILE",
@@ -123,6 +130,7 @@ def run(args: argparse.Namespace) -> None:
         banned=[] if args.banned is None else list(read_lines(args.banned)),
         ensemble=args.ensemble,
         terminology=args.terminology,
+        shortlist=args.shortlist,
         aligned=PARTS if args.markup else None if args.alignment is None else WORDS,
         **settings,
     )

@@ -19,6 +19,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.largest import likeliest
+from fasttfm.decoding.selection import compute_allowed
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -84,6 +85,7 @@ class Beams:
 
     def extend(self, logits: Tensor) -> Going:
         """See Steps."""
+        self.constraints.exclude(logits, self.sentences)
         best, best_tokens, parents = _candidates(logits, self)  # (b, 2K) each
         ends = best_tokens == EOS
         penalised = best / length_penalty(self.step + 1, self.config)
@@ -143,6 +145,7 @@ def beam_search(
     """
     memory = model.encode(source, source_lengths)
     cache = model.start_cache(memory, source_lengths, rows_per_sentence=1, max_length=max(limits) + 1)
+    compute_allowed(cache, constraints.allowed)
     moves_nothing = getattr(cache, "moves_nothing", False)
     return run_together(model, cache, Beams(limits, constraints, config, source.device, moves_nothing))
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.shapes import round_length
@@ -25,6 +26,7 @@ from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
 from fasttfm.decoding.beam import Beams, Steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
+from fasttfm.decoding.selection import allowed_tokens, compute_allowed
 from fasttfm.decoding.stepwise import Walk
 
 _LEAST_FREE = 4
@@ -44,6 +46,8 @@ class Waiting:
     """Ids that its output must begin with."""
     number: int = 0
     """What sampling takes its random numbers from besides the seed."""
+    allowed: Sequence[int] | None = None
+    """Ids that its output may hold besides end-of-sentence and the prefix; None for all."""
 
     @property
     def tokens(self) -> int:
@@ -57,6 +61,8 @@ class _Joined:
 
     steps: Steps
     members: list[Waiting]
+    allowed: list[Tensor] | None
+    """Tokens that each may write; None for all."""
 
 
 def can_continue(model: Any, config: DecodingConfig) -> bool:
@@ -150,10 +156,22 @@ class RunningSearch:
             self.model.join(self._cache, source, lengths, beam=self._beam, rows_per_sentence=self._rows)
         limits = [max(self.config.longest_output(len(each.source) - 1), len(each.prefix)) for each in members]
         prefixes = [list(each.prefix) for each in members] if any(each.prefix for each in members) else None
-        constraints = Constraints(limits, prefixes, self.config, _CPU, self.banned)
+        allowed = allowed_tokens([each.allowed for each in members], [each.prefix for each in members])
+        constraints = Constraints(limits, prefixes, self.config, _CPU, self.banned, allowed)
         if self.config.sampling or self.config.beam == 1:
             numbers = [each.number for each in members]
             steps: Steps = Walk(limits, constraints, self.config, _CPU, numbers)
         else:
             steps = Beams(limits, constraints, self.config, _CPU, moves_nothing=True)
-        self._joined.append(_Joined(steps, members))
+        self._joined.append(_Joined(steps, members, allowed))
+        self._select_outputs()
+
+    def _select_outputs(self) -> None:
+        """Lets the next steps compute what one of the sentences may write."""
+        searched = [
+            None if each.allowed is None else each.allowed[number]
+            for each in self._joined
+            for number in each.steps.sentences
+        ]
+        tokens = [each for each in searched if each is not None]
+        compute_allowed(self._cache, tokens if len(tokens) == len(searched) else None)

@@ -57,9 +57,13 @@ class Constraints:
         config: DecodingConfig,
         device: torch.device,
         banned: Sequence[Sequence[int]] = (),
+        allowed: Sequence[Tensor] | None = None,
     ) -> None:
         """limits: longest output of each sentence; prefixes: what each output must begin with; banned: sequences of
-        tokens that no output holds, unless a prefix forces them."""
+        tokens that no output holds, unless a prefix forces them. allowed: of each sentence the only tokens that its
+        outputs may hold, what is forced among them (int64); None for all."""
+        self.allowed = allowed
+        self._excluded: Tensor | None = None  # (B, V) bool, of the tokens that are not allowed
         self.prefixes = prefixes
         self.limits = limits
         self.min_len = config.min_len
@@ -72,6 +76,21 @@ class Constraints:
             if len(each) > 1:
                 self.endings.setdefault(tuple(each[:-1]), []).append(each[-1])
         self.lengths = sorted({len(beginning) for beginning in self.endings})
+
+    def exclude(self, logits: Tensor, sentences: list[int]) -> None:
+        """Set logits (len(sentences) * rows of each, V) of tokens that are not allowed to -inf, in place.
+
+        Before probabilities are computed, which those that are allowed then share.
+        """
+        if self.allowed is None:
+            return
+        if self._excluded is None:
+            self._excluded = torch.ones(len(self.allowed), logits.shape[1], dtype=torch.bool)
+            for row, tokens in zip(self._excluded, self.allowed):
+                row[tokens] = False
+            self._excluded = self._excluded.to(logits.device)
+        by_sentence = logits.view(len(sentences), -1, logits.shape[1])
+        by_sentence.masked_fill_(self._excluded[sentences][:, None], -torch.inf)
 
     def apply(self, log_probabilities: Tensor, history: Tensor, sentences: list[int]) -> None:
         """Change log_probabilities (len(sentences) * rows of each, V) of the token after history (., step), in place.

@@ -40,7 +40,10 @@ class Joining:
         if source is None:
             self._empty.append(key)
             return
-        self.search.waiting.append(Waiting(key, source, self.translator.target_tokenizer.prefix))
+        shortlist = self.translator.shortlist
+        allowed = None if shortlist is None else shortlist.tokens(source)
+        prefix = self.translator.target_tokenizer.prefix
+        self.search.waiting.append(Waiting(key, source, prefix, allowed=allowed))
 
     def step(self) -> list[Found]:
         """Takes a step, and gives the lines that have ended with it."""

@@ -23,6 +23,7 @@ from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
 from fasttfm.decoding.phrases import Phrases, Required
 from fasttfm.decoding.required import RequiredPhrases, longest_with_phrases
+from fasttfm.decoding.selection import allowed_tokens
 from fasttfm.decoding.steered import steered_search
 from fasttfm.decoding.stepwise import walk
 from fasttfm.decoding.workers import Workers, can_fork
@@ -56,6 +57,7 @@ def search_ids(
     banned: Sequence[Sequence[int]] = (),
     required: Sequence[Sequence[Phrases]] | None = None,
     continuations: frozenset[int] = frozenset(),
+    allowed: Sequence[Sequence[int]] | None = None,
     workers: Workers | None = None,
 ) -> list[list[Hypothesis]]:
     """The config.nbest best hypotheses of each source (ids with end-of-sentence), in the order of the sources.
@@ -64,11 +66,15 @@ def search_ids(
     sampling takes its random numbers from besides the seed; its place in sources when None. banned: sequences of ids
     that no output holds, unless a prefix or a required phrase forces them. required: for each source, what its output
     must hold, each a list of alternatives, which are sequences of ids; limits of length give way. continuations: ids
-    that go on a word, so that a required phrase before one does not count. workers: search_workers() of this model,
-    which search batches at once, each on a core of its own. Raises ValueError for a source without tokens, an empty
-    sequence, and required phrases without a beam search, UserError for a model whose weights give no probabilities.
+    that go on a word, so that a required phrase before one does not count. allowed: for each source, the only ids that
+    its output holds besides end-of-sentence and what is forced; they share all of the probability. workers:
+    search_workers() of this model, which search batches at once, each on a core of its own. Raises ValueError for a
+    source without tokens, an empty sequence, and required phrases without a beam search, UserError for a model whose
+    weights give no probabilities.
     """
-    _check(sources, {"prefixes": prefixes, "numbers": numbers, "required": required}, banned, config)
+    _check(
+        sources, {"prefixes": prefixes, "numbers": numbers, "required": required, "allowed": allowed}, banned, config
+    )
     wanted = config.nbest
     if config.coverage_penalty and not config.sampling:
         config = replace(config, nbest=config.beam)
@@ -98,6 +104,7 @@ def search_ids(
                 None if prefixes is None else [list(prefixes[place]) for place in batch],
                 batch if numbers is None else [numbers[place] for place in batch],
                 None if required is None or not required[batch[0]] else [required[place] for place in batch],
+                None if allowed is None else [allowed[place] for place in batch],
             )
 
         calls = [([part(batch) for batch in some], shared) for some in _parts(batches, count)]
@@ -183,6 +190,7 @@ class _Batch:
     prefixes: list[list[int]] | None
     numbers: Sequence[int]
     required: list[Sequence[Phrases]] | None
+    allowed: list[Sequence[int]] | None
 
 
 def _parts(batches: list[list[int]], workers: int) -> Iterator[list[list[int]]]:
@@ -225,7 +233,8 @@ def _search_batches(model: Transformer, batches: list[_Batch], shared: _Shared) 
                 continue
             for row, (place, source) in enumerate(zip(batch.places, batch.sources)):
                 prefix = () if batch.prefixes is None else batch.prefixes[row]
-                running.waiting.append(Waiting(place, source, prefix, batch.numbers[row]))
+                tokens = None if batch.allowed is None else batch.allowed[row]
+                running.waiting.append(Waiting(place, source, prefix, batch.numbers[row], tokens))
         if running is not None:
             found += running.run()  # type: ignore[arg-type]  # its keys are places
     return found
@@ -244,7 +253,12 @@ def _search_batch(model: Transformer, batch: _Batch, shared: _Shared, device: to
     element_bytes = next(model.parameters()).element_size()
     needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
     refuse_more_than_available(shared.workers * needed, shared.workers * len(sources), config, device)
-    constraints = Constraints(limits, prefixes, config, device, shared.banned)
+    allowed = None
+    if batch.allowed is not None:
+        phrase_ids = [[token for each in some for phrase in each for token in phrase] for some in batch.required or ()]
+        nothing: list[list[int]] = [[] for _ in sources]
+        allowed = allowed_tokens(batch.allowed, prefixes or nothing, phrase_ids or nothing)
+    constraints = Constraints(limits, prefixes, config, device, shared.banned, allowed)
     source, source_lengths = padded(sources, device, LENGTHS if config.batch_invariant else 1)
     # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
     lengths: Tensor | None = source_lengths

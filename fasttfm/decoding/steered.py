@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fasttfm.data.tokenizer import BOS
-from fasttfm.decoding.hypotheses import Hypothesis
+from fasttfm.decoding.hypotheses import Constraints, Hypothesis
+from fasttfm.decoding.selection import compute_allowed
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -34,6 +35,8 @@ class Live(NamedTuple):
 class Steering(Protocol):
     """Chooses, and keeps what has finished."""
 
+    constraints: Constraints
+
     def extend(
         self, log_probabilities: Tensor, scores: Tensor, history: Tensor, sentences: list[int], step: int
     ) -> Live:
@@ -53,13 +56,16 @@ def steered_search(
     device = source.device
     memory = model.encode(source, source_lengths)
     cache = model.start_cache(memory, source_lengths, rows_per_sentence=1, max_length=max(limits) + 1)
+    compute_allowed(cache, steering.constraints.allowed)
     sentences = list(range(len(limits)))
     rows = 1
     tokens = torch.full((len(limits),), BOS, device=device)  # (b * rows,)
     scores = torch.zeros(len(limits), 1, device=device)  # (b, rows)
     history = torch.empty(len(limits), 0, dtype=torch.int64, device=device)  # (b * rows, step)
     for step in range(max(limits) + 1):
-        log_probabilities = model.step(tokens, cache).log_softmax(dim=1)
+        logits = model.step(tokens, cache)
+        steering.constraints.exclude(logits, sentences)
+        log_probabilities = logits.log_softmax(dim=1)
         live = steering.extend(log_probabilities, scores, history, sentences, step)
         stay = [place for place, is_done in enumerate(live.done) if not is_done]
         if not stay:

@@ -14,6 +14,7 @@ from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.beam import Going, run_together
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.largest import largest, likeliest
+from fasttfm.decoding.selection import compute_allowed
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -46,6 +47,7 @@ class Walk:
 
     def extend(self, logits: Tensor) -> Going:
         """See Steps: one token is chosen for each row, and every row goes on from itself."""
+        self.constraints.exclude(logits, self.sentences)
         tokens, chosen = self._choose(logits)
         self.scores = torch.where(self.open_rows, self.scores + chosen, self.scores)
         ended = self.open_rows & (tokens == EOS)
@@ -108,6 +110,7 @@ def walk(
     steps = Walk(limits, constraints, config, source.device, numbers)
     memory = model.encode(source, source_lengths)
     cache = model.start_cache(memory, source_lengths, rows_per_sentence=steps.rows, max_length=max(limits) + 1)
+    compute_allowed(cache, constraints.allowed)
     return run_together(model, cache, steps, moves=False)
 
 

@@ -27,6 +27,7 @@ from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.hypotheses import Hypothesis
 from fasttfm.decoding.scoring import score_ids
 from fasttfm.decoding.search import search_ids, search_workers
+from fasttfm.decoding.shortlist import Shortlist
 from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology
 from fasttfm.errors import UserError
@@ -79,6 +80,7 @@ class Translator:
         banned: Sequence[str] = (),
         aligned: re.Pattern[str] | None = None,
         terminology: Terminology | None = None,
+        shortlist: Shortlist | None = None,
     ) -> None:
         """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
 
@@ -87,6 +89,7 @@ class Translator:
         translation holds as the tokenizer spells them, other words that begin with these tokens included. aligned: what
         is a word in alignments, such as fasttfm.decoding.alignment.WORDS; None for no alignments. terminology: terms of
         the source that are translated as it says; UserError where the config asks for anything but a beam search.
+        shortlist: the target tokens that each source may be translated by; scores are then shares of their probability.
         """
         self.model: Any = model
         self.source_tokenizer = source_tokenizer
@@ -96,6 +99,7 @@ class Translator:
         self.banned = [ids for ids in map(target_tokenizer.encode, banned) if ids]
         self.aligned = aligned
         self.terminology = terminology
+        self.shortlist = shortlist
         if terminology is not None and (
             self.config.sampling or self.config.mbr_samples or self.config.diverse_beam_groups > 1
         ):
@@ -115,16 +119,18 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         aligned: re.Pattern[str] | None = None,
         terminology: str | Path | None = None,
+        shortlist: str | Path | None = None,
         **decoding: Any,
     ) -> Translator:
         """The model that `fasttfm train` left in a directory.
 
-        checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where
-        there is one. precision: type of weights and matrix products, int8 of the products alone; None: int8 for a model
-        of fasttfm quantize, else fp32. workers: processes that each search batches of their own on a CPU; None: as many
-        as PyTorch computes with, when there is enough to do. banned, aligned: as of Translator. ensemble: other model
+        checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where there
+        is one. precision: type of weights and matrix products, int8 of the products alone; None: int8 for a model of
+        fasttfm quantize, else fp32. workers: processes that each search batches of their own on a CPU; None: as many as
+        PyTorch computes with, when there is enough to do. banned, aligned: as of Translator. ensemble: other model
         directories with the same tokenizers, whose probabilities are averaged with this one's. terminology: a file for
-        Terminology.from_lines. decoding: fields of DecodingConfig that differ from those in the model's config.yaml.
+        Terminology.from_lines. shortlist: a file for Shortlist.load. decoding: fields of DecodingConfig that differ
+        from those in the model's config.yaml.
         Raises UserError naming what is missing, damaged or of another model.
         """
         path, chosen = Path(path), pick_device(device)
@@ -159,6 +165,9 @@ class Translator:
             terminology=None
             if terminology is None
             else Terminology.from_lines(read_lines(Path(terminology)), terminology, target_tokenizer),
+            shortlist=None
+            if shortlist is None
+            else Shortlist.load(Path(shortlist), source_tokenizer, target_tokenizer),
         )
 
     def __enter__(self) -> Translator:
@@ -196,6 +205,7 @@ class Translator:
             banned=self.banned,
             required=None if self.terminology is None else [self.terminology.required(lines[row]) for row in sources],
             continuations=frozenset() if self.terminology is None else self.terminology.continuations,
+            allowed=None if self.shortlist is None else [self.shortlist.tokens(ids) for ids in sources.values()],
             workers=self.workers,
         )
         results = [[Translation("", 0.0, 0.0)] for _ in lines]
@@ -259,8 +269,10 @@ class Translator:
             raise ValueError("a translation with terminology cannot be streamed: its search keeps several hypotheses")
         begun = self.target_tokenizer.encode(prefix)
         sources = self.encode_lines([line], number)
+        source = sources.get(0, [EOS])
+        allowed = None if self.shortlist is None else self.shortlist.tokens(source)
         ids = stream_ids(
-            self.model, sources.get(0, [EOS]), self.config, prefix=begun, number=number - 1, banned=self.banned
+            self.model, source, self.config, prefix=begun, number=number - 1, banned=self.banned, allowed=allowed
         )
         return stream_text(ids if sources else (), self.target_tokenizer)
 

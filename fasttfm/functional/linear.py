@@ -140,6 +140,13 @@ def frozen_linear(weight: Tensor, bias: Tensor | None, *, relu: bool = False) ->
     return FrozenLinear(kept, bias, weight.dtype, relu, _thread.int8)
 
 
+def temporary_linear(weight: Tensor, bias: Tensor | None) -> FrozenLinear:
+    """frozen_linear() of a weight that is no parameter: nothing is kept of it."""
+    return FrozenLinear(
+        _kept_product({}, weight, bias, weight.dtype, False, _thread.int8), bias, weight.dtype, False, _thread.int8
+    )
+
+
 def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool) -> tuple[int, ...] | None:
     """Row counts that the product is made of, None for any."""
     if kept.classes is None and _thread.batch_invariant:

@@ -45,7 +45,8 @@ def log_sum_exp(x, out):
         largest, total = _of_key(key), np.float32(0.0)
         for n in range(width):
             total += exp(read(flat[first + n]) - largest)
-        out[r] = np.float32(np.nan) if size >= _INFINITE else largest + np.log(total)
+        # minus infinity is what an excluded token has; NaN may have either sign
+        out[r] = np.float32(np.nan) if size > _INFINITE or key >= _INFINITE else largest + np.log(total)
 
 
 @njit(nogil=True, cache=True)

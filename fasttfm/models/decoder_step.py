@@ -20,8 +20,11 @@ from fasttfm.blocks.attention import Attention
 from fasttfm.blocks.inspect import ATTENTION, EMBEDDING, LAYER, LINEAR, NORM, ordinary, untouched
 from fasttfm.blocks.step_cache import StepCache
 from fasttfm.functional import step_passes
-from fasttfm.functional.linear import FrozenLinear, frozen, frozen_linear
+from fasttfm.functional.linear import FrozenLinear, frozen, frozen_linear, temporary_linear
 from fasttfm.functional.step_passes import array
+
+_SELECTED = 256
+"""Outputs of a product where not all are computed: always as many, so that a sum does not depend on the selection."""
 
 
 def runs_straight(model: Any, memory: Tensor) -> bool:
@@ -109,6 +112,8 @@ class DecoderStep:
         ]
         self.first = _Norm.of(layers[0].norm1) if self.pre_norm else None
         self.output = frozen_linear(model.output.weight, model.output.bias)
+        self._output_weights = model.output.weight, model.output.bias
+        self._selected: tuple[Tensor, list[FrozenLinear]] | None = None
         self.table, self.positions = model.target_embedding.weight, model.positions
         self.pad = model.config.pad_id
         self.int8 = self.output.int8
@@ -168,9 +173,31 @@ class DecoderStep:
         loops.quantize_relu(*x.times(layer.hidden), count, hidden.quantized, hidden.scales)
         return hidden.times(layer.output)
 
+    def select_outputs(self, tokens: Tensor | None) -> None:
+        """From now on only the logits of these tokens (U,) int64 are computed, the others are -inf; None: all."""
+        self._selected = None
+        if tokens is None:
+            return
+        weight, bias = self._output_weights
+        rows = tokens.new_zeros(-(-len(tokens) // _SELECTED) * _SELECTED)
+        rows[: len(tokens)] = tokens
+        products = [
+            temporary_linear(weight[part], None if bias is None else bias[part]) for part in rows.split(_SELECTED)
+        ]
+        self._selected = tokens, products
+
     def _logits(self, loops: Any, x: _Rows, count: int) -> Tensor:
+        if self._selected is None:
+            return self._scaled_sums(loops, x, self.output, count)
+        tokens, products = self._selected
+        parts = [self._scaled_sums(loops, x, product, count) for product in products]
+        computed = torch.cat(parts, dim=1)[:, : len(tokens)]
+        logits = computed.new_full((count, self.table.shape[0]), -torch.inf)
+        return logits.index_copy_(1, tokens, computed)
+
+    def _scaled_sums(self, loops: Any, x: _Rows, product: FrozenLinear, count: int) -> Tensor:
         if x.integers is None:
-            return self.output.multiply(x.values)[:count]
-        logits = self.output.multiply(x.integers)[:count]
-        loops.scale_rows(logits.numpy(), x.scales, self.output.bias, False, logits.numpy())
-        return logits
+            return product.multiply(x.values)[:count]
+        sums = product.multiply(x.integers)[:count]
+        loops.scale_rows(sums.numpy(), x.scales, product.bias, False, sums.numpy())
+        return sums

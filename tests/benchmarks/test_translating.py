@@ -55,6 +55,18 @@ def test_each_precision_is_scored_on_each_test_set(model, text):
     assert all(row["bleu_change"] == 0 and row["lines_as_in_fp32"] == row["lines"] for row in rows[::3])
 
 
+def test_a_vocabulary_map_is_tried_beside_none(model, text):
+    """This one allows a single token, so that its translations cannot be the others'."""
+    (text / "vmap.txt").write_text("\t\u2581Hund\n", encoding="utf-8")
+    sets = ["--src", f"{text}/in.en", "--ref", f"{text}/in.de"]
+    flags = ["--shortlist", f"{text}/vmap.txt", "--workers", "1", "--results", str(text)]
+    assert precisions.main([str(model), *sets, *flags]) == 0
+    record = json.loads((text / "precisions.jsonl").read_text())
+    validate(record)
+    assert [row["shortlist"] for row in record["measured"]] == [False, True] * 3
+    assert all(row["lines_as_in_fp32"] < row["lines"] for row in record["measured"][1::2])
+
+
 def test_files_of_unequal_length_are_refused(model, text):
     (text / "more.de").write_text("ein Hund\n" * 20)
     with pytest.raises(UserError, match="aligned"):

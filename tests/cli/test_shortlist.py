@@ -1,0 +1,79 @@
+"""`fasttfm shortlist`, and translations that keep to what it made."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from model_dirs import LINES, PAIRS, write_model_dir
+
+from fasttfm.cli.main import main
+from fasttfm.data.corpus import read_lines
+from fasttfm.decoding import Translator
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model and prepared data with its tokenizer, of the sentences that it learned."""
+    folder = tmp_path_factory.mktemp("shortlist")
+    model = write_model_dir(folder / "model")
+    for side, lines in (("en", PAIRS), ("de", PAIRS.values())):
+        (folder / f"train.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    text = [f"--{flag}={folder / f'train.{side}'}" for flag, side in (("src", "en"), ("tgt", "de"))]
+    text += [f"--valid-{flag}={folder / f'train.{side}'}" for flag, side in (("src", "en"), ("tgt", "de"))]
+    assert main(["prepare", *text, "--spm", str(model / "spm.model"), "--out", str(folder / "data")]) == 0
+    return folder
+
+
+def translated(model, monkeypatch, capsysbinary, *words: str) -> list[str]:
+    stdin = "".join(f"{line}\n" for line in LINES)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+    assert main(["translate", str(model), "--workers", "1", *words]) == 0
+    return capsysbinary.readouterr().out.decode().splitlines()
+
+
+def test_translations_keep_to_the_map_and_what_was_learned_stays(folder, monkeypatch, capsysbinary):
+    model = folder / "model"
+    assert main(["shortlist", str(model), "--data", str(folder / "data"), "--best=8", "--frequent=3", "--json"]) == 0
+    told = json.loads(capsysbinary.readouterr().out)
+    assert told["out"] == str(model / "vmap.txt")
+    assert told["tokens_kept"] < told["vocabulary"] / 2
+    free = translated(model, monkeypatch, capsysbinary)
+    kept = translated(model, monkeypatch, capsysbinary, "--shortlist", told["out"])
+    assert kept[: len(PAIRS)] == free[: len(PAIRS)]
+    translator = Translator.from_directory(model, workers=1, shortlist=told["out"])
+    assert translator.shortlist is not None
+    for line, best in zip(LINES, translator.translate_nbest(LINES)):
+        allowed = translator.shortlist.tokens(translator.source_tokenizer.encode(line))
+        assert set(translator.target_tokenizer.encode(best[0].text)) <= set(allowed)
+
+
+def test_a_map_without_the_right_token_cannot_write_it(folder, tmp_path, monkeypatch, capsysbinary):
+    """The map is heeded: without its target a source token is translated by something else."""
+    model = folder / "model"
+    assert (
+        main(["shortlist", str(model), f"--data={folder / 'data'}", "--best=1", "--frequent=1", f"--out={tmp_path}/v"])
+        == 0
+    )
+    capsysbinary.readouterr()
+    lines = [line for line in read_lines(tmp_path / "v") if "Hund" not in line.split("\t")[1]]
+    (tmp_path / "v").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    kept = translated(model, monkeypatch, capsysbinary, "--shortlist", str(tmp_path / "v"))
+    assert not any("Hund" in line for line in kept)
+
+
+def test_what_does_not_fit_is_one_line(folder, tmp_path, capsys):
+    other = write_model_dir(tmp_path / "other", trained=False)
+    (other / "spm.model").write_bytes((other / "spm.model").read_bytes() + b"\n")
+    cases = [
+        ([other, "--data", folder / "data"], "is not that of"),
+        ([folder / "data", "--data", folder / "data"], "not a model directory"),
+        ([folder / "model", "--data", folder / "data", "--best", 0], "--best 0"),
+    ]
+    for words, message in cases:
+        assert main(["shortlist", *map(str, words)]) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert len(err.splitlines()) == 1
