@@ -4,8 +4,8 @@
     python -m benchmarks.precisions MODEL --src test.en --ref test.de --shortlist MODEL/vmap.txt
 
 --src and --ref may be repeated, as many of the one as of the other. With a vocabulary map of `fasttfm shortlist` every
-precision is tried with it too. Also said is how many lines are translated as in fp32 with all of the vocabulary. Appends
-one line to benchmarks/results/precisions.jsonl.
+precision is tried with it too. Also said is how many lines are translated as in fp32 with all of the vocabulary.
+Appends one line to benchmarks/results/precisions.jsonl.
 """
 
 from __future__ import annotations

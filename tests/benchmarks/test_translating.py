@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from model_dirs import PAIRS, write_model_dir
+from model_dirs import PAIRS, tokenizer, write_model_dir
 
 from benchmarks import continuous, precisions, reuse
 from benchmarks.measure.records import validate
@@ -57,7 +57,7 @@ def test_each_precision_is_scored_on_each_test_set(model, text):
 
 def test_a_vocabulary_map_is_tried_beside_none(model, text):
     """This one allows a single token, so that its translations cannot be the others'."""
-    (text / "vmap.txt").write_text("\t\u2581Hund\n", encoding="utf-8")
+    (text / "vmap.txt").write_text(f"\t{tokenizer().pieces([20])[0]}\n", encoding="utf-8")
     sets = ["--src", f"{text}/in.en", "--ref", f"{text}/in.de"]
     flags = ["--shortlist", f"{text}/vmap.txt", "--workers", "1", "--results", str(text)]
     assert precisions.main([str(model), *sets, *flags]) == 0
