@@ -38,8 +38,16 @@ def on_files(files, config):
     return files
 
 
+def _bare_bars(markdown):
+    """A bar in a table's code is escaped for GitHub; here it would keep its backslash."""
+    row = re.compile(r"^\|.*$", re.MULTILINE)
+    code = re.compile(r"`[^`]*`")
+    return row.sub(lambda line: code.sub(lambda span: span[0].replace(r"\|", "|"), line[0]), markdown)
+
+
 def on_page_markdown(markdown, page, config, files):
     """Links between docs/ and what lies beside it, as the site has them."""
+    markdown = _bare_bars(markdown)
     if page.file.src_uri in PAGES:
         markdown = re.sub(r"(\]\(|src=\")docs/", r"\1", markdown)
         return markdown.replace("](CONTRIBUTING)", "](CONTRIBUTING.md)")

@@ -55,7 +55,7 @@ class GPT(nn.Module):
 
     @classmethod
     def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> GPT:
-        """The model of a preset (fasttfm/presets/gpt/<name>.yaml) with a vocabulary and any fields changed."""
+        """The model of a preset (fasttfm/presets/gpt/NAME.yaml) with a vocabulary and any fields changed."""
         return cls(GPTConfig(**{**preset_section(name, "model", "gpt"), "vocab_size": vocab_size, **changes}))
 
     @classmethod

@@ -76,7 +76,7 @@ class Transformer(nn.Module):
 
     @classmethod
     def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Transformer:
-        """The model of a preset (fasttfm/presets/<name>.yaml) with a vocabulary and any fields changed.
+        """The model of a preset (fasttfm/presets/NAME.yaml) with a vocabulary and any fields changed.
 
         Raises UserError for an unknown preset, ValueError for a wrong value, TypeError for an unknown field.
         """

@@ -187,7 +187,11 @@ def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
     assert "softmax(Q K^T * scale) V with masking and dropout fused" in text, "docstrings make the reference"
     assert (site / "images" / "demo-curve.png").is_file()
     for page in site.rglob("*.html"):
-        assert 'name="viewport"' in page.read_text(encoding="utf-8"), f"{page} on a phone"
+        html = page.read_text(encoding="utf-8")
+        assert 'name="viewport"' in html, f"{page} on a phone"
+        assert "tables.css" in html, f"{page}: wide tables"
+        assert "<name>" not in html, f"{page} swallows <name> as an element"
+    assert "case:mixed|eff:no" in (site / "index.html").read_text(encoding="utf-8"), "no backslash before a bar in code"
 
 
 def test_a_broken_link_is_reported(site, tmp_path):
