@@ -2,9 +2,9 @@
 
 One JSON line per case and provider. The kinds that are older than the suite and are written by programs of their own
 (end_to_end, operator_overhead, launch_overhead, launch_counts, executed, compile_matrix, workers, int8_products,
-preparing, pretraining, finetuning, students, encoders, serving, curves, padding_epoch, speedrun, continuous,
-precisions, reuse, the examples) keep their fields and have schemas of their own; kind(record) tells them apart. The
-schemas are JSON Schema, to be read:
+preparing, pretraining, gpt_and_bert, finetuning, students, encoders, serving, curves, padding_epoch, speedrun,
+continuous, precisions, reuse, the examples) keep their fields and have schemas of their own; kind(record) tells them
+apart. The schemas are JSON Schema, to be read:
 
     python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
 """
@@ -182,6 +182,18 @@ PRETRAINING = _object(
 )
 """Tokens/s and held-out bits per byte by provider, written by `python -m benchmarks.pretraining`."""
 
+GPT_AND_BERT = _object(
+    {
+        "benchmark": {"const": "gpt_and_bert"},
+        "text": {"type": "array", "items": _TEXT, "minItems": 2},
+        "vocab_size": _AT_LEAST_ONE,
+        "minutes": _POSITIVE,
+        "measured": {**_ROWS, "minItems": 2, "maxItems": 2},
+        "machine": MACHINE,
+    }
+)
+"""What both tell of held-out text after equal minutes, written by `python -m benchmarks.gpt_and_bert`."""
+
 SPEEDRUN = _object(
     {
         "benchmark": {"const": "speedrun"},
@@ -287,6 +299,7 @@ SCHEMAS = {
     "speedrun": SPEEDRUN,
     "padding_epoch": PADDING_EPOCH,
     "pretraining": PRETRAINING,
+    "gpt_and_bert": GPT_AND_BERT,
     "finetuning": FINETUNING,
     "students": STUDENTS,
     "continuous": CONTINUOUS,
