@@ -1,6 +1,6 @@
 """How many sentences a second `fasttfm serve` translates for many clients at once, and how long each of them waits.
 
-    python -m benchmarks.serving MODEL --text in.en --seconds 120
+    python -m benchmarks.serving MODEL --text in.en --seconds 120 --workers 2
 
 The server is the command in a process of its own. Clients are threads here, each with a connection that is kept, which
 ask for one to four sentences at once and ask again as soon as they have the answer. Every answer is compared with what
@@ -87,10 +87,12 @@ class Clients:
             self._stop.set()
 
 
-def measure(model: Path, lines: Sequence[str], *, clients: int, seconds: float) -> dict[str, float]:
+def measure(
+    model: Path, lines: Sequence[str], *, clients: int, seconds: float, workers: str = "1"
+) -> dict[str, float | str]:
     """Sentences a second and the seconds that clients waited; SystemExit where an answer is wrong."""
     expected = dict(zip(lines, Translator.from_directory(model, workers=1).translate(lines)))
-    command = [sys.executable, "-m", "fasttfm", "serve", str(model), "--port", "0"]
+    command = [sys.executable, "-m", "fasttfm", "serve", str(model), "--port", "0", "--workers", workers]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -109,6 +111,7 @@ def measure(model: Path, lines: Sequence[str], *, clients: int, seconds: float) 
     cuts = statistics.quantiles(asking.seconds, n=100)
     return {
         "clients": clients,
+        "workers": workers,
         "seconds": round(counted, 1),
         "requests": len(asking.seconds),
         "sentences": asking.sentences,
@@ -124,10 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
     parser.add_argument("--clients", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=120.0, help="(default: %(default)s)")
+    parser.add_argument("--workers", default="1", metavar="auto|N", help="as of fasttfm serve (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]
-    measured = measure(args.model, lines, clients=args.clients, seconds=args.seconds)
+    measured = measure(args.model, lines, clients=args.clients, seconds=args.seconds, workers=args.workers)
     print(json.dumps(measured), flush=True)
     record = {"benchmark": "serving", "text": args.text.name, "measured": [measured], "machine": machine.describe()}
     args.results.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,16 @@ import dataclasses
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fasttfm.config.convert import to_float, to_int
+from fasttfm.config.convert import WHOLE_NUMBER, to_float, to_int
 from fasttfm.errors import UserError
 from fasttfm.signals import taken_over
+
+if TYPE_CHECKING:
+    from fasttfm.decoding.translator import Translator
 
 TOKEN_VARIABLE = "FASTTFM_SERVE_TOKEN"
 _LIMITS = {
@@ -37,6 +42,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, ... (default: a GPU where there is one)")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), help="as of fasttfm translate")
     parser.add_argument(
+        "--workers",
+        default="1",
+        type=_workers,
+        metavar="auto|N",
+        help="processes that translate on a CPU, with one copy of the weights and one queue; auto: as many as PyTorch "
+        "would compute with, OMP_NUM_THREADS or one a core (default: %(default)s)",
+    )
+    parser.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
@@ -53,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
         import uvicorn
 
         from fasttfm.serving.app import App
+        from fasttfm.serving.pool import Pool
     except ImportError as error:
         raise UserError(f'the package {error.name} is needed: pip install "fasttfm[serve]"') from None
     from fasttfm.decoding.translator import Translator
@@ -72,7 +86,10 @@ def run(args: argparse.Namespace) -> None:
             name: Translator.from_directory(path, device=args.device, precision=args.precision, workers=1)
             for name, path in zip(names, args.model)
         }
-        app = App(translators, limits, token)
+        app = App(translators, limits, token, _count(args.workers, translators.values()))
+        if isinstance(app.engine, Pool):
+            for each in translators.values():
+                each.model = None  # the workers have it
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"serving {', '.join(translators)} at http://{shown}:{port}", flush=True)
@@ -85,13 +102,39 @@ def run(args: argparse.Namespace) -> None:
             timeout_graceful_shutdown=int(limits.seconds) + 1,
             server_header=False,
         )
+        server = uvicorn.Server(config)
+        if isinstance(app.engine, Pool):
+            app.engine.call_on_failure(lambda: setattr(server, "should_exit", True))
         try:
-            uvicorn.Server(config).run(sockets=[listener])
+            server.run(sockets=[listener])
         except KeyboardInterrupt:  # the signal that it has ended by, once more
             taken_over()
         finally:
             app.engine.stop()
+    if isinstance(app.engine, Pool) and app.engine.failure is not None:
+        raise UserError(app.engine.failure)
     print("stopped", flush=True)
+
+
+def _workers(text: str) -> int | None:
+    """The number of processes that --workers asks for, None for auto."""
+    if text == "auto":
+        return None
+    if not WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be auto or a number from 1 to 1024")
+    return int(text)
+
+
+def _count(workers: int | None, translators: Iterable[Translator]) -> int:
+    """UserError for more processes than one where models are not on a CPU, or this system cannot fork."""
+    import torch
+
+    from fasttfm.decoding.workers import can_fork
+
+    possible = all(can_fork(each.model) for each in translators)
+    if not possible and (workers or 1) > 1:
+        raise UserError(f"--workers {workers} is for a CPU, on Linux or macOS: leave it out")
+    return workers or (torch.get_num_threads() if possible else 1)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -143,10 +143,10 @@ def search_workers(model: Any, count: int, *, least_work: float = 0) -> Workers 
     """
     if count == 1 or not can_fork(model):
         return None
-    return Workers(model, count, prepare=_prepare, least_work=least_work)
+    return Workers(model, count, prepare=prepare, least_work=least_work)
 
 
-def _prepare(model: Transformer) -> None:
+def prepare(model: Transformer) -> None:
     """Makes, before workers part, what all searches keep: weights laid out for products, and how these sum."""
     with suppress(UserError):  # which the first search tells
         search_ids(model, [[EOS]], DecodingConfig(beam=2, max_len_a=0.0, max_len_b=1))

@@ -127,7 +127,7 @@ class Workers:
     def _start(self) -> None:
         pairs = [socket.socketpair() for _ in range(self.count + 1)]
         ours, theirs = zip(*pairs)
-        with _in_memory((self.model, self._prepare)) as weights:
+        with in_memory((self.model, self._prepare)) as weights:
             fds = [weights.fileno(), *(each.fileno() for each in theirs)]
             program = _START.format(path=sys.path, fds=fds)
             process = subprocess.Popen(
@@ -147,7 +147,7 @@ class Workers:
             kind, value = control.recv()
         except (EOFError, OSError):
             status = process.wait()
-            what = f"by {_name(-status)}" if status < 0 else f"with status {status}"
+            what = f"by {signal_name(-status)}" if status < 0 else f"with status {status}"
             raise UserError(f"the workers ended {what} before they had begun: give --workers 1") from None
         if kind == "failed":
             raise _with_origin(*value)
@@ -159,7 +159,7 @@ class Workers:
             number, status = self._control.recv()
         except (EOFError, OSError):
             raise UserError(f"the process that had started the workers was ended: {_AFTER_A_KILL}") from None
-        how = f"was ended by {_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "ended"
+        how = f"was ended by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "ended"
         raise UserError(f"worker {number} {how}: {_AFTER_A_KILL}")
 
 
@@ -176,14 +176,15 @@ def _end(process: subprocess.Popen, connections: list[Connection]) -> None:
         each.close()
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Such as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _in_memory(value: Any) -> IO[bytes]:
+def in_memory(value: Any) -> IO[bytes]:
     """A file without a name that holds value as torch saves it."""
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("fasttfm-weights"), "w+b")
@@ -259,7 +260,7 @@ def serve(fds: list[int]) -> None:
 
 def _work(model: Any, program: Connection) -> None:
     """A worker: computes what it is sent until its program ends."""
-    threading.Thread(target=_end_with, args=(program.fileno(),), daemon=True).start()
+    threading.Thread(target=end_with, args=(program.fileno(),), daemon=True).start()
     while True:
         try:
             function, call = program.recv()
@@ -278,7 +279,7 @@ def _work(model: Any, program: Connection) -> None:
             os._exit(0)
 
 
-def _end_with(connection: int) -> None:
+def end_with(connection: int) -> None:
     """Ends this process as soon as the other end of a connection is closed."""
     poll = select.poll()
     poll.register(connection, 0)  # hanging up is always told

@@ -21,6 +21,7 @@ from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.serving.engine import Answer, Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.metrics import Metrics
+from fasttfm.serving.pool import Pool
 from fasttfm.serving.requests import Refused, openapi, read_request
 
 _GONE = 499  # what nginx logs for a client that has closed its connection
@@ -30,14 +31,21 @@ _VERSION = metadata.version("fasttfm")
 class App:
     """Answers requests with one engine."""
 
-    def __init__(self, translators: Mapping[str, Translator], limits: Limits, token: str | None = None) -> None:
+    def __init__(
+        self, translators: Mapping[str, Translator], limits: Limits, token: str | None = None, workers: int = 1
+    ) -> None:
         """translators: by the names that requests call them by, the first one where they do not. token: without it in
-        the header Authorization nothing is translated; None lets everybody."""
+        the header Authorization nothing is translated; None lets everybody. workers: processes that translate, on a
+        CPU; with more than one this process only reads and answers requests."""
         self.translators = translators
         self.limits = limits
         self.token = token
         self.metrics = Metrics()
-        self.engine = Engine(translators, self.metrics, queue=limits.queue)
+        self.engine: Engine | Pool = (
+            Engine(translators, self.metrics, queue=limits.queue)
+            if workers == 1
+            else Pool(translators, self.metrics, queue=limits.queue, workers=workers)
+        )
         self.starlette = Starlette(
             routes=[
                 Route("/", self.page),

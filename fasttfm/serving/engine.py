@@ -23,7 +23,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.joining import Joining, joining
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
-from fasttfm.serving.metrics import Metrics
+from fasttfm.serving.metrics import Counts
 
 Answer = Future[list[Translation]]
 
@@ -51,11 +51,11 @@ class Engine:
     """Translates what is submitted, first come first served; sentences of one model and one configuration together."""
 
     def __init__(
-        self, translators: Mapping[str, Translator], metrics: Metrics, *, queue: int, wait_seconds: float = 0.005
+        self, translators: Mapping[str, Translator], counts: Counts, *, queue: int, wait_seconds: float = 0.005
     ) -> None:
         """queue: most sentences that may wait. wait_seconds: how long the first of a batch waits for others."""
         self.translators = translators
-        self.metrics = metrics
+        self.counts = counts
         self.queue = queue
         self.wait_seconds = wait_seconds
         self._waiting: deque[_Waiting] = deque()
@@ -73,7 +73,7 @@ class Engine:
             if len(self._waiting) + len(new) > self.queue:
                 raise QueueFull
             self._waiting += new
-            self.metrics.queue.set(len(self._waiting))
+            self.counts.waiting(len(self._waiting))
             self._changed.notify()
         return [each.answer for each in new]
 
@@ -98,7 +98,7 @@ class Engine:
                 joins.append(self._waiting.popleft())
                 room -= joins[-1].tokens
             if joins:
-                self.metrics.queue.set(len(self._waiting))
+                self.counts.waiting(len(self._waiting))
         return joins
 
     def _next_batch(self) -> list[_Waiting]:
@@ -125,7 +125,7 @@ class Engine:
                 else:
                     others.append(each)
             self._waiting = others
-            self.metrics.queue.set(len(others))
+            self.counts.waiting(len(others))
         return batch
 
     def _translate(self, batch: list[_Waiting]) -> None:
@@ -176,10 +176,7 @@ class Engine:
                     each.answer.set_exception(error)
 
     def _count(self, begin: float, together: int, ended: list[_Waiting]) -> None:
-        self.metrics.batch_seconds.observe(time.perf_counter() - begin)
-        self.metrics.batch_sentences.observe(together)
-        self.metrics.sentences.inc(len(ended))
-        self.metrics.tokens.inc(sum(each.tokens for each in ended))
+        self.counts.step(time.perf_counter() - begin, together, len(ended), sum(each.tokens for each in ended))
 
 
 def _alike(one: _Waiting, other: _Waiting) -> bool:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Counts(Protocol):
+    """Who is told what an engine does."""
+
+    def waiting(self, sentences: int) -> None:
+        """So many sentences wait."""
+        ...
+
+    def step(self, seconds: float, together: int, ended: int, tokens: int) -> None:
+        """A step took so long; of the sentences searched together so many ended, with so many source tokens."""
+        ...
 
 
 class Metrics:
@@ -27,6 +39,21 @@ class Metrics:
         self.batch_seconds = Histogram(
             "batch_seconds", "Time of a step, or of a whole batch", buckets=_SECONDS, **options
         )
+
+        self.workers = Gauge("workers", "Processes that translate, this one if there are no others", **options)
+        self.workers_ended = Counter("workers_ended", "Processes that were ended and replaced", **options)
+        self.workers.set(1)
+
+    def waiting(self, sentences: int) -> None:
+        """See Counts."""
+        self.queue.set(sentences)
+
+    def step(self, seconds: float, together: int, ended: int, tokens: int) -> None:
+        """See Counts."""
+        self.batch_seconds.observe(seconds)
+        self.batch_sentences.observe(together)
+        self.sentences.inc(ended)
+        self.tokens.inc(tokens)
 
     def text(self) -> bytes:
         """All of them in Prometheus' text format."""

@@ -1,0 +1,268 @@
+"""Engines in processes of their own, one a core, with one queue and one copy of the weights between them.
+
+The server's process reads requests and hands sentences out: the one that has waited longest goes to the worker with the
+fewest source tokens in hand. A worker batches what it has as the engine of a single process does (engine.py), and as a
+sentence does not depend on the others, who translates it changes nothing.
+
+A worker that is killed is replaced by another, and its sentences are given to others; where the workers' first process
+is killed, or workers keep ending, the server ends and says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle
+from typing import Any
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.decoding.translator import Translator
+from fasttfm.decoding.workers import in_memory, signal_name
+from fasttfm.errors import UserError
+from fasttfm.serving.engine import Answer, QueueFull, Stopping
+from fasttfm.serving.metrics import Metrics
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; from fasttfm.serving.worker import begin; begin({weights}, {control}, {n})"
+)
+_MOST_TRIES = 2
+"""Workers that may end while they have a sentence, before it is given up."""
+_MOST_ENDED = 10
+"""Workers that may end one after the other without an answer in between, before the server does."""
+
+
+@dataclass(eq=False, slots=True)
+class _Sentence:
+    """A sentence and who waits for it."""
+
+    model: str
+    config: DecodingConfig
+    text: str
+    tokens: int
+    answer: Answer
+    tries: int = 0
+    """Times that it was handed out."""
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """A process, and what it has been given."""
+
+    number: int
+    pid: int
+    connection: Connection
+    sentences: dict[int, _Sentence] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Source tokens in hand."""
+        return sum(each.tokens for each in self.sentences.values())
+
+
+class Pool:
+    """Translates what is submitted, as Engine does, by several processes."""
+
+    def __init__(self, translators: Mapping[str, Translator], metrics: Metrics, *, queue: int, workers: int) -> None:
+        """translators: on a CPU; they are not needed here any more afterwards. queue: most sentences that may wait.
+        UserError where the processes cannot begin."""
+        self.metrics = metrics
+        self.queue = queue
+        self.failure: str | None = None
+        """Why nothing is translated any more."""
+        self._on_failure: Callable[[], None] = lambda: None
+        self._most_tokens = 2 * max(each.config.batch_tokens for each in translators.values())
+        self._waiting: deque[_Sentence] = deque()
+        self._workers: dict[int, _Worker] = {}
+        self._ended_in_a_row = 0
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._stopping = self._stopped = False
+        self._start(translators, workers)
+        self._thread = threading.Thread(target=self._listen, name="workers", daemon=True)
+        self._thread.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that run."""
+        with self._changed:
+            return [each.pid for each in self._workers.values()]
+
+    def call_on_failure(self, function: Callable[[], None]) -> None:
+        """What is called, on another thread, when nothing is translated any more."""
+        self._on_failure = function
+        if self.failure is not None:
+            function()
+
+    def submit(self, model: str, config: DecodingConfig, texts: Sequence[str], tokens: Sequence[int]) -> list[Answer]:
+        """See Engine."""
+        new = [_Sentence(model, config, text, size, Future()) for text, size in zip(texts, tokens, strict=True)]
+        with self._changed:
+            if self._stopping or self.failure is not None:
+                raise Stopping
+            if len(self._waiting) + len(new) > self.queue:
+                raise QueueFull
+            self._waiting += new
+            self._hand_out()
+        return [each.answer for each in new]
+
+    def stop(self) -> None:
+        """Translate what waits, then end the processes."""
+        with self._changed:
+            self._stopping = True
+            while self.failure is None and (self._waiting or any(each.sentences for each in self._workers.values())):
+                self._changed.wait()
+            self._stopped = True
+        self._end()
+        self._thread.join()
+
+    def _start(self, translators: Mapping[str, Translator], workers: int) -> None:
+        ours, theirs = socket.socketpair()
+        with in_memory(dict(translators)) as weights:
+            fds = [weights.fileno(), theirs.fileno()]
+            program = _START.format(path=sys.path, weights=fds[0], control=fds[1], n=workers)
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,  # a group of their own: Ctrl-C is the server's, and they can be ended at once
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        theirs.close()
+        self._control = Connection(ours.detach())
+        self._end = weakref.finalize(self, _end, process)
+        try:
+            while len(self._workers) < workers:
+                self._hear(self._control.recv())
+        except (EOFError, OSError):
+            self._end()
+            raise UserError("the workers ended before they had begun: give --workers 1") from None
+        except UserError:
+            self._end()
+            raise
+
+    def _listen(self) -> None:
+        """The thread that hears of answers, of workers that end, and of new ones."""
+        while not self._stopped:
+            workers = {each.connection: each for each in self._workers.values()}
+            ready: list[Any] = wait([self._control, *workers])
+            for each in ready:
+                try:
+                    message = each.recv()
+                except (EOFError, OSError):
+                    if each is self._control:
+                        self._fail("the process that had started the workers was ended: start the server again")
+                        return
+                    self._lose(workers[each])
+                    continue
+                if each is self._control:
+                    self._hear(message)
+                else:
+                    self._take(workers[each], *message)
+            if self.failure is not None:
+                return
+
+    def _hear(self, message: tuple) -> None:
+        """What the first process tells."""
+        kind, *values = message
+        if kind == "failed":
+            raise UserError(f"the workers could not begin: {values[0]}")
+        number, value = values
+        if kind == "begun":
+            worker = _Worker(number, value, Connection(recv_handle(self._control)))
+            if number in self._workers:  # whose end was heard of here first
+                self._lose(self._workers[number])
+            with self._changed:
+                self._workers[number] = worker
+                self.metrics.workers.set(len(self._workers))
+                self._hand_out()
+        elif not self._stopped:
+            how = f"was ended by {signal_name(os.WTERMSIG(value))}" if os.WIFSIGNALED(value) else "ended"
+            self.metrics.workers_ended.inc()
+            self._ended_in_a_row += 1
+            if self._ended_in_a_row > _MOST_ENDED:
+                self._fail(f"worker {number} {how}, as those before it: give fewer --workers or smaller --max-tokens")
+                return
+            print(
+                f"fasttfm serve: warning: worker {number} {how}: another takes its place", file=sys.stderr, flush=True
+            )
+
+    def _take(self, worker: _Worker, kind: str, *values: Any) -> None:
+        """What a worker tells."""
+        if kind == "step":
+            self.metrics.step(*values)
+            return
+        number, translations, failure = values
+        with self._changed:
+            sentence = worker.sentences.pop(number)
+            self._ended_in_a_row = 0
+            self._hand_out()
+            self._changed.notify_all()
+        if failure is None:
+            sentence.answer.set_result(translations)
+        else:
+            sentence.answer.set_exception(UserError(failure))
+
+    def _lose(self, worker: _Worker) -> None:
+        """A worker has ended: its sentences are the next that others take."""
+        with self._changed:
+            if self._workers.get(worker.number) is worker:
+                del self._workers[worker.number]
+            self.metrics.workers.set(len(self._workers))
+            given_up = [each for each in worker.sentences.values() if each.tries >= _MOST_TRIES]
+            again = [each for each in worker.sentences.values() if each.tries < _MOST_TRIES]
+            worker.sentences.clear()
+            self._waiting.extendleft(reversed(again))
+            self._hand_out()
+            self._changed.notify_all()
+        worker.connection.close()
+        for each in given_up:
+            each.answer.set_exception(UserError("the workers that had it were ended: ask again later"))
+
+    def _hand_out(self) -> None:
+        """Gives sentences that wait to workers, inside the lock."""
+        while self._waiting:
+            worker = min(self._workers.values(), key=lambda each: each.tokens, default=None)
+            if worker is None or worker.tokens >= self._most_tokens:
+                break
+            sentence = self._waiting.popleft()
+            if not sentence.tries and not sentence.answer.set_running_or_notify_cancel():
+                continue
+            sentence.tries += 1
+            number = next(self._numbers)
+            worker.sentences[number] = sentence
+            with suppress(OSError):  # the thread that listens notices that it has ended
+                worker.connection.send((number, sentence.model, sentence.config, sentence.text, sentence.tokens))
+        self.metrics.waiting(len(self._waiting))
+
+    def _fail(self, message: str) -> None:
+        with self._changed:
+            if self._stopped or self.failure is not None:
+                return
+            self.failure = message
+            sentences = [each for worker in self._workers.values() for each in worker.sentences.values()]
+            sentences += [each for each in self._waiting if each.tries or each.answer.set_running_or_notify_cancel()]
+            self._waiting.clear()
+            self._workers.clear()
+            self._changed.notify_all()
+        for each in sentences:
+            each.answer.set_exception(UserError(message))
+        self._on_failure()
+
+
+def _end(process: subprocess.Popen) -> None:
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
