@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, read_meta
+from fasttfm.checkpoints.model_dir import Data
 from fasttfm.errors import UserError
 
 _MODELS = ("spm", "spm.src", "spm.tgt")
@@ -44,3 +45,13 @@ def check_vocabulary(checkpoint: Path, model_dir: str | Path) -> None:
             f"{checkpoint}: was trained with another vocabulary than the SentencePiece model in {model_dir}: give a "
             "checkpoint of this model, or copy its SentencePiece model back"
         )
+
+
+def refuse_another_vocabulary(data: Data, model_dir: Path) -> None:
+    """Raise UserError when prepared data hold another vocabulary than a model directory."""
+    for file in data.model_files:
+        model_file = model_dir / file.name
+        if not model_file.is_file() or model_file.read_bytes() != file.read_bytes():
+            raise UserError(
+                f"{data.path}: is of another vocabulary than {model_dir}: prepare the text with --spm {model_file}"
+            )

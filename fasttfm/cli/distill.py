@@ -6,49 +6,35 @@ import argparse
 import os
 from pathlib import Path
 
+from fasttfm.cli.parser import add_checkpoint, add_device
 from fasttfm.cli.train import add_run_flags, run_task
+from fasttfm.cli.verbs import Verb, add_verbs, run_verb
 from fasttfm.config import add_flags, flag_values
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser and one for each kind of model."""
+    """Add the command's parser and those of its verbs."""
     parser = subparsers.add_parser("distill", help="train a small model by a large one: translation, BERT")
-    kinds = parser.add_subparsers(metavar="translation|bert", required=True, parser_class=type(parser))
-    translation = kinds.add_parser(
-        "translation",
-        help="write a teacher's translations as a student's training data",
-        description="Write a prepared directory of the same sources with the teacher's translations as targets, to "
-        "train a smaller model on: fasttfm train --preset multi30k-student --data OUT. The same command started again "
-        "goes on where it stopped. Search settings that are not given are those of the teacher's config.yaml.",
-    )
-    translation.add_argument("teacher", type=Path, metavar="TEACHER", help="model directory made by fasttfm train")
-    translation.add_argument(
+    add_verbs(parser, _VERBS)
+
+
+run = run_verb
+
+
+def _add_translation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("teacher", type=Path, metavar="TEACHER", help="model directory made by fasttfm train")
+    parser.add_argument(
         "--data", type=Path, required=True, metavar="DATA", help="prepared directory whose sources are translated"
     )
-    translation.add_argument("--out", type=Path, required=True, metavar="OUT", help="prepared directory to write")
-    translation.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="WHICH",
-        help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
-    )
-    translation.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
-    add_flags(translation, ["decoding"])
-    translation.set_defaults(perform=_translation)
-    bert = kinds.add_parser(
-        "bert",
-        help="train a small BERT by a large one, as DistilBERT or TinyBERT",
-        description="Train a student of a BERT on prepared text. The same command started again resumes. Fields that "
-        "are not given are the teacher's, with half its layers. The student alone is then in MODEL/student.",
-    )
-    bert.add_argument("teacher", type=Path, metavar="TEACHER", help="model directory of fasttfm mlm train")
-    add_run_flags(bert, "student", "fasttfm mlm prepare")
-    bert.set_defaults(perform=_bert)
+    parser.add_argument("--out", type=Path, required=True, metavar="OUT", help="prepared directory to write")
+    add_checkpoint(parser)
+    add_device(parser)
+    add_flags(parser, ["decoding"])
 
 
-def run(args: argparse.Namespace) -> int | None:
-    """Distil."""
-    return args.perform(args)
+def _add_bert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("teacher", type=Path, metavar="TEACHER", help="model directory of fasttfm mlm train")
+    add_run_flags(parser, "student", "fasttfm mlm prepare")
 
 
 def _bert(args: argparse.Namespace) -> int:
@@ -77,3 +63,22 @@ def _translation(args: argparse.Namespace) -> None:
         say=tell,
         **flag_values(args, ["decoding"]),
     )
+
+
+_VERBS = {
+    "translation": Verb(
+        _add_translation,
+        _translation,
+        "write a teacher's translations as a student's training data",
+        "Write a prepared directory of the same sources with the teacher's translations as targets, to train a smaller "
+        "model on: fasttfm train --preset multi30k-student --data OUT. The same command started again goes on where it "
+        "stopped. Search settings that are not given are those of the teacher's config.yaml.",
+    ),
+    "bert": Verb(
+        _add_bert,
+        _bert,
+        "train a small BERT by a large one, as DistilBERT or TinyBERT",
+        "Train a student of a BERT on prepared text. The same command started again resumes. Fields that are not given "
+        "are the teacher's, with half its layers. The student alone is then in MODEL/student.",
+    ),
+}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fasttfm.cli.output import add_output_flags
-from fasttfm.cli.parser import Parser
-from fasttfm.cli.train import run_task, worker_count
+from fasttfm.cli.parser import add_device
+from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
+from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
 from fasttfm.config import add_flags
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names, preset_path
@@ -28,25 +28,13 @@ def add_parser(subparsers: Any) -> None:
         help="teach a pre-trained model a task: answers, choices, classes",
         description="Fine-tune a BERT, ALBERT or ELECTRA (choices and classes also a GPT) of a model directory.",
     )
-    verbs = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
-    for task, sentence in _TASKS.items():
-        verb = verbs.add_parser(task, help=sentence, description=f"{sentence[0].upper()}{sentence[1:]}.")
-        verb.set_defaults(perform=_trainer(task))
-        _add_training(verb, task)
-    predict = verbs.add_parser("predict", help="write a fine-tuned model's answers to a file's questions")
-    predict.set_defaults(perform=_predict)
-    _add_predict(predict)
-    evaluate = verbs.add_parser("evaluate", help="score predictions: exact match and F1, or accuracy")
-    evaluate.set_defaults(perform=_evaluate)
-    _add_evaluate(evaluate)
+    add_verbs(parser, _VERBS)
 
 
-def run(args: argparse.Namespace) -> int | None:
-    """Run the verb."""
-    return args.perform(args)
+run = run_verb
 
 
-def _add_training(parser: argparse.ArgumentParser, task: str) -> None:
+def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
     start = parser.add_mutually_exclusive_group(required=True)
     start.add_argument("--init-from", type=Path, metavar="MODEL", help="pre-trained model directory to begin with")
     start.add_argument(
@@ -60,42 +48,31 @@ def _add_training(parser: argparse.ArgumentParser, task: str) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="directory to create or to go on with")
     if task == "classify":
         parser.add_argument("--columns", metavar="A,B", help="the column of the text, or the two of a pair")
-    parser.add_argument(
-        "--preset", metavar="NAME", help=f"recipe to start from: {', '.join(preset_names('finetune'))}", default="tiny"
-    )
-    parser.add_argument(
-        "--config", type=Path, action="append", default=[], metavar="FILE", help="YAML file over the preset"
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
-    parser.add_argument(
-        "--workers", default="auto", type=worker_count, metavar="auto|N", help="processes that divide each update"
-    )
-    parser.add_argument("--dump-config", action="store_true", help="print the configuration as YAML and stop")
-    add_output_flags(parser, "how the run ended")
+    add_recipe_flags(parser, preset_names("finetune"))
+    parser.set_defaults(preset="tiny")
     add_flags(parser, ["data", "training"], kind=task)
 
 
-def _trainer(task: str) -> Callable[[argparse.Namespace], int]:
-    def train(args: argparse.Namespace) -> int:
-        from fasttfm.training.finetuning import FineTuning, TaskFiles, kind_of_task
+def _train(task: str, args: argparse.Namespace) -> int:
+    from fasttfm.training.finetuning import FineTuning, TaskFiles, kind_of_task
 
-        body = args.init_from or args.like
-        kind = kind_of_task(task, body)
-        args.config = [preset_path(args.preset, "finetune"), *args.config]
-        args.preset, args.data = None, args.train
-        columns = [name.strip() for name in (getattr(args, "columns", None) or "").split(",") if name.strip()]
-        return run_task(
-            args,
-            kind,
-            f"fasttfm finetune {task}",
-            lambda: FineTuning(TaskFiles(task, body, args.train, args.valid, columns)),
-        )
-
-    return train
+    if lists_presets(args):
+        return 0
+    body = args.init_from or args.like
+    args.config = [preset_path(args.preset, "finetune"), *args.config]
+    args.preset, args.data = None, args.train
+    columns = [name.strip() for name in (getattr(args, "columns", None) or "").split(",") if name.strip()]
+    return run_task(
+        args,
+        kind_of_task(task, body),
+        f"fasttfm finetune {task}",
+        lambda: FineTuning(TaskFiles(task, body, args.train, args.valid, columns)),
+    )
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of fasttfm finetune")
+    add_model(parser, "fasttfm finetune")
+    add_device(parser)
     parser.add_argument("file", type=Path, metavar="FILE", help="in the form of the task's training data")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON of ids and answers, or of labels")
     parser.add_argument("--null-scores", type=Path, metavar="FILE", help="write how much each question has no answer")
@@ -105,8 +82,6 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="null score above which there is no answer (default: the best on the validation data of the training)",
     )
-    parser.add_argument("--checkpoint", default="best", metavar="NAME", help="best, last, average, an update or a path")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a batch (default: as in training)")
 
 
@@ -160,3 +135,10 @@ def _evaluate(args: argparse.Namespace) -> None:
     width = max(map(len, numbers))
     for name, value in numbers.items():
         print(f"{name.ljust(width)}  {value:,.2f}" if isinstance(value, float) else f"{name.ljust(width)}  {value:,}")
+
+
+_VERBS = {
+    **{task: Verb(partial(_add_training, task), partial(_train, task), summary) for task, summary in _TASKS.items()},
+    "predict": Verb(_add_predict, _predict, "write a fine-tuned model's answers to a file's questions"),
+    "evaluate": Verb(_add_evaluate, _evaluate, "score predictions: exact match and F1, or accuracy"),
+}

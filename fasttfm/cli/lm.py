@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fasttfm.cli.parser import Parser
+from fasttfm.cli.parser import add_device
 from fasttfm.cli.train import add_run_flags, run_task
+from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
 from fasttfm.errors import UserError
 
 _KIND = "gpt"
@@ -20,16 +21,10 @@ def add_parser(subparsers: Any) -> None:
         help="prepare text, train a GPT on it, evaluate, generate, prompt",
         description="Language models of GPT's kind, from plain text to a model that goes on with a prompt.",
     )
-    verbs = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
-    for name, (add, perform, sentence) in _VERBS.items():
-        verb = verbs.add_parser(name, help=sentence, description=f"{sentence[0].upper()}{sentence[1:]}.")
-        verb.set_defaults(perform=perform)
-        add(verb)
+    add_verbs(parser, _VERBS)
 
 
-def run(args: argparse.Namespace) -> int | None:
-    """Run the verb."""
-    return args.perform(args)
+run = run_verb
 
 
 # ------------------------------------------------------------------------------------------------------------ prepare
@@ -103,24 +98,18 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of fasttfm lm train or fasttfm lm import")
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="NAME", help="best, last, average, an update's number or a path"
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
+    add_model(parser, "fasttfm lm train or fasttfm lm import")
+    add_device(parser)
 
 
 def _model(args: argparse.Namespace) -> tuple[Any, Any]:
     """The model, on its device, and its tokenizer."""
-    import torch
-
     from fasttfm.data.text_tokenizer import load_text_tokenizer
+    from fasttfm.decoding.translator import pick_device
     from fasttfm.models.gpt import GPT
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
-    model = GPT.from_pretrained(args.model, args.checkpoint)
-    return model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu")), load_text_tokenizer(args.model)
+    device = pick_device(args.device)
+    return GPT.from_pretrained(args.model, args.checkpoint).to(device), load_text_tokenizer(args.model)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -229,11 +218,11 @@ def _export(args: argparse.Namespace) -> None:
 
 
 _VERBS = {
-    "prepare": (add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
-    "train": (_add_train, _train, "train a GPT on prepared documents, or resume"),
-    "evaluate": (_add_evaluate, _evaluate, "loss, perplexity and bits per byte of held-out text"),
-    "generate": (_add_generate, _generate, "go on with a prompt"),
-    "prompt": (_add_prompt, _prompt, "answer questions by the likelihood of options, with or without solved examples"),
-    "import": (_add_import, _import, "make a model directory of a Hugging Face folder"),
-    "export": (_add_export, _export, "write a model for Hugging Face"),
+    "prepare": Verb(add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
+    "train": Verb(_add_train, _train, "train a GPT on prepared documents, or resume"),
+    "evaluate": Verb(_add_evaluate, _evaluate, "loss, perplexity and bits per byte of held-out text"),
+    "generate": Verb(_add_generate, _generate, "go on with a prompt"),
+    "prompt": Verb(_add_prompt, _prompt, "answer questions by the likelihood of options, with solved examples or none"),
+    "import": Verb(_add_import, _import, "make a model directory of a Hugging Face folder"),
+    "export": Verb(_add_export, _export, "write a model for Hugging Face"),
 }

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.lm import add_prepare_flags, run_prepare
-from fasttfm.cli.parser import Parser
+from fasttfm.cli.parser import add_device
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
+from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
 from fasttfm.config import all_fields, kind_of
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names
@@ -24,16 +25,10 @@ def add_parser(subparsers: Any) -> None:
         description="Models that see both sides of every token: BERT, ALBERT and ELECTRA, from plain text to a body "
         "that is fine-tuned.",
     )
-    verbs = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
-    for name, (add, perform, sentence) in _VERBS.items():
-        verb = verbs.add_parser(name, help=sentence, description=f"{sentence[0].upper()}{sentence[1:]}.")
-        verb.set_defaults(perform=perform)
-        add(verb)
+    add_verbs(parser, _VERBS)
 
 
-def run(args: argparse.Namespace) -> int | None:
-    """Run the verb."""
-    return args.perform(args)
+run = run_verb
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -71,29 +66,22 @@ def _kind(args: argparse.Namespace) -> str:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of fasttfm mlm train or mlm import")
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="NAME", help="best, last, average, an update's number or a path"
-    )
+    add_model(parser, "fasttfm mlm train or mlm import")
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
+    add_device(parser)
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DATA", help="prepared documents, whose held-out part is taken"
     )
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    import torch
-
+    from fasttfm.decoding.translator import pick_device
     from fasttfm.training.masked_modelling import evaluate
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    print(evaluate(args.model, args.data, args.checkpoint, device))
+    print(evaluate(args.model, args.data, args.checkpoint, pick_device(args.device)))
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
@@ -149,10 +137,10 @@ def _export(args: argparse.Namespace) -> None:
 
 
 _VERBS = {
-    "prepare": (add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
-    "train": (_add_train, _train, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
-    "evaluate": (_add_evaluate, _evaluate, "losses and accuracies on held-out text, always masked alike"),
-    "attention": (_add_attention, _attention, "draw the attention weights of a text"),
-    "import": (_add_import, _import, "make a model directory of a Hugging Face folder"),
-    "export": (_add_export, _export, "write a model for Hugging Face"),
+    "prepare": Verb(add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
+    "train": Verb(_add_train, _train, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
+    "evaluate": Verb(_add_evaluate, _evaluate, "losses and accuracies on held-out text, always masked alike"),
+    "attention": Verb(_add_attention, _attention, "draw the attention weights of a text"),
+    "import": Verb(_add_import, _import, "make a model directory of a Hugging Face folder"),
+    "export": Verb(_add_export, _export, "write a model for Hugging Face"),
 }

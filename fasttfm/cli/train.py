@@ -34,19 +34,30 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def add_run_flags(
     parser: argparse.ArgumentParser, kind: str, made_by: str, presets: Sequence[str] | None = None
 ) -> None:
-    """What training of any kind of model takes; made_by: the command that makes the data.
+    """What training on prepared data takes; made_by: the command that makes the data.
 
     presets: their names; None: those of kind.
     """
-    presets = preset_names(kind) if presets is None else presets
+    parser.add_argument("--data", type=Path, metavar="DATA", help=f"directory made by {made_by}")
+    parser.add_argument("--out", type=Path, metavar="MODEL", help="model directory to create or to go on with")
+    parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="begin a new run with the weights of a checkpoint, or of a model directory's best one, of this vocabulary",
+    )
+    add_recipe_flags(parser, preset_names(kind) if presets is None else presets)
+    add_flags(parser, kind=kind)
+
+
+def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) -> None:
+    """What training takes besides data, directories and configuration fields; presets: their names."""
     parser.add_argument(
         "--preset",
         metavar="NAME",
         help=f"recipe to start from: {', '.join(presets)}; list: a line on each",
     )
     parser.set_defaults(presets=presets)
-    parser.add_argument("--data", type=Path, metavar="DATA", help=f"directory made by {made_by}")
-    parser.add_argument("--out", type=Path, metavar="MODEL", help="model directory to create or to go on with")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
     parser.add_argument(
         "--workers",
@@ -64,15 +75,8 @@ def add_run_flags(
         metavar="FILE",
         help="YAML file over the preset; may be repeated",
     )
-    parser.add_argument(
-        "--init-from",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="begin a new run with the weights of a checkpoint, or of a model directory's best one, of this vocabulary",
-    )
     parser.add_argument("--dump-config", action="store_true", help="print the resolved configuration as YAML and stop")
     add_output_flags(parser, "how the run ended")
-    add_flags(parser, kind=kind)
 
 
 def lists_presets(args: argparse.Namespace) -> bool:

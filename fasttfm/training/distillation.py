@@ -11,6 +11,7 @@ from safetensors.torch import save
 from fasttfm.checkpoints.checkpoint import MODEL_FILE
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, read_kind
 from fasttfm.checkpoints.saved import read_run
+from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build_run, field_types
 from fasttfm.config.bert import BertConfig
 from fasttfm.data.documents import PreparedDocuments
@@ -47,7 +48,7 @@ class Distillation(MaskedModelling):
 
     def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
         """What nobody gives is as the teacher has it, with half its layers."""
-        _check_vocabulary(data, self.path)
+        refuse_another_vocabulary(data, self.path)
         given, source = values["model"], f"{self.path}'s config.yaml"
         if values["data"].setdefault("objective", "mlm") != "mlm":
             raise UserError("--objective: a student learns from hidden tokens alone: leave it out, or give mlm")
@@ -101,12 +102,3 @@ def write_student(model_dir: Path) -> Path:
         write_file(fresh.path / MODEL_FILE, save(tensors, {"format": "pt"}))
         load_text_tokenizer(model_dir).save(fresh.path)
     return model_dir / STUDENT
-
-
-def _check_vocabulary(data: PreparedDocuments, teacher: Path) -> None:
-    for file in data.model_files:
-        if not (teacher / file.name).is_file() or (teacher / file.name).read_bytes() != file.read_bytes():
-            raise UserError(
-                f"{data.path}: is of another vocabulary than {teacher}: prepare the text with --spm "
-                f"{teacher / file.name}"
-            )

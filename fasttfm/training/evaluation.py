@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.checkpoints.model_dir import read_config
-from fasttfm.checkpoints.vocabulary import vocabulary_digest
+from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.data.corpus import TextFile
 from fasttfm.data.documents import Documents, PreparedDocuments, RowBatches
 from fasttfm.data.text_tokenizer import TextTokenizer
@@ -34,8 +34,7 @@ def evaluate(
         raise UserError(f"--row-length {length}: between 2 and {model.config.max_length:,}, the model's positions")
     if data is not None:
         prepared = PreparedDocuments.open(data)
-        if vocabulary_digest(data) != vocabulary_digest(model_dir):
-            raise UserError(f"{data}: has another vocabulary than {model_dir}: prepare it with --spm of that model")
+        refuse_another_vocabulary(prepared, model_dir)
         documents = prepared.valid
     else:
         assert text is not None

@@ -36,7 +36,7 @@ from fasttfm.files import unreadable
 from fasttfm.folders import Verification
 from fasttfm.models.gpt_heads import MARKERS, GPTClassifier
 from fasttfm.models.heads import Answerer, Classifier
-from fasttfm.training.task import Task
+from fasttfm.training.task import Task, check_row_length
 from fasttfm.training.task_validation import TaskValidator, answer_judge, label_judge
 from fasttfm.training.updates import AUTOCAST
 
@@ -185,11 +185,7 @@ class FineTuning(Task):
             values.put("warmup_updates", 0, "a tenth of the updates")
         more = MARKERS if self.kind in _GPT else 0
         config = build_run(values, {"vocab_size": len(data.tokenizer) + more})
-        if config.data.row_length > config.model.max_length:
-            raise UserError(
-                f"--row-length {config.data.row_length}: the model has {config.model.max_length} positions: give at "
-                "most that"
-            )
+        check_row_length(config)
         training = config.training
         if training.max_epoch and "max_update" not in values["training"]:
             updates = len(self.batches(config, data, None)) * training.max_epoch // training.update_freq

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fasttfm.checkpoints.model_dir import read_config, read_kind
+from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build_run
 from fasttfm.config.masking import MaskingConfig
 from fasttfm.data.documents import Documents, PreparedDocuments
@@ -18,9 +19,8 @@ from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.folders import Verification
 from fasttfm.models.encoders import read_encoder
-from fasttfm.models.kinds import model_class
 from fasttfm.training.masked_validation import MaskedScore, MaskedValidator
-from fasttfm.training.task import Task
+from fasttfm.training.pretraining import LanguageModelling
 from fasttfm.training.updates import AUTOCAST
 
 _PAIRS = {"mlm+nsp": "nsp", "mlm+sop": "sop"}
@@ -28,16 +28,12 @@ _OBJECTIVES = {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}
 """Of each kind, where nobody says."""
 
 
-class MaskedModelling(Task):
-    """The hidden tokens of each row, and what the objective asks besides."""
-
-    def __init__(self, kind: str) -> None:
-        """kind: bert, albert or electra."""
-        self.kind = kind
+class MaskedModelling(LanguageModelling):
+    """The hidden tokens of each row, and what the objective asks besides; of a bert, albert or electra."""
 
     def open(self, data_dir: Path) -> PreparedDocuments:
         """A directory of fasttfm mlm prepare, or of fasttfm lm prepare."""
-        data = PreparedDocuments.open(data_dir)
+        data = super().open(data_dir)
         if data.tokenizer.mask is None:
             raise UserError(
                 f"{data_dir}: its vocabulary has no piece for a hidden token ([MASK]): prepare it with fasttfm mlm "
@@ -53,22 +49,13 @@ class MaskedModelling(Task):
             raise UserError(f"--objective {objective} is not for a model of kind {self.kind}: give --preset {presets}")
         if self.kind != "electra":
             values["model"].setdefault("sentence_head", objective in _PAIRS)
-        config = build_run(values, {"vocab_size": len(data.tokenizer)})
-        if config.data.row_length > config.model.max_length:
-            raise UserError(
-                f"--row-length {config.data.row_length}: the model has {config.model.max_length} positions: give at "
-                "most that, or a larger --max-length"
-            )
+        config = super().build(values, data)
         if self.kind != "electra" and config.model.sentence_head != config.data.has_pairs:
             raise UserError(
                 f"--objective {objective} and sentence_head {str(config.model.sentence_head).lower()} do not go "
                 "together: leave sentence_head out"
             )
         return config
-
-    def model(self, config: Any) -> Any:
-        """A model of the kind."""
-        return model_class(self.kind)(config)
 
     def batches(self, config: Any, data: PreparedDocuments, verification: Verification | None) -> MaskedBatches:
         """Rows of like length, masked anew in every epoch."""
@@ -124,11 +111,6 @@ def evaluate(model_dir: Path, data_dir: Path, checkpoint: str, device: torch.dev
     kind = read_kind(model_dir)
     task, config = MaskedModelling(kind), build_run(read_config(model_dir, kind))
     data = task.open(data_dir)
-    for file in data.model_files:
-        if not (model_dir / file.name).is_file() or (model_dir / file.name).read_bytes() != file.read_bytes():
-            raise UserError(
-                f"{data_dir}: is of another vocabulary than {model_dir}: prepare the text with --spm "
-                f"{model_dir / file.name}"
-            )
+    refuse_another_vocabulary(data, model_dir)
     data.verify().finish()
     return task.validator(config, data, device)(model.to(device))

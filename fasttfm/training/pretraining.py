@@ -9,11 +9,10 @@ import torch
 
 from fasttfm.config import RunConfig, Values, build_run
 from fasttfm.data.documents import PreparedDocuments, RowBatches
-from fasttfm.errors import UserError
 from fasttfm.folders import Verification
 from fasttfm.models.kinds import model_class
-from fasttfm.training.protocols import TrainingBatches
-from fasttfm.training.task import Task
+from fasttfm.training.protocols import Scorer, TrainingBatches
+from fasttfm.training.task import Task, check_row_length
 from fasttfm.training.text_validation import LossValidator, text_score
 from fasttfm.training.updates import AUTOCAST
 
@@ -32,11 +31,7 @@ class LanguageModelling(Task):
     def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
         """The size of the vocabulary is that of the data."""
         config = build_run(values, {"vocab_size": len(data.tokenizer)})
-        if config.data.row_length > config.model.max_length:
-            raise UserError(
-                f"--row-length {config.data.row_length}: the model has {config.model.max_length} positions: give at "
-                "most that, or a larger --max-length"
-            )
+        check_row_length(config, ", or a larger --max-length")
         return config
 
     def model(self, config: Any) -> Any:
@@ -48,7 +43,7 @@ class LanguageModelling(Task):
         sizes = config.data
         return RowBatches(data.train, sizes.row_length, sizes.max_tokens, config.training.seed, verification)
 
-    def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> LossValidator:
+    def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> Scorer:
         """The loss on all rows of what was held out."""
         rows = RowBatches(data.valid, config.data.row_length, config.data.max_tokens)
         return LossValidator(

@@ -1,0 +1,41 @@
+"""Commands of several verbs, such as `fasttfm lm train`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from fasttfm.cli.parser import Parser, add_checkpoint
+
+
+class Verb(NamedTuple):
+    """One of them."""
+
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    perform: Callable[[argparse.Namespace], int | None]
+    summary: str
+    description: str = ""
+    """What its own --help begins with; without one the summary."""
+
+
+def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb]) -> None:
+    """Add the verbs of a command, whose run() is run_verb()."""
+    subparsers = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
+    for name, verb in verbs.items():
+        description = verb.description or f"{verb.summary[0].upper()}{verb.summary[1:]}."
+        verb_parser = subparsers.add_parser(name, help=verb.summary, description=description)
+        verb_parser.set_defaults(perform=verb.perform)
+        verb.add_arguments(verb_parser)
+
+
+def run_verb(args: argparse.Namespace) -> int | None:
+    """Run the verb that was given."""
+    return args.perform(args)
+
+
+def add_model(parser: argparse.ArgumentParser, made_by: str) -> None:
+    """A model directory and which of its checkpoints; made_by: the commands that make one."""
+    parser.add_argument("model", type=Path, metavar="MODEL", help=f"directory of {made_by}")
+    add_checkpoint(parser)
