@@ -1,11 +1,64 @@
-"""How a program of the benchmarks ends: with its own status, or in one line."""
+"""How a program of the benchmarks begins and ends: its flags, the commands it runs, its record, its exit status."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+from benchmarks.measure import machine
+from benchmarks.measure.records import RESULTS
+from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted
+
+
+def parser(name: str, docstring: str | None) -> Parser:
+    """The parser of `python -m benchmarks.NAME`, which says the first line of its docstring, with --results."""
+    result = Parser(prog=f"python -m benchmarks.{name}", description=(docstring or "").split("\n")[0])
+    result.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
+    return result
+
+
+def keep(results: Path, record: dict[str, Any]) -> None:
+    """Append a record, with the machine, to the file of its benchmark in a folder."""
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / f"{record['benchmark'].replace('_', '-')}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+
+
+def python(*words: object) -> str:
+    """What `python -m WORDS` prints, with the threads it takes by itself; SystemExit with its complaint if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    line = [sys.executable, "-m", *map(str, words)]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"benchmarks: {' '.join(line)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+def timed_training(*words: object, out: Path, minutes: float) -> dict[str, Any]:
+    """Train by `fasttfm WORDS` into out: tokens/s of the second half of the updates, because new shapes take time.
+
+    Also the number of updates and the peak memory of one process in bytes.
+    """
+    from fasttfm.training.log import read_log
+
+    python(
+        *("fasttfm", *words, "--out", out, "--max-minutes", minutes, "--log-interval", 1, "--no-tensorboard"),
+        *("--valid-interval-updates", 0, "--save-interval-updates", 0),
+    )
+    updates = [record for record in read_log(out) if record["kind"] == "train"]
+    late = updates[len(updates) // 2 :]
+    seconds = sum(record["target_tokens"] / record["tokens_per_second"] for record in late)
+    return {
+        "tokens_per_second": sum(record["target_tokens"] for record in late) / seconds,
+        "updates": updates[-1]["step"],
+        "peak_memory": updates[-1]["peak_memory"],
+    }
 
 
 def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ those of the outputs, end-of-sentence counted. Appends one line to benchmarks/re
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -20,9 +19,6 @@ from unittest import mock
 import torch
 
 from benchmarks import command
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding import Translator, search, search_ids
@@ -55,14 +51,13 @@ def measure(translator: Translator, lines: Sequence[str], rounds: int) -> dict[s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.continuous", description=__doc__.split("\n")[0])
+    parser = command.parser("continuous", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
     parser.add_argument("--lines", type=int, default=400, help="that are translated (default: %(default)s)")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), help="as of fasttfm translate")
     parser.add_argument("--rounds", type=int, default=5, help="turns of both (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     lines = [line for line in read_lines(args.text) if line.strip()][: args.lines]
     translator = Translator.from_directory(args.model, device="cpu", precision=args.precision, workers=1)
@@ -70,9 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(measured), flush=True)
     record: dict[str, Any] = {"benchmark": "continuous", "text": args.text.name, "lines": len(lines)}
     record["precision"] = args.precision or "that of the model"
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "continuous.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record | {"measured": [measured], "machine": machine.describe()}) + "\n")
+    command.keep(args.results, record | {"measured": [measured]})
     return 0
 
 

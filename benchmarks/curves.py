@@ -15,7 +15,6 @@ docs/images/curves-NAME.png.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -27,9 +26,6 @@ import torch
 
 from benchmarks import command, curve_figures, end_to_end
 from benchmarks.batch_orders import ConsecutiveShards, RandomLengths
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
@@ -136,14 +132,13 @@ def curve(name: str, data: PreparedData, work: Path, updates: int) -> list[dict[
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.curves", description=__doc__.split("\n")[0])
+    parser = command.parser("curves", __doc__)
     parser.add_argument("comparison", choices=COMPARISONS)
     parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
     parser.add_argument("--work", type=Path, required=True, help="folder for the prepared data and finished runs")
     parser.add_argument("--updates", type=int, default=700, help="of each training (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     parser.add_argument("--images", type=Path, default=curve_figures.IMAGES, help="folder of the figure")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     data = PreparedData.open(end_to_end.prepare(CORPUS, args.text, args.work))
     data.valid = data.valid.part(0, min(VALID, len(data.valid)))
     runs = COMPARISONS[args.comparison]
@@ -151,11 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "benchmark": "curves",
         "comparison": args.comparison,
         "runs": {title: curve(name, data, args.work, args.updates) for title, name in runs.items()},
-        "machine": machine.describe(),
     }
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "curves.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    command.keep(args.results, record)
     print(curve_figures.draw(record, args.images))
     return 0
 

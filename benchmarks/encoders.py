@@ -15,7 +15,6 @@ benchmarks/results/encoders.jsonl; electra draws docs/images/electra-curve.png.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -28,10 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import command
-from benchmarks.measure import machine
 from benchmarks.measure.machine import ROOT
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.config import KINDS, build_run, gather
 from fasttfm.data.documents import Documents, PreparedDocuments
 from fasttfm.data.masked_rows import Spans
@@ -211,15 +207,14 @@ def draw(curves: dict[str, list[dict[str, Any]]], target: Path) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.encoders", description=__doc__.split("\n")[0])
+    parser = command.parser("encoders", __doc__)
     parser.add_argument("comparison", choices=("albert", "electra"))
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed; a document each")
     parser.add_argument("--updates", type=int, default=120, help="of each row of albert; default: %(default)s")
     parser.add_argument("--minutes", type=float, default=1.5, help="of each side of electra; default: %(default)s")
     parser.add_argument("--vocab-size", type=int, default=2000, help="subwords; default: %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of electra's figure")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         data = prepared(args.text, Path(folder) / "data", args.vocab_size)
         record = {
@@ -234,9 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             record["runs"] = electra(data, args.minutes)
             print(draw(record["runs"], args.images / "electra-curve.png"))
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "encoders.jsonl").open("a") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    command.keep(args.results, record)
     return 0
 
 

@@ -30,6 +30,7 @@ from benchmarks.measure import machine
 from benchmarks.measure.records import RESULTS
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
+from fasttfm.training.log import read_log
 
 BUILT_IN = "demo"
 """The corpus that needs no files."""
@@ -42,58 +43,29 @@ TARGETS = (10, 20, 25, 30, 35, 40)
 class Corpus:
     """A corpus and the options it is prepared, trained and scored with."""
 
-    source: str
+    source: str = "en"
     """Ending of the source files."""
-    target: str
+    target: str = "de"
     """Ending of the target files."""
-    test: str
+    test: str = "test"
     """Name of the test files before the ending."""
-    prepare: tuple[str, ...]
+    vocab_size: int = 8000
+    prepare: tuple[str, ...] = ()
     train: tuple[str, ...]
     score: tuple[str, ...] = ()
 
 
+_MULTI30K = ("--preset", "multi30k", "--seed", "1")
+
 CORPORA = {
-    BUILT_IN: Corpus(
-        source="en",
-        target="de",
-        test="test",
-        prepare=("--vocab-size", "2000"),
-        train=("--preset", "demo"),
-    ),
-    "multi30k": Corpus(
-        source="en",
-        target="de",
-        test="test_2016_flickr",
-        prepare=("--vocab-size", "8000"),
-        train=("--preset", "multi30k", "--seed", "1"),
-    ),
-    "multi30k-fast": Corpus(
-        source="en",
-        target="de",
-        test="valid",
-        prepare=("--vocab-size", "4000"),
-        train=("--preset", "multi30k-fast"),
-    ),
-    "wmt-news": Corpus(
-        source="en",
-        target="de",
-        test="test",
-        prepare=("--vocab-size", "8000"),
-        train=("--preset", "multi30k", "--seed", "1"),
-    ),
-    "tatoeba-ende": Corpus(
-        source="en",
-        target="de",
-        test="test",
-        prepare=("--vocab-size", "8000"),
-        train=("--preset", "multi30k", "--seed", "1"),
-    ),
+    BUILT_IN: Corpus(vocab_size=2000, train=("--preset", "demo")),
+    "multi30k": Corpus(test="test_2016_flickr", train=_MULTI30K),
+    "multi30k-fast": Corpus(test="valid", vocab_size=4000, train=("--preset", "multi30k-fast")),
+    "wmt-news": Corpus(train=_MULTI30K),
+    "tatoeba-ende": Corpus(train=_MULTI30K),
     "tatoeba-enja": Corpus(
-        source="en",
         target="ja",
-        test="test",
-        prepare=("--vocab-size", "8000", "--separate-vocab"),
+        prepare=("--separate-vocab",),
         train=("--preset", "tatoeba-enja", "--seed", "1"),
         score=("--tokenize", "char"),
     ),
@@ -124,7 +96,8 @@ def prepare(name: str, text: Path, work: Path) -> Path:
         sides = (corpus.source, corpus.target)
         train, valid = ([str(_file(text, f"{part}.{side}")) for side in sides] for part in ("train", "valid"))
         files = ["--src", train[0], "--tgt", train[1], "--valid-src", valid[0], "--valid-tgt", valid[1]]
-        fasttfm(["prepare", *files, *corpus.prepare, "--out", str(data)])
+        vocabulary = ["--vocab-size", str(corpus.vocab_size), *corpus.prepare]
+        fasttfm(["prepare", *files, *vocabulary, "--out", str(data)])
     return data
 
 
@@ -153,6 +126,31 @@ def minutes_to_bleu(curve: Sequence[dict[str, Any]]) -> dict[str, float]:
     return result
 
 
+def training_fields(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The fields of a record that tell of the training whose log this is, ours or the peer's."""
+    steps = [entry for entry in log if entry["kind"] == "train"]
+    if not steps:
+        raise UserError("the training was shorter than its --log-interval: nothing of it is recorded")
+    tokens = sum(entry["target_tokens"] for entry in steps)
+    updating = sum(entry["target_tokens"] / entry["tokens_per_second"] for entry in steps)
+    curve = [
+        {key: entry[key] for key in ("step", "seconds", "loss", "bleu", "lines") if entry.get(key) is not None}
+        for entry in log
+        if entry["kind"] == "valid"
+    ]
+    return {
+        "training_minutes": round(max(entry.get("seconds", 0.0) for entry in log) / 60, 1),
+        "updates": steps[-1]["step"],
+        "target_tokens": tokens,
+        "target_tokens_per_second": round(tokens / updating),
+        "padding": round(sum(entry["padding"] for entry in steps) / len(steps), 4),
+        **{key: steps[-1][key] for key in ("batch_shapes", "peak_memory") if key in steps[-1]},
+        "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
+        "validation_curve": curve,
+        "minutes_to_bleu": minutes_to_bleu(curve),
+    }
+
+
 def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
     """Prepares, trains, translates the test set and scores it. Returns the record, without the machine."""
     model, output = work / "model", work / "output.txt"
@@ -164,33 +162,13 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
     with output.open("wb") as out:
         fasttfm(["translate", str(model)], input=lines, stdout=out)
     seconds = time.perf_counter() - started
-    scores = scored(name, text, output)
-    log = [json.loads(line) for line in (model / "train.log.jsonl").read_text().splitlines()]
-    steps = [entry for entry in log if entry["kind"] == "train"]
-    if not steps:
-        raise UserError("the training was shorter than its --log-interval: nothing of it is recorded")
-    updating = sum(entry["target_tokens"] / entry["tokens_per_second"] for entry in steps)
-    curve = [
-        {key: entry[key] for key in ("step", "seconds", "loss", "bleu") if entry.get(key) is not None}
-        for entry in log
-        if entry["kind"] == "valid"
-    ]
     return {
         "benchmark": "end_to_end",
         "corpus": name,
         "train_command": " ".join(["fasttfm", *train_command]),
-        "training_minutes": round(max(entry.get("seconds", 0.0) for entry in log) / 60, 1),
-        "updates": steps[-1]["step"],
-        "target_tokens": sum(entry["target_tokens"] for entry in steps),
-        "target_tokens_per_second": round(sum(entry["target_tokens"] for entry in steps) / updating),
-        "padding": round(sum(entry["padding"] for entry in steps) / len(steps), 4),
-        "batch_shapes": steps[-1]["batch_shapes"],
-        "peak_memory": steps[-1]["peak_memory"],
         "translate_seconds": round(seconds, 1),
-        **scores,
-        "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
-        "validation_curve": curve,
-        "minutes_to_bleu": minutes_to_bleu(curve),
+        **scored(name, text, output),
+        **training_fields(read_log(model)),
     }
 
 
@@ -208,26 +186,16 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
     if done.returncode:
         raise SystemExit(done.returncode)
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    steps = [entry for entry in log if entry["kind"] == "train"]
     (end,) = (entry for entry in log if entry["kind"] == "end")
-    tokens = sum(entry["target_tokens"] for entry in steps)
-    curve = [
-        {key: entry[key] for key in ("step", "seconds", "bleu", "lines")} for entry in log if entry["kind"] == "valid"
-    ]
     return {
         "benchmark": "end_to_end",
         "corpus": f"{name}, torch.nn",
         "train_command": " ".join(["python", *command]),
-        "training_minutes": round(end["seconds"] / 60, 1),
-        "updates": end["step"],
-        "target_tokens": tokens,
-        "target_tokens_per_second": round(tokens / sum(e["target_tokens"] / e["tokens_per_second"] for e in steps)),
-        "padding": round(sum(entry["padding"] for entry in steps) / len(steps), 4),
         "translate_seconds": log[-1]["translate_seconds"],
         **scored(name, text, output),
-        "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
-        "validation_curve": curve,
-        "minutes_to_bleu": minutes_to_bleu(curve),
+        **training_fields(log),
+        "training_minutes": round(end["seconds"] / 60, 1),
+        "updates": end["step"],
     }
 
 

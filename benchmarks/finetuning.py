@@ -10,11 +10,7 @@ articles. --body takes a model that is pre-trained already. Appends one line to 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,31 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
+from fasttfm.training.log import read_log
 
 _TRAIN, _VALID = "squad1_sample_train.json.gz", "squad1_sample_valid.json.gz"
 _FLAGS = ("--no-tensorboard",)
 
 
-def run_command(*words: object) -> str:
-    """What `fasttfm` prints with these arguments; SystemExit with its complaint where it fails."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    line = [sys.executable, "-m", "fasttfm", *map(str, words)]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"benchmarks: {' '.join(line)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    return done.stdout
-
-
 def pretrain(texts: Sequence[Path], folder: Path, preset: str, vocab_size: int, minutes: float) -> Path:
     """A model directory that has learnt so long from masked tokens of texts."""
     data, out = folder / "text", folder / "body"
-    run_command("mlm", "prepare", "--text", *texts, "--out", data, "--vocab-size", vocab_size)
-    run_command(
-        *("mlm", "train", "--preset", preset, "--data", data, "--out", out, "--objective", "mlm", "--row-length", 256),
+    command.python("fasttfm", "mlm", "prepare", "--text", *texts, "--out", data, "--vocab-size", vocab_size)
+    command.python(
+        *("fasttfm", "mlm", "train", "--preset", preset, "--data", data, "--out", out),
+        *("--objective", "mlm", "--row-length", 256),
         *("--schedule", "constant", "--max-update", 10**9, "--max-minutes", minutes, *_FLAGS),
         *("--valid-interval-updates", 0, "--save-interval-updates", 0),
     )
@@ -57,20 +42,21 @@ def finetune(flag: str, body: Path, qa: Path, folder: Path, epochs: int) -> dict
     """The score of one fine-tuning; flag: --init-from or --like."""
     out, predictions = folder / flag.strip("-"), folder / f"{flag.strip('-')}.json"
     started = time.perf_counter()
-    run_command(
-        *("finetune", "squad", flag, body, "--train", qa / _TRAIN, "--valid", qa / _VALID, "--out", out, *_FLAGS),
+    command.python(
+        *("fasttfm", "finetune", "squad", flag, body, "--train", qa / _TRAIN, "--valid", qa / _VALID),
+        *("--out", out, *_FLAGS),
         *("--max-epoch", epochs, "--log-interval", 1, "--valid-interval-updates", 0, "--save-interval-updates", 0),
     )
     seconds = time.perf_counter() - started
-    run_command("finetune", "predict", out, qa / _VALID, "--out", predictions, "--checkpoint", "last")
-    scores = json.loads(run_command("finetune", "evaluate", predictions, qa / _VALID, "--json"))
-    records = [json.loads(line) for line in (out / "train.log.jsonl").read_text().splitlines()]
+    command.python("fasttfm", "finetune", "predict", out, qa / _VALID, "--out", predictions, "--checkpoint", "last")
+    scores = json.loads(command.python("fasttfm", "finetune", "evaluate", predictions, qa / _VALID, "--json"))
+    records = read_log(out)
     return {**scores, "seconds": round(seconds, 1), "updates": records[-1]["step"], "train_nll": records[-1]["nll"]}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and record."""
-    parser = Parser(prog="python -m benchmarks.finetuning", description=__doc__.split("\n")[0])
+    parser = command.parser("finetuning", __doc__)
     parser.add_argument("--text", type=Path, nargs="+", default=[], help="text to pre-train on, plain or packed")
     parser.add_argument("--body", type=Path, help="a pre-trained model directory in place of --text")
     parser.add_argument("--qa", type=Path, required=True, help=f"folder with {_TRAIN} and {_VALID}")
@@ -78,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=2, help="of fine-tuning; default: %(default)s")
     parser.add_argument("--preset", default="bert-tiny", help="of the model; default: %(default)s")
     parser.add_argument("--vocab-size", type=int, default=4000, help="subwords; default: %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     if bool(args.text) == (args.body is not None):
         raise UserError("give --text FILE… or --body MODEL, one of them: what the fine-tuned model has learnt before")
     for name in (_TRAIN, _VALID):
@@ -103,9 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "vocab_size": args.vocab_size if args.text else None,
         "measured": measured,
     }
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "finetuning.jsonl").open("a") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    command.keep(args.results, record)
     return 0
 
 

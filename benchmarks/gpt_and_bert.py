@@ -10,13 +10,12 @@ hidden tokens     the same ones for both: BERT sees the rest of the row on both 
 lines             which text a line is from, after `fasttfm finetune classify` on some hundred of them, from the
                   pre-trained weights and from fresh ones, with one recipe
 
-Prints the table and appends one line to benchmarks/results/gpt_and_bert.jsonl. Three minutes of pre-training and four
+Prints the table and appends one line to benchmarks/results/gpt-and-bert.jsonl. Three minutes of pre-training and four
 fine-tunings take about six minutes on two cores.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -28,11 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks import command
-from benchmarks.finetuning import run_command
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
 from fasttfm.blocks.loss import logits
-from fasttfm.cli.parser import Parser
 from fasttfm.config.masking import MaskingConfig
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.documents import PreparedDocuments
@@ -62,7 +57,8 @@ _QUIET = ("--no-tensorboard", "--valid-interval-updates", 0, "--save-interval-up
 
 def pretrain(name: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
     """One of MODELS, trained into `out`; what its log says."""
-    run_command(
+    command.python(
+        "fasttfm",
         *(*MODELS[name], "--data", data, "--out", out, *SHAPE, *_QUIET, "--log-interval", 1),
         *("--max-update", 10**9, "--max-minutes", minutes),
     )
@@ -158,7 +154,7 @@ def told_right(flag: str, body: Path, files: tuple[Path, Path], out: Path) -> fl
     """Share of the held-out lines whose text is told after fine-tuning; flag: --init-from or --like."""
     train, valid = files
     given = ("--train", train, "--valid", valid, "--out", out)
-    run_command("finetune", "classify", flag, body, *given, *FINETUNING, *_QUIET)
+    command.python("fasttfm", "finetune", "classify", flag, body, *given, *FINETUNING, *_QUIET)
     labels = FineTuned.load(out, "last", torch.device("cpu")).labels_of(valid, None)
     wanted = [example.label for example in read_pairs(valid)]
     return round(sum(mine == label for mine, label in zip(labels, wanted)) / len(wanted), 4)
@@ -191,7 +187,7 @@ def table(measured: Sequence[dict[str, Any]], minutes: float) -> str:
 def measure(texts: Sequence[Path], folder: Path, minutes: float, vocab_size: int) -> list[dict[str, Any]]:
     """A row for each of both."""
     data = folder / "data"
-    run_command("mlm", "prepare", "--text", *texts, "--out", data, "--vocab-size", vocab_size)
+    command.python("fasttfm", "mlm", "prepare", "--text", *texts, "--out", data, "--vocab-size", vocab_size)
     prepared, files = PreparedDocuments.open(data), write_lines(texts, folder)
     measured = []
     for name in MODELS:
@@ -210,12 +206,11 @@ def measure(texts: Sequence[Path], folder: Path, minutes: float, vocab_size: int
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and record."""
-    parser = Parser(prog="python -m benchmarks.gpt_and_bert", description=__doc__.split("\n")[0])
+    parser = command.parser("gpt_and_bert", __doc__)
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed; at least two files")
     parser.add_argument("--minutes", type=float, default=1.5, help="of each pre-training; default: %(default)s")
     parser.add_argument("--vocab-size", type=int, default=2000, help="subwords; default: %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(args.text, Path(folder), args.minutes, args.vocab_size)
     record = {
@@ -225,9 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "minutes": args.minutes,
         "measured": measured,
     }
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "gpt_and_bert.jsonl").open("a") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    command.keep(args.results, record)
     print(table(measured, args.minutes))
     return 0
 

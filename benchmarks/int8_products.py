@@ -5,26 +5,21 @@
 For M = 1, 4, 16, 32 and 128 rows and every layer shape of paper-base (V = 8,000), one thread unless OMP_NUM_THREADS
 says otherwise. Candidates take turns, each for --rounds rounds, and the least time of a call counts. Weights take
 turns among as many copies as exceed a core's cache, because a step of a search reads all of a model's. Appends one
-line to benchmarks/results/int8_products.jsonl.
+line to benchmarks/results/int8-products.jsonl.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import command
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.functional import int8
 from fasttfm.functional.linear import frozen_weights, linear
 
@@ -89,20 +84,17 @@ def measure(rows: int, shape: tuple[int, int], rounds: int, calls: int) -> dict[
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.int8_products", description=__doc__.split("\n")[0])
+    parser = command.parser("int8_products", __doc__)
     parser.add_argument("--rounds", type=int, default=10, help="turns of all candidates (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=40, help="of a candidate in a turn (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     measured = []
     for shape in SHAPES:
         for rows in ROWS:
             measured.append(measure(rows, shape, args.rounds, args.calls))
             print(json.dumps(measured[-1]), flush=True)
     record = {"benchmark": "int8_products", "threads": torch.get_num_threads(), "measured": measured}
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "int8_products.jsonl").open("a") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    command.keep(args.results, record)
     return 0
 
 

@@ -11,21 +11,18 @@ Appends one line to benchmarks/results/launch-overhead.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.measure import machine
+from benchmarks import command
 
-RESULTS = Path(__file__).with_name("results")
 _CALLS = 50  # in a run: less than a millisecond
 CHIP = "sm_90"
 
@@ -112,9 +109,8 @@ def measure(runs: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.launch_overhead", description=__doc__.split("\n")[0])
+    parser = command.parser("launch_overhead", __doc__)
     parser.add_argument("--runs", type=int, default=500, help=f"runs of {_CALLS} launches (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
     os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
     torch.set_num_threads(1)
@@ -122,14 +118,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "benchmark": "launch_overhead",
         "chip": CHIP,
         "measured": measure(args.runs),
-        "machine": machine.describe(),
     }
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "launch-overhead.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    command.keep(args.results, record)
     print(json.dumps(record, indent=2))
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command.run(main))

@@ -10,21 +10,18 @@ it; the median over the runs is kept beside it. Appends one line to benchmarks/r
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import machine
+from benchmarks import command
 from fasttfm.functional.operator import Operator
 
-RESULTS = Path(__file__).with_name("results")
 _CALLS = 100  # in a run: about a millisecond, less than a time slice
 
 
@@ -132,18 +129,15 @@ def measure(runs: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_overhead", description=__doc__.split("\n")[0])
+    parser = command.parser("operator_overhead", __doc__)
     parser.add_argument("--runs", type=int, default=1000, help=f"runs of {_CALLS} calls (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    record = {"benchmark": "operator_overhead", "measured": measure(args.runs), "machine": machine.describe()}
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "operator-overhead.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    record = {"benchmark": "operator_overhead", "measured": measure(args.runs)}
+    command.keep(args.results, record)
     print(json.dumps(record, indent=2))
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command.run(main))

@@ -10,8 +10,6 @@ on all cores of one process. Appends one line to benchmarks/results/padding-epoc
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,9 +21,7 @@ import torch
 
 from benchmarks import command, end_to_end
 from benchmarks.cases import padding, training_step
-from benchmarks.measure import machine, text_table
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
+from benchmarks.measure import text_table
 from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens, PreparedData
 from fasttfm.data.shapes import round_length
@@ -108,15 +104,14 @@ def beside_published(measured: dict[str, dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.padding_epoch", description=__doc__.split("\n")[0])
+    parser = command.parser("padding_epoch", __doc__)
     parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
     parser.add_argument("--work", type=Path, help="folder for the prepared data (default: one that goes afterwards)")
     parser.add_argument("--share", type=float, default=1.0, help="of an epoch's target tokens (default: all)")
     parser.add_argument(
         "--max-tokens", type=int, default=4096, help="of a batch, padding counted (default: %(default)s)"
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     if not 0 < args.share <= 1:
         raise UserError(f"--share {args.share:g}: above 0 and at most 1 is allowed")
     with tempfile.TemporaryDirectory() as folder:
@@ -131,11 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "threads": torch.get_num_threads(),
             "measured": [{"order": name, **row} for name, row in measured.items()],
             "published": [{"order": name, **row} for name, row in PUBLISHED.items()],
-            "machine": machine.describe(),
         }
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "padding-epoch.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    command.keep(args.results, record)
     print(f"{args.share:.0%} of an epoch of {record['pairs']:,} pairs")
     print(beside_published(measured))
     return 0

@@ -10,7 +10,6 @@ Appends one line to benchmarks/results/precisions.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
@@ -19,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.scoring import bleu, chrf
 from fasttfm.decoding import Translator
@@ -68,22 +64,19 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.precisions", description=__doc__.split("\n")[0])
+    parser = command.parser("precisions", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--src", type=Path, action="append", required=True, metavar="FILE", help="source lines")
     parser.add_argument("--ref", type=Path, action="append", required=True, metavar="FILE", help="their references")
     parser.add_argument("--shortlist", type=Path, metavar="FILE", help="a vocabulary map to try as well")
     parser.add_argument("--workers", type=int, metavar="N", help="as of fasttfm translate")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     if len(args.src) != len(args.ref):
         raise UserError(f"--src was given {len(args.src)} times and --ref {len(args.ref)}: give as many of both")
     pairs = zip(args.src, args.ref)
     measured = [row for pair in pairs for row in measure(args.model, *pair, args.workers, args.shortlist)]
-    record = {"benchmark": "precisions", "measured": measured, "machine": machine.describe()}
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "precisions.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    record = {"benchmark": "precisions", "measured": measured}
+    command.keep(args.results, record)
     return 0
 
 

@@ -9,8 +9,6 @@ process of its own, whose peak resident memory the system tells. Appends one lin
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -21,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import machine
+from benchmarks import command
 
-RESULTS = Path(__file__).with_name("results")
 WORDS = 60_000
 WIDTH = 25
 """Words a side, on average."""
@@ -75,16 +72,13 @@ def measure(sizes: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.preparing", description=__doc__.split("\n")[0])
+    parser = command.parser("preparing", __doc__)
     parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="(default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
-    record = {"benchmark": "preparing", "measured": measure(args.pairs), "machine": machine.describe()}
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "preparing.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    record = {"benchmark": "preparing", "measured": measure(args.pairs)}
+    command.keep(args.results, record)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run(main))

@@ -13,13 +13,9 @@ their text. Appends one line to benchmarks/results/pretraining.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,9 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 
 
 @dataclass(frozen=True)
@@ -108,37 +101,17 @@ KINDS = {
 }
 
 
-def _run(words: Sequence[str]) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    words = [sys.executable, "-m", *words]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"benchmarks: {' '.join(words)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    return done.stdout
-
-
 def ours(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
     """One training by fasttfm."""
-    words = ["fasttfm", *KINDS[kind].command, "--preset", preset, "--data", str(data), "--out", str(out)]
-    words += ["--schedule", "constant", "--max-update", "1000000000", "--max-minutes", str(minutes)]
-    words += ["--log-interval", "1", "--valid-interval-updates", "0", "--save-interval-updates", "0"]
-    _run([*words, "--no-tensorboard"])
-    log = [json.loads(line) for line in (out / "train.log.jsonl").read_text().splitlines()]
-    records = [record for record in log if record["kind"] == "train"]
-    late = records[len(records) // 2 :]
-    seconds = sum(record["target_tokens"] / record["tokens_per_second"] for record in late)
-    factor = KINDS[kind].tokens(data, preset)
-    return {
-        "tokens_per_second": factor * sum(record["target_tokens"] for record in late) / seconds,
-        "updates": records[-1]["step"],
-        "peak_memory": records[-1]["peak_memory"],
-    }
+    words = [*KINDS[kind].command, "--preset", preset, "--data", data, "--schedule", "constant", "--max-update", 10**9]
+    run = command.timed_training(*words, out=out, minutes=minutes)
+    return {**run, "tokens_per_second": KINDS[kind].tokens(data, preset) * run["tokens_per_second"]}
 
 
 def theirs(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
     """One training by Hugging Face's Trainer."""
-    words = ["benchmarks.peers.huggingface_trainer", kind, "--preset", preset, "--data", str(data), "--out", str(out)]
-    return json.loads(_run([*words, "--minutes", str(minutes)]).splitlines()[-1])
+    words = ["benchmarks.peers.huggingface_trainer", kind, "--preset", preset, "--data", data, "--out", out]
+    return json.loads(command.python(*words, "--minutes", minutes).splitlines()[-1])
 
 
 def measure(kind: str, preset: str, data: Path, folder: Path, minutes: float, rounds: int) -> list[dict[str, Any]]:
@@ -166,20 +139,19 @@ def measure(kind: str, preset: str, data: Path, folder: Path, minutes: float, ro
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.pretraining", description=__doc__.split("\n")[0])
+    parser = command.parser("pretraining", __doc__)
     parser.add_argument("kind", choices=sorted(KINDS))
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed")
     parser.add_argument("--minutes", type=float, default=5.0, help="of each training (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of both (default: %(default)s)")
     parser.add_argument("--preset", help="(default: the tiny one of the kind)")
     parser.add_argument("--vocab-size", type=int, default=2000, help="subwords (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     preset = args.preset or KINDS[args.kind].preset
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        prepare = ["fasttfm", "lm", "prepare", "--text", *map(str, args.text), "--out", str(data)]
-        _run([*prepare, "--vocab-size", str(args.vocab_size)])
+        prepare = ["fasttfm", "lm", "prepare", "--text", *args.text, "--out", data]
+        command.python(*prepare, "--vocab-size", args.vocab_size)
         measured = measure(args.kind, preset, data, Path(folder), args.minutes, args.rounds)
     record = {
         "benchmark": "pretraining",
@@ -190,9 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "minutes": args.minutes,
         "measured": measured,
     }
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "pretraining.jsonl").open("a") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    command.keep(args.results, record)
     print(json.dumps(measured, indent=2))
     return 0
 

@@ -12,12 +12,9 @@ and the median of their seconds counts. Appends one line to benchmarks/results/r
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +24,6 @@ from benchmarks.cases import synthetic
 from benchmarks.cases.decoding import SOURCE, Ours, random_model
 from benchmarks.cases.decoding_steps import RUNGS, Less
 from benchmarks.cases.training_step import model_config
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.models import TransformerConfig
 
 BATCHES = (1, 8, 64)
@@ -75,11 +69,10 @@ def measure(config: TransformerConfig, batch: int, length: int, rounds: int) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.reuse", description=__doc__.split("\n")[0])
+    parser = command.parser("reuse", __doc__)
     parser.add_argument("--length", type=int, default=27, help="tokens of an output; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=1, help="turns at batch 64, more at others; default: %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     paper = model_config("paper-base")
     config = TransformerConfig(**{**{name: getattr(paper, name) for name in paper.__dataclass_fields__}, **_SIZE})
     measured: list[dict[str, Any]] = []
@@ -89,9 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             theirs = row["speedup_of_the_document"]
             print(f"batch {batch:>2}  {row['step']:<40} {row['speedup']:.2f}x  (the document: {theirs}x)", flush=True)
     record = {"benchmark": "reuse", "length": args.length, "threads": torch.get_num_threads(), "measured": measured}
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "reuse.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    command.keep(args.results, record)
     return 0
 
 

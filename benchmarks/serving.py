@@ -10,7 +10,6 @@ benchmarks/results/serving.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import random
@@ -23,11 +22,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure import machine
+from benchmarks import command
 from fasttfm.data.corpus import read_lines
 from fasttfm.decoding import Translator
 
-RESULTS = Path(__file__).with_name("results")
 _LINES = 400
 """Different sentences that are asked for."""
 _MOST_AT_ONCE = 4
@@ -122,23 +120,20 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__.split("\n")[0])
+    parser = command.parser("serving", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
     parser.add_argument("--clients", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=120.0, help="(default: %(default)s)")
     parser.add_argument("--workers", default="1", metavar="auto|N", help="as of fasttfm serve (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(argv)
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]
     measured = measure(args.model, lines, clients=args.clients, seconds=args.seconds, workers=args.workers)
     print(json.dumps(measured), flush=True)
-    record = {"benchmark": "serving", "text": args.text.name, "measured": [measured], "machine": machine.describe()}
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "serving.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    record = {"benchmark": "serving", "text": args.text.name, "measured": [measured]}
+    command.keep(args.results, record)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run(main))

@@ -9,8 +9,6 @@ with beam search, scoring. Appends one line to benchmarks/results/speedrun.jsonl
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, end_to_end
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.presets import preset_section
+from fasttfm.training.log import read_log
 
 NAME = "multi30k-fast"
 GOAL, MINUTES = 39.0, 20.0
@@ -81,20 +77,18 @@ def probe(text: Path, work: Path, more: Sequence[str]) -> int:
 
 
 def _updates(model: Path) -> list[dict[str, Any]]:
-    log = [json.loads(line) for line in (model / "train.log.jsonl").read_text().splitlines()]
-    return [entry for entry in log if entry["kind"] == "train"]
+    return [entry for entry in read_log(model) if entry["kind"] == "train"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = Parser(prog="python -m benchmarks.speedrun", description=__doc__.split("\n")[0])
+    parser = command.parser("speedrun", __doc__)
     parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--probe", action="store_true", help="only say how many updates fit into the minutes")
     parser.add_argument("--note", help="kept in the record as it is")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(arguments[:split])
+    args = parser.parse_args(arguments[:split])
     more = arguments[split + 1 :]
     # workers take a thread each by themselves; the search and SentencePiece take what there is
     os.environ.pop("OMP_NUM_THREADS", None)
@@ -103,12 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             updates = probe(args.text, Path(folder), more)
             print(f"{updates:,} updates fit: -- --max-update {updates}")
             return 0
-        record = run(args.text, Path(folder), args.seed, more) | {"machine": machine.describe()}
+        record = run(args.text, Path(folder), args.seed, more)
     if args.note:
         record["note"] = args.note
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "speedrun.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    command.keep(args.results, record)
     reached = "reached" if record["bleu"] >= GOAL and record["minutes"] <= MINUTES else "not reached"
     print(f"BLEU {record['bleu']:.2f} after {record['minutes']} minutes: {GOAL} in {MINUTES:g} minutes is {reached}")
     return 0

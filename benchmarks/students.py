@@ -9,8 +9,6 @@ Appends one line to benchmarks/results/students.jsonl.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.scoring import bleu
 from fasttfm.decoding import Translator
@@ -57,14 +52,13 @@ def measure(models: dict[str, Path], source: list[str], references: list[str], r
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and record."""
-    parser = Parser(prog="python -m benchmarks.students", description=__doc__.split("\n")[0])
+    parser = command.parser("students", __doc__)
     for name in ("teacher", "student"):
         parser.add_argument(f"--{name}", type=Path, required=True, metavar="MODEL", help=f"the {name}'s directory")
     parser.add_argument("--src", type=Path, required=True, metavar="FILE", help="text to translate, plain or packed")
     parser.add_argument("--ref", type=Path, required=True, metavar="FILE", help="its translation by people")
     parser.add_argument("--rounds", type=int, default=3, help="timed turns of both; default: %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     source, references = list(read_lines(args.src)), list(read_lines(args.ref))
     if len(source) != len(references) or not source:
         raise UserError(f"--src has {len(source):,} lines and --ref {len(references):,}: both must align line by line")
@@ -72,9 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in measured:
         print(f"{row['model']}: BLEU {row['bleu']}, {row['sentences_per_second']:,} sentences/s, beam {row['beam']}")
     record = {"benchmark": "students", "text": args.src.name, "sentences": len(source), "measured": measured}
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "students.jsonl").open("a") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    command.keep(args.results, record)
     return 0
 
 

@@ -21,7 +21,7 @@ it is looked at, and one that leaves out the dropout it was given. What a pass m
     forward+backward   both, in one run
     step, decode, ...  function(*inputs) as it is; timed by the host between two synchronizations, not by device events
 
-`run(case, setting, clock, seconds)` returns one record a provider (records.py says what is in it).
+`run(case, setting, clock, seconds)` returns one record a provider (schemas.py says what is in it).
 """
 
 from __future__ import annotations

@@ -22,6 +22,11 @@ POSITIVE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
 RATE: dict[str, Any] = {"type": "number", "minimum": 0}
 MAYBE: dict[str, Any] = {"type": ["number", "null"], "minimum": 0}
 SCALAR: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
+TEXTS: dict[str, Any] = {"type": "array", "items": TEXT}
+ROWS: dict[str, Any] = {"type": "array", "items": {"type": "object"}, "minItems": 1}
+RUNS: dict[str, Any] = {"type": "object", "additionalProperties": ROWS, "minProperties": 2}
+OBJECTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "object"}}
+CURVE: dict[str, Any] = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
 
 MACHINE_FIELDS: dict[str, Any] = {
     "time": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d$"},

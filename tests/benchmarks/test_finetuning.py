@@ -19,20 +19,20 @@ def test_both_starts_are_trained_alike_and_recorded(tmp_path, monkeypatch):
     def run(*words):
         words = [*map(str, words)]
         commands.append(words)
-        if words[:2] == ["finetune", "squad"]:
+        if words[1:3] == ["finetune", "squad"]:
             out = Path(words[words.index("--out") + 1])
             out.mkdir()
             (out / "train.log.jsonl").write_text(json.dumps({"kind": "train", "step": 7, "nll": 2.5}) + "\n")
         return json.dumps({"exact": 1.0, "f1": 2.0 + len(commands), "total": 3})
 
-    monkeypatch.setattr(finetuning, "run_command", run)
+    monkeypatch.setattr(finetuning.command, "python", run)
     for name in ("squad1_sample_train.json.gz", "squad1_sample_valid.json.gz"):
         (tmp_path / name).touch()
     words = ["--text", str(tmp_path / "text.txt"), "--qa", str(tmp_path), "--minutes", "0.5"]
     assert finetuning.main([*words, "--results", str(tmp_path)]) == 0
-    trained = [words for words in commands if words[:2] == ["finetune", "squad"]]
-    assert [words[2] for words in trained] == ["--init-from", "--like"]
-    same = [[word for word in words[3:] if "init-from" not in word and "like" not in word] for words in trained]
+    trained = [words for words in commands if words[1:3] == ["finetune", "squad"]]
+    assert [words[3] for words in trained] == ["--init-from", "--like"]
+    same = [[word for word in words[4:] if "init-from" not in word and "like" not in word] for words in trained]
     assert same[0] == same[1]
     record = json.loads((tmp_path / "finetuning.jsonl").read_text())
     assert kind(record) == "finetuning"

@@ -10,7 +10,7 @@ def test_every_candidate_is_timed_for_every_shape(tmp_path, monkeypatch):
     monkeypatch.setattr(int8_products, "ROWS", (1, 3))
     monkeypatch.setattr(int8_products, "SHAPES", ((24, 16), (16, 32)))
     assert int8_products.main(["--rounds", "1", "--calls", "2", "--results", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "int8_products.jsonl").read_text())
+    record = json.loads((tmp_path / "int8-products.jsonl").read_text())
     assert kind(record) == "int8_products"
     assert set(SCHEMAS["int8_products"]["required"]) <= set(record)
     rows = record["measured"]
