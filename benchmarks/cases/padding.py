@@ -25,7 +25,7 @@ from benchmarks.cases import synthetic, training_step
 from benchmarks.limits import roofline_step
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import OURS, TORCH_NN, Provider
-from benchmarks.peers import torch_nn
+from benchmarks.peers import plain_step, torch_nn
 from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.models import Transformer, TransformerConfig
@@ -178,7 +178,7 @@ def _work(
             OURS: (step(ours()), partial(_still_loss, ours(), loss, autocast)),
             training_step.PACKED: (step(ours(), packed=True), partial(_still_loss, ours(), packed_loss, autocast)),
             TORCH_NN: (
-                training_step.torch_step(theirs(), training, autocast),
+                plain_step.Step(theirs(), torch_nn.loss, training, autocast),
                 partial(_still_loss, theirs(), torch_loss, autocast),
             ),
         }

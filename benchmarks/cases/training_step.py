@@ -23,6 +23,7 @@ from benchmarks.limits import roofline_step
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
 from benchmarks.peers import huggingface, torch_nn
+from benchmarks.peers.plain_step import Step
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch
 from fasttfm.kernels.proof.costs import Shape
@@ -72,26 +73,6 @@ def training_config(preset: str, precision: torch.dtype) -> TrainingConfig:
     return TrainingConfig(**{**preset_section(preset, "training"), "precision": names[precision], "lr": _LR})
 
 
-def torch_step(
-    model: torch_nn.TorchTransformer,
-    training: TrainingConfig,
-    autocast: torch.dtype | None,
-    *,
-    compiled: bool = False,
-) -> torch_nn.Step:
-    """The plain trainer's step with fasttfm's settings."""
-    return torch_nn.Step(
-        model,
-        lr=training.lr,
-        betas=training.adam_betas,
-        eps=training.adam_eps,
-        clip_norm=training.clip_norm,
-        label_smoothing=training.label_smoothing,
-        autocast=autocast,
-        compiled=compiled,
-    )
-
-
 def shape_of(config: TransformerConfig) -> Shape:
     """The model as costs counts it."""
     return Shape(
@@ -139,8 +120,8 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
     providers: dict[str, Provider | Absent] = {
         OURS: OurStep(ours(), training, setting.device, autocast),
         PACKED: OurStep(ours(), training, setting.device, autocast, packed=True),
-        TORCH_NN: torch_step(plain(), training, autocast),
-        COMPILE: _compiled(setting, lambda: torch_step(plain(), training, autocast, compiled=True)),
+        TORCH_NN: Step(plain(), torch_nn.loss, training, autocast),
+        COMPILE: _compiled(setting, lambda: Step(plain(), torch_nn.loss, training, autocast, compiled=True)),
     }
     checked: dict[str, Provider | Absent] = {
         OURS: _checked(ours(), partial(our_loss, training.label_smoothing), setting.device, autocast),
@@ -153,7 +134,7 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
         providers[HUGGING_FACE] = provider(
             HUGGING_FACE,
             setting.device,
-            lambda: huggingface.Step(theirs(dropout=config.dropout).to(setting.device), training, autocast),
+            lambda: Step(theirs(dropout=config.dropout).to(setting.device), huggingface.loss, training, autocast),
         )
         checked[HUGGING_FACE] = provider(
             HUGGING_FACE,
@@ -213,15 +194,7 @@ class OurStep:
 
 
 def our_loss(label_smoothing: float, model: Transformer, batch: Batch, *, packed: bool = False) -> Tensor:
-    return model.loss(
-        batch.source,
-        batch.target_in,
-        batch.target_out,
-        batch.source_lengths,
-        batch.target_lengths,
-        label_smoothing=label_smoothing,
-        packed_tokens=(batch.source_tokens, batch.target_tokens) if packed else None,
-    )[0]
+    return model.batch_loss(batch, label_smoothing=label_smoothing, packed=packed)[0]
 
 
 def head(batch: Batch) -> Batch:

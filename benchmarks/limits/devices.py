@@ -7,6 +7,7 @@ H200: 790 of 989 TFLOP/s, 4.3 of 4.8 TB/s). Rates are dense, without the doublin
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fasttfm.kernels.proof.costs import H200 as SUSTAINED_H200
 from fasttfm.kernels.proof.costs import Machine
@@ -49,120 +50,38 @@ class Device:
         return Machine(flops=self.tflop_per_s(dtype) * 1e12, bandwidth=self.bandwidth * 1e9)
 
 
+_FIELDS = ("chip", "fp32", "half", "tf32", "bandwidth", "processors")
+_RATES: dict[str, tuple[Any, ...]] = {
+    "P100": ("sm_60", 10.6, 21.2, None, 732, 56),
+    "V100": ("sm_70", 15.7, 125, None, 900, 80),
+    "T4": ("sm_75", 8.1, 65, None, 320, 40),
+    "A100": ("sm_80", 19.5, 312, 156, 2039, 108),
+    "RTX 3090": ("sm_86", 35.6, 71, 35.6, 936, 82),
+    "RTX 4090": ("sm_89", 82.6, 165.2, 82.6, 1008, 128),
+    "H100": ("sm_90", 67, 989, 494, 3350, 132),
+    "H200": ("sm_90", 67, 989, 494, 4800, 132),
+    "B200": ("sm_100", 80, 2250, 1100, 8000, 148),
+    "RTX 5090": ("sm_120", 104.8, 209.5, 104.8, 1792, 170),
+    "MI250X die": ("gfx90a", 23.9, 191.5, None, 1638, 110),
+    "MI300X": ("gfx942", 163.4, 1307.4, 653.7, 5300, 304),
+}
+_SOURCES = {
+    "P100": "NVIDIA Tesla P100 data sheet, SXM2 (no matrix units; float16 two to an instruction)",
+    "V100": "NVIDIA Tesla V100 data sheet, SXM2",
+    "T4": "NVIDIA T4 product brief",
+    "A100": "NVIDIA A100 data sheet, SXM, 80 GB",
+    "RTX 3090": "NVIDIA Ampere GA102 architecture whitepaper (float32 sums)",
+    "RTX 4090": "NVIDIA Ada architecture whitepaper (float32 sums)",
+    "H100": "NVIDIA H100 data sheet, SXM, half of the rates with sparsity",
+    "H200": "NVIDIA H200 data sheet, SXM, half of the rates with sparsity",
+    "B200": "NVIDIA Blackwell architecture technical brief, HGX B200",
+    "RTX 5090": "NVIDIA RTX Blackwell architecture whitepaper (float32 sums)",
+    "MI250X die": "AMD Instinct MI250X data sheet, one of its two dies, which are devices of their own to PyTorch",
+    "MI300X": "AMD Instinct MI300X data sheet",
+}
+
 DEVICES: dict[str, Device] = {
-    device.name: device
-    for device in (
-        Device(
-            name="P100",
-            chip="sm_60",
-            fp32=10.6,
-            half=21.2,
-            bandwidth=732,
-            processors=56,
-            source="NVIDIA Tesla P100 data sheet, SXM2 (no matrix units; float16 two to an instruction)",
-        ),
-        Device(
-            name="V100",
-            chip="sm_70",
-            fp32=15.7,
-            half=125,
-            bandwidth=900,
-            processors=80,
-            source="NVIDIA Tesla V100 data sheet, SXM2",
-        ),
-        Device(
-            name="T4", chip="sm_75", fp32=8.1, half=65, bandwidth=320, processors=40, source="NVIDIA T4 product brief"
-        ),
-        Device(
-            name="A100",
-            chip="sm_80",
-            fp32=19.5,
-            half=312,
-            tf32=156,
-            bandwidth=2039,
-            processors=108,
-            source="NVIDIA A100 data sheet, SXM, 80 GB",
-        ),
-        Device(
-            name="RTX 3090",
-            chip="sm_86",
-            fp32=35.6,
-            half=71,
-            tf32=35.6,
-            bandwidth=936,
-            processors=82,
-            source="NVIDIA Ampere GA102 architecture whitepaper (float32 sums)",
-        ),
-        Device(
-            name="RTX 4090",
-            chip="sm_89",
-            fp32=82.6,
-            half=165.2,
-            tf32=82.6,
-            bandwidth=1008,
-            processors=128,
-            source="NVIDIA Ada architecture whitepaper (float32 sums)",
-        ),
-        Device(
-            name="H100",
-            chip="sm_90",
-            fp32=67,
-            half=989,
-            tf32=494,
-            bandwidth=3350,
-            processors=132,
-            source="NVIDIA H100 data sheet, SXM, half of the rates with sparsity",
-        ),
-        Device(
-            name="H200",
-            chip="sm_90",
-            fp32=67,
-            half=989,
-            tf32=494,
-            bandwidth=4800,
-            processors=132,
-            source="NVIDIA H200 data sheet, SXM, half of the rates with sparsity",
-        ),
-        Device(
-            name="B200",
-            chip="sm_100",
-            fp32=80,
-            half=2250,
-            tf32=1100,
-            bandwidth=8000,
-            processors=148,
-            source="NVIDIA Blackwell architecture technical brief, HGX B200",
-        ),
-        Device(
-            name="RTX 5090",
-            chip="sm_120",
-            fp32=104.8,
-            half=209.5,
-            tf32=104.8,
-            bandwidth=1792,
-            processors=170,
-            source="NVIDIA RTX Blackwell architecture whitepaper (float32 sums)",
-        ),
-        Device(
-            name="MI250X die",
-            chip="gfx90a",
-            fp32=23.9,
-            half=191.5,
-            bandwidth=1638,
-            processors=110,
-            source="AMD Instinct MI250X data sheet, one of its two dies, which are devices of their own to PyTorch",
-        ),
-        Device(
-            name="MI300X",
-            chip="gfx942",
-            fp32=163.4,
-            half=1307.4,
-            tf32=653.7,
-            bandwidth=5300,
-            processors=304,
-            source="AMD Instinct MI300X data sheet",
-        ),
-    )
+    name: Device(name=name, source=_SOURCES[name], **dict(zip(_FIELDS, rates))) for name, rates in _RATES.items()
 }
 
 H200_SUSTAINED = replace(

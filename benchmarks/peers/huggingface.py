@@ -1,4 +1,4 @@
-"""Hugging Face's Marian model with our weights: the same post-norm Transformer, its training step and its generate().
+"""Hugging Face's Marian model with our weights: the same post-norm Transformer, its loss and its generate().
 
 https://huggingface.co/docs/transformers/model_doc/marian                  the model
 https://huggingface.co/docs/transformers/main_classes/text_generation      generate() and its options
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fasttfm.config.training import TrainingConfig
+from benchmarks.peers.plain_step import summed_cross_entropy
 from fasttfm.data.batches import Batch
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.decoding.batches import padded
@@ -79,38 +79,7 @@ def loss(model: Any, batch: Batch, label_smoothing: float) -> Tensor:
     logits = model(
         input_ids=batch.source, attention_mask=mask, decoder_input_ids=batch.target_in, use_cache=False
     ).logits
-    return nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(),
-        batch.target_out.flatten(),
-        ignore_index=PAD,
-        label_smoothing=label_smoothing,
-        reduction="sum",
-    )
-
-
-class Step:
-    """One training step: forward, backward, clipping where asked for, Adam."""
-
-    def __init__(self, model: Any, training: TrainingConfig, autocast: torch.dtype | None) -> None:
-        self.model = model.train()
-        self.adam = torch.optim.Adam(
-            model.parameters(), lr=training.lr, betas=training.adam_betas, eps=training.adam_eps, fused=True
-        )
-        self.training, self.autocast = training, autocast
-        self.scaler = torch.amp.GradScaler(model.device.type, enabled=autocast == torch.float16)
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """The loss a target token before the step, 0-d without gradient."""
-        with torch.autocast(self.model.device.type, self.autocast, enabled=self.autocast is not None):
-            value = loss(self.model, batch, self.training.label_smoothing) / batch.target_tokens
-        self.scaler.scale(value).backward()
-        if self.training.clip_norm:
-            self.scaler.unscale_(self.adam)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
-        self.scaler.step(self.adam)
-        self.scaler.update()
-        self.adam.zero_grad(set_to_none=True)
-        return value.detach()
+    return summed_cross_entropy(logits, batch.target_out, label_smoothing)
 
 
 class Generate:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peers.plain_step import summed_cross_entropy
 from fasttfm.data.batches import Batch
 from fasttfm.models import TransformerConfig
 
@@ -29,7 +30,6 @@ class TorchTransformer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         """config with one vocabulary (share_embeddings all), one dropout, and the paper's positions."""
         super().__init__()
-        self.pad_id = config.pad_id
         self.target_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.source_embedding = self.target_embedding
         options: dict[str, Any] = {
@@ -78,15 +78,18 @@ class TorchTransformer(nn.Module):
     def forward(self, source: Tensor, target: Tensor, source_padding: Tensor | None = None) -> Tensor:
         """Logits (B, L, V) for source (B, S) and target inputs (B, L); source_padding (B, S) bool, True is padding."""
         memory = self.encoder(self.embed(source), src_key_padding_mask=source_padding)
+        return self.output(self.decode(target, memory, source_padding))
+
+    def decode(self, target: Tensor, memory: Tensor, source_padding: Tensor | None) -> Tensor:
+        """The decoder's output (B, L, d) for target inputs (B, L) and the encoder's output (B, S, d)."""
         length = target.shape[1]
-        hidden = self.decoder(
+        return self.decoder(
             self.embed(target),
             memory,
             tgt_mask=self.causal[:length, :length],  # type: ignore[index]
             tgt_is_causal=True,
             memory_key_padding_mask=source_padding,
         )
-        return self.output(hidden)
 
 
 def padding_of(batch: Batch) -> Tensor | None:
@@ -96,58 +99,7 @@ def padding_of(batch: Batch) -> Tensor | None:
     return torch.arange(batch.source.shape[1], device=batch.source.device) >= batch.source_lengths[:, None]
 
 
-def loss(model: Callable[..., Tensor], batch: Batch, label_smoothing: float, pad_id: int = 0) -> Tensor:
-    """Label-smoothed cross entropy summed over the target tokens, 0-d; model as TorchTransformer or compiled from it.
-
-    float32, which autocast makes cross_entropy anyhow.
-    """
+def loss(model: Callable[..., Tensor], batch: Batch, label_smoothing: float) -> Tensor:
+    """Label-smoothed cross entropy summed over the target tokens, 0-d; model: TorchTransformer or compiled from it."""
     logits = model(batch.source, batch.target_in, padding_of(batch))
-    return nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(),
-        batch.target_out.flatten(),
-        ignore_index=pad_id,
-        label_smoothing=label_smoothing,
-        reduction="sum",
-    )
-
-
-class Step:
-    """One training step: forward, backward, clipping where asked for, Adam."""
-
-    def __init__(
-        self,
-        model: TorchTransformer,
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        clip_norm: float,
-        label_smoothing: float,
-        autocast: torch.dtype | None,
-        compiled: bool = False,
-    ) -> None:
-        """autocast: dtype of matrix products, None for float32; float16 scales its loss. compiled: torch.compile."""
-        self.model = model
-        self.device = model.output.weight.device
-        self.forward = torch.compile(model) if compiled else model
-        self.adam = torch.optim.Adam(model.parameters(), lr=lr, betas=betas, eps=eps, fused=True)
-        self.clip_norm = clip_norm
-        self.label_smoothing = label_smoothing
-        self.autocast = autocast
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast == torch.float16)
-
-    def __call__(self, batch: Batch, lr: float | None = None) -> Tensor:
-        """The loss a target token before the step, 0-d without gradient."""
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            value = loss(self.forward, batch, self.label_smoothing, self.model.pad_id) / batch.target_tokens
-        self.scaler.scale(value).backward()
-        if self.clip_norm:
-            self.scaler.unscale_(self.adam)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        if lr is not None:
-            for group in self.adam.param_groups:
-                group["lr"] = lr
-        self.scaler.step(self.adam)
-        self.scaler.update()
-        self.adam.zero_grad(set_to_none=True)
-        return value.detach()
+    return summed_cross_entropy(logits, batch.target_out, label_smoothing)

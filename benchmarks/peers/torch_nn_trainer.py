@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers.torch_nn import Step, TorchTransformer
+from benchmarks.peers import torch_nn
+from benchmarks.peers.plain_step import Step
+from benchmarks.peers.torch_nn import TorchTransformer
 from fasttfm.cli.parser import Parser
 from fasttfm.config.data import DataConfig
 from fasttfm.config.training import TrainingConfig
@@ -56,14 +58,7 @@ def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: in
         target = torch.full((len(positions), 1), BOS, device=device)
         ended = torch.zeros(len(positions), dtype=torch.bool, device=device)
         for _ in range(source.shape[1] + longer):
-            length = target.shape[1]
-            hidden = model.decoder(
-                model.embed(target),
-                memory,
-                tgt_mask=model.causal[:length, :length],  # type: ignore[index]
-                tgt_is_causal=True,
-                memory_key_padding_mask=padding,
-            )
+            hidden = model.decode(target, memory, padding)
             token = model.output(hidden[:, -1]).argmax(dim=1)
             target = torch.cat([target, token[:, None]], dim=1)
             ended |= token == EOS
@@ -118,15 +113,7 @@ def train(
     if config.share_embeddings != "all" or not data.joint:
         raise UserError(f"preset {preset} has no shared embedding, or the data no joint vocabulary: take multi30k")
     model = TorchTransformer(config).to(device)
-    step = Step(
-        model,
-        lr=training.lr,
-        betas=training.adam_betas,
-        eps=training.adam_eps,
-        clip_norm=training.clip_norm,
-        label_smoothing=training.label_smoothing,
-        autocast=AUTOCAST[training.precision],
-    )
+    step = Step(model, torch_nn.loss, training, AUTOCAST[training.precision])
     batches = TokenBatches(data.train, limits.max_tokens, seed, limits.max_sentence_tokens)
     stopwatch = Stopwatch()
     sums: dict[str, float] = {"loss": 0.0, "target_tokens": 0, "cells": 0, "used": 0}

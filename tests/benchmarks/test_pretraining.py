@@ -48,15 +48,15 @@ def test_both_take_turns_and_the_record_has_a_row_for_each(text, tmp_path, monke
 def test_our_command_is_one_that_lm_train_takes(tmp_path, monkeypatch):
     commands = []
 
-    def run(words):
-        commands.append(words)
+    def run(*words):
+        commands.append([*map(str, words)])
         lines = [
             {"kind": "train", "step": step, "target_tokens": 10, "tokens_per_second": rate, "peak_memory": 7}
             for step, rate in enumerate((1, 1, 10, 5), 1)
         ]
         (tmp_path / "train.log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    monkeypatch.setattr(pretraining, "_run", run)
+    monkeypatch.setattr(pretraining.command, "python", run)
     result = pretraining.ours("gpt", "gpt-tiny", tmp_path, tmp_path, 0.5)
     assert result == {"tokens_per_second": pytest.approx(20 / 3), "updates": 4, "peak_memory": 7}
     (words,) = commands

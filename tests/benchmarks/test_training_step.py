@@ -10,6 +10,7 @@ import torch
 from benchmarks.cases import synthetic, training_step
 from benchmarks.measure.case import Setting
 from benchmarks.peers import huggingface, torch_nn
+from benchmarks.peers.plain_step import Step
 from fasttfm.config.training import TrainingConfig
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -24,11 +25,6 @@ def batch(padding: float = 0.3, seed: int = 0):
     return synthetic.batch(6, 10, padding, CONFIG.vocab_size, seed)
 
 
-def torch_step(model, **changes):
-    options = {"lr": TRAINING.lr, "betas": TRAINING.adam_betas, "eps": TRAINING.adam_eps, "clip_norm": 1.0}
-    return torch_nn.Step(model, **{**options, "label_smoothing": 0.1, "autocast": None, **changes})
-
-
 @pytest.mark.parametrize("padding", [0.0, 0.4])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_three_steps_of_every_provider_give_the_same_losses(norm_first, padding):
@@ -38,10 +34,13 @@ def test_three_steps_of_every_provider_give_the_same_losses(norm_first, padding)
     weights = {name: value.clone() for name, value in plain.state_dict().items()}
     model = Transformer(config)
     model.load_state_dict(weights)
-    steps = {"torch.nn": torch_step(plain), "fasttfm": training_step.OurStep(model, TRAINING, CPU, None)}
+    steps = {
+        "torch.nn": Step(plain, torch_nn.loss, TRAINING, None),
+        "fasttfm": training_step.OurStep(model, TRAINING, CPU, None),
+    }
     if not norm_first:
         pytest.importorskip("transformers")
-        steps["Hugging Face"] = huggingface.Step(huggingface.marian(config, weights), TRAINING, None)
+        steps["Hugging Face"] = Step(huggingface.marian(config, weights), huggingface.loss, TRAINING, None)
     batches = [batch(padding, seed) for seed in range(3)]
     losses = {name: [float(step(each)) for each in batches] for name, step in steps.items()}
     expected = losses.pop("torch.nn")
