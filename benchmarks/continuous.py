@@ -31,18 +31,18 @@ def measure(translator: Translator, lines: Sequence[str], rounds: int) -> dict[s
     encode = translator.source_tokenizer.encode
     sources = [[*translator.source_tokenizer.prefix, *encode(line), EOS] for line in lines]
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    found = {}
+    outputs = {}
     for turn in range(rounds + 1):
         for way in WAYS:
             asked = search.can_continue if way == "continuous" else lambda *_: False
             with mock.patch.object(search, "can_continue", asked):
                 begin = time.perf_counter()
-                found[way] = search_ids(translator.model, sources, translator.config)
+                outputs[way] = search_ids(translator.model, sources, translator.config)
                 if turn:  # the first has warmed what there is to warm
                     seconds[way].append(time.perf_counter() - begin)
-    if found["continuous"] != found["batches"]:
+    if outputs["continuous"] != outputs["batches"]:
         raise SystemExit("the two did not find the same")
-    tokens = sum(len(hypotheses[0].tokens) + 1 for hypotheses in found["batches"])
+    tokens = sum(len(hypotheses[0].tokens) + 1 for hypotheses in outputs["batches"])
     medians = {way: statistics.median(each) for way, each in seconds.items()}
     return {
         way: {"seconds": round(each, 3), "target_tokens_per_second": round(tokens / each, 1)}

@@ -41,10 +41,10 @@ def measure(
             model, device="cpu", precision=precision, workers=workers, shortlist=vmap
         ) as translator:
             begin = time.perf_counter()
-            found = translator.translate(lines)
+            outputs = translator.translate(lines)
             seconds = time.perf_counter() - begin
-        exact = exact or found
-        score = bleu(found, wanted)
+        exact = exact or outputs
+        score = bleu(outputs, wanted)
         rows.append(
             {
                 "text": source.name,
@@ -53,8 +53,8 @@ def measure(
                 "lines": len(lines),
                 "bleu": round(score.value, 2),
                 "bleu_change": round(score.value - (rows[0]["bleu"] if rows else score.value), 2),
-                "chrf": round(chrf(found, wanted).value, 2),
-                "lines_as_in_fp32": sum(one == other for one, other in zip(found, exact)),
+                "chrf": round(chrf(outputs, wanted).value, 2),
+                "lines_as_in_fp32": sum(one == other for one, other in zip(outputs, exact)),
                 "seconds": round(seconds, 1),
                 "signature": score.signature,
             }

@@ -46,12 +46,12 @@ def measure(config: TransformerConfig, batch: int, length: int, rounds: int) -> 
     searches = {name: Ours(each, beam=1, length=length) for name, each in models.items()}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
-        found = []
+        outputs = []
         for name, search in searches.items():
             begin = time.perf_counter()
-            found.append(search(sources))
+            outputs.append(search(sources))
             seconds[name].append(time.perf_counter() - begin)
-        same = sum(one == other for one, other in zip(found[0], found[-1]))
+        same = sum(one == other for one, other in zip(outputs[0], outputs[-1]))
         if same < 0.9 * batch:  # rounding may decide a tie
             raise SystemExit(f"{batch - same} of {batch} sentences differ between the searches")
     medians = {name: statistics.median(each) for name, each in seconds.items()}

@@ -43,8 +43,8 @@ class Output:
         """A line on what is done; warnings are told by --quiet too."""
         self.notes.append(line)
         if not self.quiet or line.startswith("warning"):
-            to = sys.stderr if self.as_json or (self.quiet and line.startswith("warning")) else sys.stdout
-            print(f"fasttfm {self.command}: {line}", file=to, flush=True)
+            stream = sys.stderr if self.as_json or (self.quiet and line.startswith("warning")) else sys.stdout
+            print(f"fasttfm {self.command}: {line}", file=stream, flush=True)
 
     def result(self, line: str, **fields: Any) -> None:
         """What came out: the line, or with --json the fields."""

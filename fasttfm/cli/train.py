@@ -178,7 +178,7 @@ def _shorten_warmup(values: Values) -> str | None:
     last, warmup = training.get("max_update"), training.get("warmup_updates")
     if training.get("schedule") != "cosine" or last is None or warmup is None or warmup < last:
         return None
-    if values.places["max_update"] != "--max-update" or values.places["warmup_updates"] == "--warmup-updates":
+    if values.origins["max_update"] != "--max-update" or values.origins["warmup_updates"] == "--warmup-updates":
         return None
     shortened = last // 10
     values.put("warmup_updates", shortened, "--warmup-updates")

@@ -189,8 +189,8 @@ def _shown(stream: Iterator[list[Translation]], quiet: bool) -> Iterator[list[Tr
 def _write(number: int, translations: list[Translation], numbered: bool, as_json: bool) -> None:
     """The lines of one input line to standard output, at once, in UTF-8 whatever the locale says."""
     if as_json:
-        found = [{"text": each.text, "score": round(each.score, 6)} for each in translations]
-        text = json.dumps({"line": number, "translations": found}, ensure_ascii=False) + "\n"
+        outputs = [{"text": each.text, "score": round(each.score, 6)} for each in translations]
+        text = json.dumps({"line": number, "translations": outputs}, ensure_ascii=False) + "\n"
     elif numbered:
         text = "".join(f"{number} ||| {each.text} ||| {each.score:.6f}\n" for each in translations)
     else:

@@ -61,18 +61,18 @@ class Values(dict[str, dict[str, Any]]):
 
     kind: str
     """A key of KINDS."""
-    places: dict[str, str]
+    origins: dict[str, str]
     """Field -> where its value was given: `my.yaml, line 3`, or the flag `--d-model`."""
 
     def __init__(self, kind: str = TRANSFORMER) -> None:
         super().__init__({section: {} for section in KINDS[kind]})
         self.kind = kind
-        self.places = {}
+        self.origins = {}
 
     def put(self, name: str, value: Any, location: str) -> None:
         """Set field `name`, whatever it was before."""
         self[section_of(name, self.kind)][name] = value
-        self.places[name] = location
+        self.origins[name] = location
 
 
 @cache

@@ -88,7 +88,7 @@ def gather(
         given = read_yaml(path, kind)
         for fields in given.values():
             for name, value in fields.items():
-                values.put(name, value, given.places[name])
+                values.put(name, value, given.origins[name])
     for name, value in (overrides or {}).items():
         value_type = field_types(KINDS[kind][section_of(name, kind)])[name]
         values.put(name, convert(value, value_type, flag_name(name)), flag_name(name))
@@ -124,7 +124,7 @@ def _built(values: Values, from_data: Mapping[str, int | None] | None, kind: str
         try:
             built[section] = cls(**sections[section])
         except (ValueError, TypeError) as error:
-            raise UserError(_with_places(str(error), section, values)) from error
+            raise UserError(_with_origins(str(error), section, values)) from error
     return built
 
 
@@ -167,18 +167,18 @@ def _refuse_other_than(decided: Mapping[str, int | None], values: Values) -> Non
             size = decided.get("vocab_size")  # a joint vocabulary is that of both sides
         if given is not None and given != size:
             raise UserError(
-                f"{values.places.get(name, 'model')}: model.{name} is {given:,}, but {size:,} in the data: leave it "
+                f"{values.origins.get(name, 'model')}: model.{name} is {given:,}, but {size:,} in the data: leave it "
                 "out, the data decide it"
             )
 
 
-def _with_places(message: str, section: str, values: Values) -> str:
+def _with_origins(message: str, section: str, values: Values) -> str:
     """A dataclass's message with its fields as the user gave them: by flag, or by file and line."""
     known = field_types(KINDS[values.kind][section])
     lines = []
     flags = False
     for name in dict.fromkeys(re.findall(r"\w+", message)):
-        location = values.places.get(name) if name in known else None
+        location = values.origins.get(name) if name in known else None
         if location is None:
             continue
         flag = location == flag_name(name)

@@ -236,7 +236,7 @@ class TokenBatches:
             kept = [*unsampled]
             batches = [(np.searchsorted(indices, each), self._size_of[each[0]]) for each in planned]
         self._window = {
-            (epoch, int(indices[i])): (kept[0][i], kept[1][i], size) for places, size in batches for i in places
+            (epoch, int(indices[i])): (kept[0][i], kept[1][i], size) for group, size in batches for i in group
         }
         order = np.random.default_rng([self.seed, epoch, window]).permutation(len(batches))
         return [indices[batches[i][0]] for i in order]
@@ -329,10 +329,10 @@ def _cut(
     if len(batches) > count:
         return None
     while len(batches) < count:
-        cells = [len(places) * size.max() if len(places) > 1 else 0 for places, size in batches]
+        cells = [len(group) * size.max() if len(group) > 1 else 0 for group, size in batches]
         largest = int(np.argmax(cells))
-        places, size = batches[largest]
-        batches[largest : largest + 1] = [(half, size) for half in np.array_split(places, 2)]
+        group, size = batches[largest]
+        batches[largest : largest + 1] = [(half, size) for half in np.array_split(group, 2)]
     return batches
 
 
@@ -341,9 +341,9 @@ def _exact(source: np.ndarray, target: np.ndarray, max_tokens: int) -> list[tupl
     order = np.argsort(np.maximum(source, target), kind="stable")[::-1]
     batches = []
     while len(order):
-        places = order[: max_tokens // int(max(source[order[0]], target[order[0]]))]
-        batches.append((places, np.array([source[places].max(), target[places].max()])))
-        order = order[len(places) :]
+        group = order[: max_tokens // int(max(source[order[0]], target[order[0]]))]
+        batches.append((group, np.array([source[group].max(), target[group].max()])))
+        order = order[len(group) :]
     return batches
 
 

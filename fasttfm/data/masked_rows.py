@@ -144,13 +144,13 @@ class Pairs:
 
     def _cut(self, text: np.ndarray, random: np.random.Generator) -> int:
         """Where the second segment begins: after a line break, at a word, or anywhere, in the middle half if it can."""
-        places = np.arange(1, len(text))
-        middle = np.abs(2 * places - len(text)) <= len(text) // 2
-        after_line = text[:-1] == self.line if self.line is not None else np.zeros(len(places), bool)
-        at_word = self.vocabulary.begins_word[text[1:]]
-        for allowed in (after_line & middle, at_word & middle, at_word, np.ones(len(places), bool)):
+        cuts = np.arange(1, len(text))
+        middle = np.abs(2 * cuts - len(text)) <= len(text) // 2
+        line_starts = text[:-1] == self.line if self.line is not None else np.zeros(len(cuts), bool)
+        word_starts = self.vocabulary.begins_word[text[1:]]
+        for allowed in (line_starts & middle, word_starts & middle, word_starts, np.ones(len(cuts), bool)):
             if allowed.any():
-                return int(random.choice(places[allowed]))
+                return int(random.choice(cuts[allowed]))
         raise AssertionError("a span has at least two tokens")
 
     def _other(self, row: int, length: int, random: np.random.Generator) -> np.ndarray:
@@ -251,14 +251,14 @@ class MaskedBatches:
         segments = np.zeros_like(tokens)
         lengths, sentences = np.empty(len(indices), np.int64), np.empty(len(indices), np.int64)
         positions, labels = [], []
-        for place, number in enumerate(indices.tolist()):
+        for index, number in enumerate(indices.tolist()):
             random = np.random.default_rng([self.seed, epoch, number])
-            row, second, sentences[place] = self._row(number, random)
+            row, second, sentences[index] = self._row(number, random)
             masked = self.masker(row, random)
-            lengths[place] = len(row)
-            tokens[place, : len(row)] = masked.tokens
-            segments[place, second : len(row)] = 1
-            positions.append(masked.positions + place * width)
+            lengths[index] = len(row)
+            tokens[index, : len(row)] = masked.tokens
+            segments[index, second : len(row)] = 1
+            positions.append(masked.positions + index * width)
             labels.append(masked.labels)
         hidden = np.concatenate(labels)
         return MaskedBatch(

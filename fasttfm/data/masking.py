@@ -166,9 +166,9 @@ class Masker:
             if self.whole_words and end < len(tokens):  # a phrase ends where its word does
                 inside[end] &= not self.vocabulary.begins_word[tokens[end]]
         units: list[list[int]] = []
-        for place in candidates.tolist():
-            if units and inside[place] and units[-1][-1] == place - 1:
-                units[-1].append(place)
+        for position in candidates.tolist():
+            if units and inside[position] and units[-1][-1] == position - 1:
+                units[-1].append(position)
             else:
-                units.append([place])
+                units.append([position])
         return units

@@ -58,10 +58,10 @@ def label_names(examples: Sequence[LabelledText], path: Path | str) -> list[str]
 
 def label_numbers(examples: Sequence[LabelledText], names: Sequence[str], path: Path | str) -> list[int]:
     """The place of each example's label in names. UserError for one that is not there."""
-    places = {name: number for number, name in enumerate(names)}
+    class_of = {name: number for number, name in enumerate(names)}
     numbers = []
     for row, example in enumerate(examples, start=1):
-        if example.label not in places:
+        if example.label not in class_of:
             raise UserError(f"{path}: row {row:,} has the label {example.label!r}, the model knows {', '.join(names)}")
-        numbers.append(places[example.label])
+        numbers.append(class_of[example.label])
     return numbers

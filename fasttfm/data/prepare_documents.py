@@ -119,10 +119,10 @@ class _Part:
     def lines(self) -> Iterator[str]:
         with self.copy.open("rb") as file:
             file.seek(self.begin)
-            place = self.begin
-            while place < self.end:
+            offset = self.begin
+            while offset < self.end:
                 line = file.readline()
-                place += len(line)
+                offset += len(line)
                 yield line[:-1].decode()
 
 
@@ -155,10 +155,10 @@ def _copied(
     return parts
 
 
-def _line_after(copy: Path, place: int) -> int:
+def _line_after(copy: Path, offset: int) -> int:
     """Where the line that begins after a byte begins, but not at the start; the end where none does."""
     with copy.open("rb") as file:
-        file.seek(place)
+        file.seek(offset)
         file.readline()
         return file.tell()
 

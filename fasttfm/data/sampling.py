@@ -80,7 +80,7 @@ class SubwordSampler:
 
     def sample(self, sentences: Sequence[np.ndarray], keys: np.ndarray) -> list[np.ndarray]:
         """A segmentation of each sentence, int64. sentences: the ids that SentencePiece gives; keys: sentence_keys."""
-        if not self._has_room() and not self._is_bpe:  # bpe goes on with what it has
+        if not self._has_capacity() and not self._is_bpe:  # bpe goes on with what it has
             self._reset()
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         if not lengths.sum():
@@ -96,20 +96,20 @@ class SubwordSampler:
         sizes = np.diff(starts, append=len(ids))
         nodes = self._starts(ids, starts, sizes)
         drawn = {}
-        for place in np.flatnonzero(nodes < 0).tolist():
-            text = self._text(ids[starts[place] : starts[place] + sizes[place]].tolist())
-            drawn[place] = self._merge_at_once(text, part_keys[place])
+        for position in np.flatnonzero(nodes < 0).tolist():
+            text = self._text(ids[starts[position] : starts[position] + sizes[position]].tolist())
+            drawn[position] = self._merge_at_once(text, part_keys[position])
         emissions, part = self._states.walk(nodes, part_keys, drawn, self._next_state)
         outputs, counts = self._states.emitted(emissions)
         outputs = np.append(outputs, [i for each in drawn.values() for i in each]).astype(np.int64)
-        part = np.append(np.repeat(part, counts), [place for place, each in drawn.items() for _ in each]).astype(
+        part = np.append(np.repeat(part, counts), [position for position, each in drawn.items() for _ in each]).astype(
             np.int64
         )
         ends = np.cumsum(np.bincount(sentence[part], minlength=len(lengths)))
         outputs = outputs[np.argsort(part, kind="stable")]
         return [_one_unknown(each) for each in np.split(outputs, ends[:-1])]
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return self._states.size + len(self._parts) < _MOST_OUTCOMES
 
     def _reset(self) -> None:
@@ -125,17 +125,17 @@ class SubwordSampler:
     def _starts(self, ids: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """The state in which each part's walk begins, below 0 where it is not worth keeping."""
         nodes = np.where(sizes == 1, self._alone[ids[starts]], _UNBUILT)
-        for place in np.flatnonzero(nodes == _UNBUILT).tolist():
-            part = ids[starts[place] : starts[place] + sizes[place]]
+        for position in np.flatnonzero(nodes == _UNBUILT).tolist():
+            part = ids[starts[position] : starts[position] + sizes[position]]
             key = part.tobytes()
             node = self._parts.get(key, _UNBUILT)
             if node < 0:
                 node = self._start(part.tolist())
-                if self._has_room():
+                if self._has_capacity():
                     self._parts[key] = node
                 if len(part) == 1 and node >= 0:
                     self._alone[part[0]] = node
-            nodes[place] = node
+            nodes[position] = node
         return nodes
 
     def _start(self, part: list[int]) -> int:
@@ -144,7 +144,7 @@ class SubwordSampler:
         text = self._text(part)
         if not self._is_bpe:
             return self._lattice(text)
-        if len(text) > _LONGEST_KEPT or not self._has_room():
+        if len(text) > _LONGEST_KEPT or not self._has_capacity():
             return _UNBUILT
         return self._split(tuple(text))
 
@@ -160,14 +160,14 @@ class SubwordSampler:
         """The states of all places in text; returns the first one's."""
         weight = [0.0] * (len(text) + 1)  # log of the summed weights of all segmentations from there to the end
         node = [_END] * (len(text) + 1)
-        for place in range(len(text) - 1, -1, -1):
+        for position in range(len(text) - 1, -1, -1):
             weights, following, emissions = [], [], []
-            for end in range(place + 1, min(place + self._longest, len(text)) + 1):
-                piece = text[place:end]
+            for end in range(position + 1, min(position + self._longest, len(text)) + 1):
+                piece = text[position:end]
                 if piece in self._scores:
                     weights.append(self._amount * self._scores[piece] + weight[end])
                     emissions.append(self._ids[piece])
-                elif end == place + 1:
+                elif end == position + 1:
                     weights.append(self._amount * self._unknown_score + weight[end])
                     emissions.append(self._states.emission(self._spelled(piece)))
                 else:
@@ -176,8 +176,8 @@ class SubwordSampler:
             largest = max(weights)
             shares = [math.exp(each - largest) for each in weights]
             total = sum(shares)
-            weight[place] = largest + math.log(total)
-            node[place] = self._states.add(_alias_table([each / total for each in shares]), following, emissions)
+            weight[position] = largest + math.log(total)
+            node[position] = self._states.add(_alias_table([each / total for each in shares]), following, emissions)
         return node[0]
 
     # BPE
@@ -198,17 +198,17 @@ class SubwordSampler:
         split = self._split_of[node]
         left = self._merges(split)[outcome][1]
         split = (*split[:left], split[left] + split[left + 1], *split[left + 2 :])
-        if not self._has_room():
+        if not self._has_capacity():
             return self._merge_at_once(split, key, step)
         return self._split(split)
 
     def _merges(self, split: tuple[str, ...]) -> list[tuple[float, int]]:
         """(-score, left piece's place) of the merges that are possible, best first, as many as are ever needed."""
         candidates = []
-        for place in range(len(split) - 1):
-            score = self._scores.get(split[place] + split[place + 1])
+        for position in range(len(split) - 1):
+            score = self._scores.get(split[position] + split[position + 1])
             if score is not None:
-                candidates.append((-score, place))
+                candidates.append((-score, position))
         candidates.sort()
         return candidates[: self._most_merges]
 
@@ -238,8 +238,8 @@ class SubwordSampler:
             score = scores.get(text[start : after[middle]]) if start >= 0 and middle < len(text) else None
             if score is not None:
                 entry = (-score, start, middle)
-                place = bisect.bisect_left(possible, entry)
-                possible[place : place + (not add)] = [entry] * add
+                position = bisect.bisect_left(possible, entry)
+                possible[position : position + (not add)] = [entry] * add
 
         drops = _uniform(_mix(key + np.arange(step + 1, step + len(split) + 1).astype(np.uint64) * np.uint64(_GOLDEN)))
         for drop in drops.tolist():
@@ -319,15 +319,15 @@ class _States:
                 break
             outcomes = self._draw(nodes, _mix(keys + np.uint64(step * _GOLDEN % (1 << 64))))
             following = np.frombuffer(self.following, np.int32)[outcomes]
-            for place in np.flatnonzero(following == _UNBUILT).tolist():
-                outcome, node = int(outcomes[place]), int(nodes[place])
+            for position in np.flatnonzero(following == _UNBUILT).tolist():
+                outcome, node = int(outcomes[position]), int(nodes[position])
                 if self.following[outcome] == _UNBUILT:
-                    comes = build(node, outcome - self.first[node], keys[place], step)
+                    comes = build(node, outcome - self.first[node], keys[position], step)
                     if isinstance(comes, list):
-                        drawn[int(walks[place])] = comes
+                        drawn[int(walks[position])] = comes
                         continue
                     self.following[outcome] = comes
-                following[place] = self.following[outcome]
+                following[position] = self.following[outcome]
             emissions = np.frombuffer(self.emits, np.int32)[outcomes]
             put_out = emissions >= 0
             emitted.append(emissions[put_out])
@@ -351,8 +351,8 @@ class _States:
         """The ids of emissions, one after the other, and how many each has."""
         firsts = np.frombuffer(self.ids_first, np.int32)
         begin, counts = firsts[emissions].astype(np.int64), np.diff(firsts)[emissions].astype(np.int64)
-        places = np.arange(counts.sum()) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
-        return np.frombuffer(self.ids, np.int32)[places].astype(np.int64), counts
+        indices = np.arange(counts.sum()) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
+        return np.frombuffer(self.ids, np.int32)[indices].astype(np.int64), counts
 
 
 class _Cuts:
@@ -374,8 +374,8 @@ class _Cuts:
     def between(self, ids: np.ndarray) -> np.ndarray:
         """Whether the text can be cut between each id and the next, (len(ids) - 1,) bool."""
         pairs = self._last[ids[:-1]] * self._width + self._first[ids[1:]]
-        places = np.searchsorted(self._inside, pairs).clip(max=len(self._inside) - 1)
-        return self._inside[places] != pairs
+        indices = np.searchsorted(self._inside, pairs).clip(max=len(self._inside) - 1)
+        return self._inside[indices] != pairs
 
 
 def _dropout(p: float, merges: int) -> list[float]:
@@ -388,16 +388,16 @@ def _alias_table(probabilities: list[float]) -> tuple[list[float], list[int]]:
     count = len(probabilities)
     accept = [each * count for each in probabilities]
     other = list(range(count))
-    small = [place for place, each in enumerate(accept) if each < 1]
-    large = [place for place, each in enumerate(accept) if each >= 1]
+    small = [position for position, each in enumerate(accept) if each < 1]
+    large = [position for position, each in enumerate(accept) if each >= 1]
     while small and large:
         low, high = small.pop(), large[-1]
         other[low] = high
         accept[high] -= 1 - accept[low]
         if accept[high] < 1:
             small.append(large.pop())
-    for place in small + large:  # 1 but for rounding
-        accept[place] = 1.0
+    for position in small + large:  # 1 but for rounding
+        accept[position] = 1.0
     return accept, other
 
 

@@ -31,24 +31,24 @@ def read_model(model: bytes) -> tuple[int, list[tuple[str, float, int]]]:
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """(number, value) of every field: an int for varints, bytes for the rest."""
-    place = 0
+    offset = 0
 
     def varint() -> int:
-        nonlocal place
+        nonlocal offset
         value = shift = 0
         while True:
-            byte = message[place]
-            place += 1
+            byte = message[offset]
+            offset += 1
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
                 return value
 
-    while place < len(message):
+    while offset < len(message):
         tag = varint()
         if tag & 7 == 0:
             yield tag >> 3, varint()
             continue
         size = {1: 8, 5: 4}[tag & 7] if tag & 7 != 2 else varint()
-        yield tag >> 3, message[place : place + size]
-        place += size
+        yield tag >> 3, message[offset : offset + size]
+        offset += size

@@ -145,6 +145,6 @@ def _smallest(source: np.ndarray, target: np.ndarray, sizes: np.ndarray) -> np.n
     """The number of the smallest size that holds each pair, -1 where none does."""
     if not len(sizes) or not len(source):
         return np.full(len(source), -1, dtype=np.int64)
-    cells, places = np.unique(np.column_stack([source, target]), axis=0, return_inverse=True)
+    cells, inverse = np.unique(np.column_stack([source, target]), axis=0, return_inverse=True)
     holds = _holds(sizes, cells)
-    return np.where(holds.any(axis=1), holds.argmax(axis=1), -1)[places.reshape(-1)]
+    return np.where(holds.any(axis=1), holds.argmax(axis=1), -1)[inverse.reshape(-1)]

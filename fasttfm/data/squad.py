@@ -126,7 +126,9 @@ def _question(asked: Any, context: str, where: str) -> Question:
     given = _field(asked, "answers", list, where)
     if impossible and given:
         raise UserError(f"{where}: is impossible and yet has {len(given)} answers: leave one or the other out")
-    answers = tuple(_answer(answer, context, f"{where}, answer {place}") for place, answer in enumerate(given, start=1))
+    answers = tuple(
+        _answer(answer, context, f"{where}, answer {number}") for number, answer in enumerate(given, start=1)
+    )
     return Question(identity, text, context, answers)
 
 

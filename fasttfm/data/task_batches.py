@@ -91,9 +91,9 @@ class Examples:
         lengths = np.array([len(row.tokens) for row in rows], np.int64)
         tokens = np.full((len(rows), width or int(lengths.max(initial=1))), PAD, np.int64)
         segments = np.zeros_like(tokens)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row.tokens)] = row.tokens
-            segments[place, row.second : len(row.tokens)] = 1
+        for number, row in enumerate(rows):
+            tokens[number, : len(row.tokens)] = row.tokens
+            segments[number, row.second : len(row.tokens)] = 1
         labels = self.labels[np.asarray(indices, np.int64)]
         return TaskBatch(
             tokens=torch.from_numpy(tokens),

@@ -92,10 +92,10 @@ def question_windows(
     """
     windows = []
     contexts: dict[str, tuple[list[int], np.ndarray]] = {}
-    for place, question in enumerate(questions):
+    for index, question in enumerate(questions):
         if question.context not in contexts:
-            ids, places = encode_with_spans(tokenizer, question.context)
-            contexts[question.context] = ids, np.array(places, np.int64).reshape(-1, 2)
+            ids, offsets = encode_with_spans(tokenizer, question.context)
+            contexts[question.context] = ids, np.array(offsets, np.int64).reshape(-1, 2)
         tokens, spans = contexts[question.context]
         asked = tokenizer.encode(question.text)[: min(_LONGEST_QUESTION, max_length // 2)]
         width = max_length - len(asked) - 3
@@ -109,8 +109,8 @@ def question_windows(
             end = min(begin + width, len(tokens))
             row = join(markers, asked, tokens[begin:end], max_length)
             holds = first >= begin and last < end and question.answers
-            answer_places = (first - begin + row.second, last - begin + row.second) if holds else (0, 0)
-            windows.append(Window(place, row, spans[begin:end], owner[begin:end] == number, answer_places))
+            answer_span = (first - begin + row.second, last - begin + row.second) if holds else (0, 0)
+            windows.append(Window(index, row, spans[begin:end], owner[begin:end] == number, answer_span))
     return windows
 
 
@@ -123,10 +123,10 @@ def _window_begins(tokens: int, width: int, stride: int) -> list[int]:
 
 def _owners(tokens: int, width: int, begins: list[int]) -> np.ndarray:
     """(tokens,): the window that shows each token with the most context on its shorter side (longer windows first)."""
-    places = np.arange(tokens)
+    positions = np.arange(tokens)
     scores = np.full((len(begins), tokens), -np.inf)
     for number, begin in enumerate(begins):
         end = min(begin + width, tokens)
-        inside = places[begin:end]
+        inside = positions[begin:end]
         scores[number, begin:end] = np.minimum(inside - begin, end - 1 - inside) + 0.01 * (end - begin)
     return scores.argmax(axis=0)

@@ -70,8 +70,8 @@ def next_tokens(batch: Any) -> Tensor:
     """What follows each token, (R, S) int64; IGNORED after the last and at padding."""
     targets = torch.full_like(batch.tokens, IGNORED)
     targets[:, :-1] = batch.tokens[:, 1:]
-    places = torch.arange(batch.tokens.shape[1], device=targets.device)
-    return targets.masked_fill(places >= batch.lengths[:, None] - 1, IGNORED)
+    positions = torch.arange(batch.tokens.shape[1], device=targets.device)
+    return targets.masked_fill(positions >= batch.lengths[:, None] - 1, IGNORED)
 
 
 def _lengths(batch: Any) -> Tensor | None:

@@ -66,7 +66,7 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
     changed = gather(overrides=overrides)
     for section in values:
         values[section].update(changed[section])
-    values.places.update(changed.places)
+    values.origins.update(changed.origins)
     return values
 
 

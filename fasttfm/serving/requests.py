@@ -72,9 +72,9 @@ def read_request(body: bytes, translators: Mapping[str, Translator], limits: Lim
     except UnicodeEncodeError:  # half of a surrogate pair
         raise Refused(422, "text holds what is no character") from None
     tokens = [len(translator.source_tokenizer.encode(line)) for line in lines]
-    for place, size in enumerate(tokens):
+    for number, size in enumerate(tokens):
         if size > limits.tokens:
-            raise Refused(422, f"text {place} has {size:,} tokens: {limits.tokens:,} at most are taken; split it")
+            raise Refused(422, f"text {number} has {size:,} tokens: {limits.tokens:,} at most are taken; split it")
     return Request(
         model=model,
         texts=lines,

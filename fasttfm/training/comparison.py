@@ -75,5 +75,5 @@ def _draw(figure: Figure, logs: list[tuple[str, list[dict[str, Any]]]], over: Ax
 
 
 def _points(records: list[dict[str, Any]], key: str, over: Axis) -> tuple[list[float], list[float]]:
-    places = [record["step"] if over == "updates" else record["seconds"] / 60 for record in records]
-    return places, [record[key] for record in records]
+    positions = [record["step"] if over == "updates" else record["seconds"] / 60 for record in records]
+    return positions, [record[key] for record in records]

@@ -76,9 +76,9 @@ class FineTuned:
 
     def threshold(self) -> float:
         """The null score above which the training's best validation took questions for impossible; 0 without one."""
-        found = [record for record in read_log(self.path) if record["kind"] == "valid" and "threshold" in record]
-        best = [record for record in found if record.get("best")]
-        return float((best or found)[-1]["threshold"]) if found else 0.0
+        validations = [record for record in read_log(self.path) if record["kind"] == "valid" and "threshold" in record]
+        best = [record for record in validations if record.get("best")]
+        return float((best or validations)[-1]["threshold"]) if validations else 0.0
 
     def _split(self, given: Any) -> Any:
         sizes = self.config.data
@@ -90,4 +90,4 @@ class FineTuned:
         batches = score_examples(
             self.model, examples, max_tokens=max_tokens or self.config.data.max_tokens, device=self.device
         )
-        return [(places, scores) for places, scores, _ in batches]
+        return [(numbers, scores) for numbers, scores, _ in batches]

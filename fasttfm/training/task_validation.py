@@ -127,6 +127,6 @@ def label_judge(labels: np.ndarray, names: Sequence[str]) -> Judge:
 def chosen_labels(scored: Scored, count: int) -> np.ndarray:
     """(count,) int64: the label with the highest score of each example, by its place."""
     chosen = np.zeros(count, np.int64)
-    for places, scores in scored:
-        chosen[places] = scores.argmax(dim=-1).numpy()
+    for numbers, scores in scored:
+        chosen[numbers] = scores.argmax(dim=-1).numpy()
     return chosen

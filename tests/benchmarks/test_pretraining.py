@@ -102,7 +102,7 @@ def test_a_bert_s_command_its_tokens_and_what_hidden_tokens_cost(text, tmp_path,
     (tmp_path / "train.log.jsonl").write_text(
         json.dumps({"kind": "train", "step": 1, "target_tokens": 15, "tokens_per_second": 5, "peak_memory": 7}) + "\n"
     )
-    monkeypatch.setattr(pretraining, "_run", commands.append)
+    monkeypatch.setattr(pretraining.command, "python", lambda *words: commands.append([*map(str, words)]))
     result = pretraining.ours("bert", "bert-tiny", tmp_path / "D", tmp_path, 0.5)
     assert result["tokens_per_second"] == pytest.approx(5 / 0.15, rel=0.02)
     assert main([*commands[0][1:], "--dump-config"]) == 0
