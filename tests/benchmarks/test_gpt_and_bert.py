@@ -30,15 +30,15 @@ def texts(tmp_path, monkeypatch):
 
 
 def test_both_are_trained_asked_and_recorded(texts, tmp_path, monkeypatch, capsys):
-    def in_this_process(*words):
+    def in_this_process(_, *words):
         words = [*map(str, words)]
         more = [*(TINY if words[1] == "train" else []), *(["--workers", "1"] if words[1] != "prepare" else [])]
         assert main([*words, *more]) == 0
 
-    monkeypatch.setattr(gpt_and_bert, "run_command", in_this_process)
+    monkeypatch.setattr(gpt_and_bert.command, "python", in_this_process)
     words = ["--text", *map(str, texts), "--minutes", "0.01", "--vocab-size", "330", "--results", str(tmp_path)]
     assert gpt_and_bert.main(words) == 0
-    record = json.loads((tmp_path / "gpt_and_bert.jsonl").read_text())
+    record = json.loads((tmp_path / "gpt-and-bert.jsonl").read_text())
     assert kind(record) == "gpt_and_bert"
     assert not problems(record, "gpt_and_bert")
     gpt, bert = record["measured"]
