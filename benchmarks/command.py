@@ -23,11 +23,13 @@ def parser(name: str, docstring: str | None) -> Parser:
     return result
 
 
-def keep(results: Path, record: dict[str, Any]) -> None:
-    """Append a record, with the machine, to the file of its benchmark in a folder."""
+def keep(results: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Append a record, with the machine, to the file of its benchmark in a folder; returns it."""
+    whole = record | {"machine": machine.describe()}
     results.mkdir(parents=True, exist_ok=True)
     with (results / f"{record['benchmark'].replace('_', '-')}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+        file.write(json.dumps(whole) + "\n")
+    return whole
 
 
 def python(*words: object) -> str:

@@ -119,8 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "chip": CHIP,
         "measured": measure(args.runs),
     }
-    command.keep(args.results, record)
-    print(json.dumps(record, indent=2))
+    print(json.dumps(command.keep(args.results, record), indent=2))
     return 0
 
 

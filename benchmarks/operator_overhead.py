@@ -134,8 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     record = {"benchmark": "operator_overhead", "measured": measure(args.runs)}
-    command.keep(args.results, record)
-    print(json.dumps(record, indent=2))
+    print(json.dumps(command.keep(args.results, record), indent=2))
     return 0
 
 
