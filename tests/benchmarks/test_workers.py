@@ -47,6 +47,7 @@ def test_its_training_command_is_one_that_train_takes_and_its_second_half_counts
             for step, rate in enumerate((1, 1, 10, 5), 1)
         ]
         (Path(tmp_path) / "train.log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return subprocess.CompletedProcess(words, 0, stdout="")
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(workers.subprocess, "run", run)
