@@ -21,10 +21,10 @@ def by_agreement(texts: Sequence[str]) -> list[tuple[int, float]]:
     counts = Counter(texts)
     metric = CHRF()
     scored = []
-    for place, text in enumerate(texts):
-        if text in texts[:place]:
+    for index, text in enumerate(texts):
+        if text in texts[:index]:
             continue
         others = counts - Counter([text])
         total = sum(times * metric.sentence_score(text, [other]).score for other, times in others.items())
-        scored.append((place, total / max(1, others.total())))
+        scored.append((index, total / max(1, others.total())))
     return sorted(scored, key=lambda each: -each[1])

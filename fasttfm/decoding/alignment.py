@@ -53,9 +53,9 @@ def word_links(
 def _fitting(text: str, sources: Sequence[str]) -> list[int]:
     """Places of the source words that a word may be linked with: of its kind, where there are any."""
     if _is_word(text):
-        matches = [place for place, each in enumerate(sources) if _is_word(each)]
+        matches = [index for index, each in enumerate(sources) if _is_word(each)]
     else:
-        matches = [place for place, each in enumerate(sources) if each == text]
+        matches = [index for index, each in enumerate(sources) if each == text]
     return matches or list(range(len(sources)))
 
 
@@ -75,6 +75,6 @@ def _words_of(tokens: Sequence[Span], text: str, pattern: re.Pattern[str]) -> li
         word_at[match.start() : match.end()] = [number] * (match.end() - match.start())
     numbers = []
     for begin, end in tokens:
-        letters = [place for place in range(begin, max(end, begin + 1)) if word_at[min(place, len(text))] is not None]
+        letters = [index for index in range(begin, max(end, begin + 1)) if word_at[min(index, len(text))] is not None]
         numbers.append(word_at[letters[0]] if letters else None)
     return numbers

@@ -34,11 +34,11 @@ def cross_attention(
     maps: list[Tensor] = [torch.empty(0)] * len(sources)
     with inference(model, batch_invariant=True) as device:
         for batch in pair_batches(sources, targets, config.batch_tokens):
-            source, source_lengths = padded([sources[place] for place in batch], device, LENGTHS)
-            target, target_lengths = padded([[BOS, *targets[place]] for place in batch], device, LENGTHS)
+            source, source_lengths = padded([sources[index] for index in batch], device, LENGTHS)
+            target, target_lengths = padded([[BOS, *targets[index]] for index in batch], device, LENGTHS)
             weights = model.cross_attention(source, target, source_lengths, target_lengths, layer=layer).cpu()
-            for row, place in enumerate(batch):
-                maps[place] = weights[row, : len(targets[place]) + 1, : len(sources[place])].clone()
+            for row, index in enumerate(batch):
+                maps[index] = weights[row, : len(targets[index]) + 1, : len(sources[index])].clone()
     return maps
 
 
@@ -55,11 +55,11 @@ def rescore_by_coverage(
     model: Any, sources: Sequence[Sequence[int]], nbest: Sequence[Sequence[Hypothesis]], config: DecodingConfig
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each source with config.coverage_penalty * coverage added to their scores, best first."""
-    pairs = [(place, each) for place, hypotheses in enumerate(nbest) for each in hypotheses]
+    pairs = [(index, each) for index, hypotheses in enumerate(nbest) for each in hypotheses]
     attention = cross_attention(
-        model, [sources[place] for place, _ in pairs], [each.tokens for _, each in pairs], config
+        model, [sources[index] for index, _ in pairs], [each.tokens for _, each in pairs], config
     )
     rescored: list[list[Hypothesis]] = [[] for _ in nbest]
-    for (place, each), weights in zip(pairs, attention):
-        rescored[place].append(replace(each, score=each.score + config.coverage_penalty * coverage(weights)))
+    for (index, each), weights in zip(pairs, attention):
+        rescored[index].append(replace(each, score=each.score + config.coverage_penalty * coverage(weights)))
     return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in rescored]

@@ -29,7 +29,7 @@ class Going(NamedTuple):
     """How the rows of a group of sentences go on after a step."""
 
     kept: Tensor | None
-    """(b',) int64 places of the sentences that go on among the b before the step, None for all of them."""
+    """(b',) int64 indices of the sentences that go on among the b before the step, None for all of them."""
     parents: Tensor
     """(b', K) int64: the row within its sentence that each of the K new rows goes on from."""
     ended: list[int]
@@ -38,8 +38,8 @@ class Going(NamedTuple):
     def rows(self, before: int) -> Tensor:
         """(b' * K,) int64: the old row that each new one goes on from; before: old rows of a sentence."""
         count = len(self.parents)
-        places = torch.arange(count, device=self.parents.device) if self.kept is None else self.kept
-        return (places[:, None] * before + self.parents).flatten()
+        indices = torch.arange(count, device=self.parents.device) if self.kept is None else self.kept
+        return (indices[:, None] * before + self.parents).flatten()
 
 
 class Steps(Protocol):
@@ -101,11 +101,11 @@ class Beams:
         tokens = best_tokens.gather(1, chosen)
         kept, ended = None, []
         if any(done) or self.step == self.last_step:
-            stay = [place for place, is_done in enumerate(done) if not is_done and self.step < self.last_step]
+            stay = [index for index, is_done in enumerate(done) if not is_done and self.step < self.last_step]
             kept = torch.tensor(stay, dtype=torch.int64, device=logits.device)
             remaining = set(stay)
-            ended = [sentence for place, sentence in enumerate(self.sentences) if place not in remaining]
-            self.sentences = [self.sentences[place] for place in stay]
+            ended = [sentence for index, sentence in enumerate(self.sentences) if index not in remaining]
+            self.sentences = [self.sentences[index] for index in stay]
             scores, tokens, parents, self.worst, self.last_penalty = (
                 part[kept] for part in (scores, tokens, parents, self.worst, self.last_penalty)
             )
@@ -121,10 +121,10 @@ class Beams:
 
     def _file(self, news: Tensor, penalised: Tensor, best: Tensor, parents: Tensor) -> None:
         """Add the extensions marked in news (b, 2K) to their sentences' finished hypotheses."""
-        place, _ = news.nonzero(as_tuple=True)
-        outputs = self.history[place * self.rows + parents[news]].tolist()
+        index, _ = news.nonzero(as_tuple=True)
+        outputs = self.history[index * self.rows + parents[news]].tolist()
         for row, score, log_probability, output in zip(
-            place.tolist(), penalised[news].tolist(), best[news].tolist(), outputs
+            index.tolist(), penalised[news].tolist(), best[news].tolist(), outputs
         ):
             self.finished[self.sentences[row]].add(Hypothesis(output, score, log_probability))
         self.worst = torch.tensor([self.finished[each].worst for each in self.sentences], device=news.device)

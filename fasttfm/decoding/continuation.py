@@ -86,15 +86,15 @@ def continue_ids(
             draws = torch.from_numpy(uniform[alive, step]).to(device)
             tokens = draw_tokens(logits.log_softmax(1), draws, config)
             drawn = tokens.tolist()
-            staying = [place for place, token in enumerate(drawn) if token != end]
-            for place in staying:
-                texts[alive[place]].append(drawn[place])
+            staying = [index for index, token in enumerate(drawn) if token != end]
+            for index in staying:
+                texts[alive[index]].append(drawn[index])
             if not staying or step == most - 1:
                 break
             if len(staying) < len(drawn):
                 kept = torch.tensor(staying, device=device)
                 cache.reorder(kept)
-                tokens, alive = tokens[kept], [alive[place] for place in staying]
+                tokens, alive = tokens[kept], [alive[index] for index in staying]
             logits = model.step(tokens[:, None], cache)
     return texts
 

@@ -99,7 +99,7 @@ class RunningSearch:
     @property
     def free(self) -> int:
         """Source tokens of the budget that nothing is searched for."""
-        searched = (each.members[place] for each in self._joined for place in each.steps.sentences)
+        searched = (each.members[index] for each in self._joined for index in each.steps.sentences)
         return self.config.batch_tokens - sum(each.tokens for each in searched)
 
     def run(self) -> Iterator[tuple[Hashable, list[Hypothesis]]]:
@@ -114,18 +114,18 @@ class RunningSearch:
             return []
         tokens = torch.cat([each.steps.tokens for each in self._joined])
         logits = self._cache.straight(tokens, self._cache)  # (R, V), in the type that the model computes in
-        found: list[tuple[Hashable, list[Hypothesis]]] = []
+        results: list[tuple[Hashable, list[Hypothesis]]] = []
         going, begin = [], 0
         for each in self._joined:
             steps = each.steps
             end, rows = begin + len(steps.tokens), steps.rows
             after = steps.extend(logits[begin:end])
             going.append(begin + after.rows(rows))
-            found += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
+            results += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
             begin = end
         self._cache.go_on(torch.cat(going), self._beam)
         self._joined = [each for each in self._joined if each.steps.sentences]
-        return found
+        return results
 
     def _admit(self) -> None:
         """Lets those that have waited longest join, as many as fit; a longer one than all of the budget alone."""

@@ -47,9 +47,9 @@ class Groups:
             totals = by_row[:, members] + scores[:, members, None]  # (b, k, V)
             ranked = (totals - before[:, :, None] - new).flatten(1)
             width = min(2 * self.size, ranked.shape[1])
-            values, places = ranked.topk(width)
-            best = totals.flatten(1).gather(1, places)  # (b, 2k) log-probability
-            parents, tokens = places // by_row.shape[2] + members.start, places % by_row.shape[2]
+            values, indices = ranked.topk(width)
+            best = totals.flatten(1).gather(1, indices)  # (b, 2k) log-probability
+            parents, tokens = indices // by_row.shape[2] + members.start, indices % by_row.shape[2]
             self._file(group, sentences, best, tokens, parents, history, step)
             live = values.masked_fill(tokens == EOS, -torch.inf)
             if width < 2 * self.size:
@@ -60,9 +60,9 @@ class Groups:
             best = best.masked_fill(values == -torch.inf, -torch.inf)
             taken.scatter_add_(1, tokens, (values > -torch.inf).to(taken.dtype))
             chosen.append((best, tokens, parents, (best - values).nan_to_num(0.0, 0.0, 0.0)))
-            for place, (sentence, likeliest) in enumerate(zip(sentences, best.amax(dim=1).tolist())):
+            for index, (sentence, likeliest) in enumerate(zip(sentences, best.amax(dim=1).tolist())):
                 bound = likeliest / length_penalty(self.limits[sentence] + 1, self.config)
-                done[place] &= bound <= self.finished[sentence][group].worst
+                done[index] &= bound <= self.finished[sentence][group].worst
         best, tokens, parents, punished = (torch.cat(parts, dim=1) for parts in zip(*chosen))
         self.punished[sentences] = punished.cpu()
         return Live(best, tokens, parents, done)
@@ -79,9 +79,9 @@ class Groups:
     ) -> None:
         rows = len(history) // len(sentences)
         penalty = length_penalty(step + 1, self.config)
-        place, slot = ((tokens == EOS) & (best > -torch.inf)).nonzero(as_tuple=True)
-        outputs = history[place * rows + parents[place, slot]].tolist()
-        for row, log_probability, output in zip(place.tolist(), best[place, slot].tolist(), outputs):
+        index, slot = ((tokens == EOS) & (best > -torch.inf)).nonzero(as_tuple=True)
+        outputs = history[index * rows + parents[index, slot]].tolist()
+        for row, log_probability, output in zip(index.tolist(), best[index, slot].tolist(), outputs):
             score = log_probability / penalty
             if score > self.finished[sentences[row]][group].worst:
                 self.finished[sentences[row]][group].add(Hypothesis(output, score, log_probability))

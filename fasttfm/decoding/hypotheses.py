@@ -100,18 +100,18 @@ class Constraints:
         step = history.shape[1]
         by_sentence = log_probabilities.unflatten(0, (len(sentences), -1))
         forced = []  # read before anything is masked: a prefix may hold a token that a search would not produce
-        for place, sentence in enumerate(sentences):
+        for index, sentence in enumerate(sentences):
             token = self._forced_token(sentence, step)
             if token is not None:
-                forced.append((place, token, by_sentence[place, :, token].clone()))
+                forced.append((index, token, by_sentence[index, :, token].clone()))
         log_probabilities.index_fill_(1, self.never, -torch.inf)
         if step < self.min_len:
             log_probabilities[:, EOS] = -torch.inf
         if self.ngram or self.endings:
             self._mask_completions(log_probabilities, history.tolist())
-        for place, token, value in forced:
-            by_sentence[place] = -torch.inf
-            by_sentence[place, :, token] = value
+        for index, token, value in forced:
+            by_sentence[index] = -torch.inf
+            by_sentence[index, :, token] = value
 
     def _mask_completions(self, log_probabilities: Tensor, history: list[list[int]]) -> None:
         """Tokens that would complete a repeated n-gram or a banned sequence."""
@@ -128,9 +128,9 @@ class Constraints:
                 before = self.ngram - 1
                 newest = written[len(written) - before :]
                 completions |= {
-                    written[place + before]
-                    for place in range(len(written) - before)
-                    if written[place : place + before] == newest
+                    written[index + before]
+                    for index in range(len(written) - before)
+                    if written[index : index + before] == newest
                 }
             rows += [row] * len(completions)
             tokens += completions

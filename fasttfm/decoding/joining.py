@@ -12,7 +12,7 @@ from fasttfm.decoding.hypotheses import NOT_A_NUMBER
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
 
-Found = tuple[Hashable, list[Translation] | UserError]
+Result = tuple[Hashable, list[Translation] | UserError]
 """What a line was added with, and its translations, or why it has none."""
 
 
@@ -30,7 +30,7 @@ class Joining:
         return self.search.searched
 
     @property
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         """Source tokens of the budget that no line has taken, those that wait to be searched counted."""
         return self.search.free - sum(each.tokens for each in self.search.waiting)
 
@@ -45,16 +45,16 @@ class Joining:
         prefix = self.translator.target_tokenizer.prefix
         self.search.waiting.append(Waiting(key, source, prefix, allowed=allowed))
 
-    def step(self) -> list[Found]:
+    def step(self) -> list[Result]:
         """Takes a step, and gives the lines that have ended with it."""
-        found: list[Found] = [(key, [Translation("", 0.0, 0.0)]) for key in self._empty]
+        results: list[Result] = [(key, [Translation("", 0.0, 0.0)]) for key in self._empty]
         self._empty = []
         for key, hypotheses in self.search.step():
             if not hypotheses or math.isnan(hypotheses[0].log_probability):
-                found.append((key, UserError(NOT_A_NUMBER)))
+                results.append((key, UserError(NOT_A_NUMBER)))
             else:
-                found.append((key, self.translator.translations(hypotheses)))
-        return found
+                results.append((key, self.translator.translations(hypotheses)))
+        return results
 
 
 @contextmanager

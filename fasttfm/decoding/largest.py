@@ -30,12 +30,12 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     blocked = values[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
     _, chosen = blocked.amax(dim=2).topk(k)  # (N, k)
     offsets = (chosen * _BLOCK)[:, :, None] + torch.arange(_BLOCK, device=values.device)  # (N, k, _BLOCK)
-    places = offsets.flatten(1)
+    indices = offsets.flatten(1)
     if tail:
         rest = torch.arange(blocks * _BLOCK, width, device=values.device).expand(rows, tail)
-        places = torch.cat([places, rest], dim=1)
-    best, among = values.gather(1, places).topk(k)
-    return best, places.gather(1, among)
+        indices = torch.cat([indices, rest], dim=1)
+    best, among = values.gather(1, indices).topk(k)
+    return best, indices.gather(1, among)
 
 
 def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:

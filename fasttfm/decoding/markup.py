@@ -156,14 +156,14 @@ class _Insertion:
     ) -> list[tuple[Element, int, int]]:
         """Elements with the parts that they take, in the order of the translation."""
         wanted = sorted(
-            ((*self._wanted(element, low, high, around), place) for place, element in enumerate(elements)),
+            ((*self._wanted(element, low, high, around), index) for index, element in enumerate(elements)),
             key=lambda each: (each[0], each[2]),
         )
         insertions = []
-        for first, last, place in wanted:
+        for first, last, index in wanted:
             first = max(first, low)
             low = max(last, first)
-            insertions.append((elements[place], first, low))
+            insertions.append((elements[index], first, low))
         return insertions
 
     def _wanted(self, element: Element, low: int, high: int, around: Element | None) -> tuple[int, int]:

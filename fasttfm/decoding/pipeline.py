@@ -25,9 +25,9 @@ class TranslationPipeline:
         texts.
         """
         lines = [texts] if isinstance(texts, str) else list(texts)
-        for place, line in enumerate(lines):
+        for index, line in enumerate(lines):
             if not isinstance(line, str):
-                raise TypeError(f"text {place} is of type {type(line).__name__}: give a text or a list of texts")
+                raise TypeError(f"text {index} is of type {type(line).__name__}: give a text or a list of texts")
         nbest = self.translator.translate_nbest([" ".join(line.splitlines()) for line in lines])
         results = [[{"translation_text": each.text} for each in best] for best in nbest]
         return results if self.translator.config.nbest > 1 else [best[0] for best in results]

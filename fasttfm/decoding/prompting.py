@@ -44,13 +44,15 @@ def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
         where = f"{path}: example {number}"
         if not isinstance(given, dict):
             raise UserError(f'{where} is no object: give {{"text": …, "options": […], "answer": …}}')
-        own = given.get("options", list(options))
-        if not (isinstance(own, list) and len(own) >= 2 and all(isinstance(each, str) and each for each in own)):
+        choices = given.get("options", list(options))
+        if not (
+            isinstance(choices, list) and len(choices) >= 2 and all(isinstance(each, str) and each for each in choices)
+        ):
             raise UserError(f"{where} needs a list of at least two options: give them there, or by --options")
-        if given.get("answer") not in own:
+        if given.get("answer") not in choices:
             raise UserError(f"{where}: its answer {given.get('answer')!r} is not among its options")
         fields = {name: str(value) for name, value in given.items() if name not in ("options", "answer")}
-        examples.append(Example(fields, own, given["answer"]))
+        examples.append(Example(fields, choices, given["answer"]))
     if not examples:
         raise UserError(f"{path}: holds no example")
     return examples
@@ -91,11 +93,11 @@ class Prompting:
 
     def prompt(self, examples: Sequence[Example], number: int) -> str:
         """What stands before the options of an example: solved ones, drawn from the others, and its question."""
-        others = [place for place in range(len(examples)) if place != number]
+        others = [index for index in range(len(examples)) if index != number]
         if self.shots > len(others):
             raise UserError(f"--shots {self.shots}: there are {len(others)} other examples: give at most so many")
         drawn = np.random.default_rng([self.seed, number]).permutation(others)[: self.shots]
-        solved = [self.write(examples[place], examples[place].answer) for place in map(int, drawn)]
+        solved = [self.write(examples[index], examples[index].answer) for index in map(int, drawn)]
         return _BETWEEN.join([*solved, self.write(examples[number])])
 
     def answers(self, model: GPT, tokenizer: TextTokenizer, examples: Sequence[Example]) -> list[str]:

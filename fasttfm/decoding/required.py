@@ -56,23 +56,23 @@ class RequiredPhrases:
         totals = scores.tolist()
         beams = []
         done = []
-        for place, sentence in enumerate(sentences):
+        for index, sentence in enumerate(sentences):
             required = self.required[sentence]
             extensions = []
             for row, state in enumerate(self.states[sentence]):
                 if state is None:
                     continue
-                gains = dict(zip(ids[place][row], values[place][row]))
+                gains = dict(zip(ids[index][row], values[index][row]))
                 for token in required.awaited(state):
                     if token not in gains:
-                        gains[token] = log_probabilities[place * rows + row, token].item()
+                        gains[token] = log_probabilities[index * rows + row, token].item()
                 for token, gain in gains.items():
-                    if gain > -torch.inf and totals[place][row] > -torch.inf:
+                    if gain > -torch.inf and totals[index][row] > -torch.inf:
                         new = state if token == EOS else required.after(state, token)
-                        total = totals[place][row] + gain
+                        total = totals[index][row] + gain
                         extensions.append(_Extension(total, token, row, new, required.needs(new)))
             extensions.sort(key=lambda each: -each.score)
-            self._file(extensions, history.view(len(sentences), rows, step)[place], sentence, step)
+            self._file(extensions, history.view(len(sentences), rows, step)[index], sentence, step)
             live = self._allocate([each for each in extensions if each.token != EOS])
             self.states[sentence] = [each.state for each in live] + [None] * (self.config.beam - len(live))
             best = max((each.score for each in live), default=-torch.inf)
@@ -91,17 +91,17 @@ class RequiredPhrases:
         """Sets tokens to -inf that leave too little length for the phrases, whose tokens nothing else hinders."""
         rows = len(history) // len(sentences)
         awaited = {}
-        for place, sentence in enumerate(sentences):
+        for index, sentence in enumerate(sentences):
             if self.forced[sentence] <= step < self.limits[sentence]:
                 for row, state in enumerate(self.states[sentence]):
                     if state is not None and (tokens := list(self.required[sentence].awaited(state))):
-                        number = place * rows + row
+                        number = index * rows + row
                         awaited[number] = sentence, state, tokens, log_probabilities[number, tokens].clone()
         self.constraints.apply(log_probabilities, history, sentences)
-        for place, sentence in enumerate(sentences):
+        for index, sentence in enumerate(sentences):
             for row, state in enumerate(self.states[sentence]):
                 if state is not None and self.required[sentence].needs(state):
-                    log_probabilities[place * rows + row, EOS] = -torch.inf
+                    log_probabilities[index * rows + row, EOS] = -torch.inf
         for number, (sentence, state, tokens, before) in awaited.items():
             required, left = self.required[sentence], self.limits[sentence] - step - 1
             values = log_probabilities[number]
@@ -121,11 +121,11 @@ class RequiredPhrases:
         """The extensions that live on, of some sorted by score."""
         ranks: dict[int, int] = {}
         order = []
-        for place, each in enumerate(extensions):
+        for index, each in enumerate(extensions):
             rank = ranks[each.needs] = ranks.get(each.needs, -1) + 1
-            order.append((place > 0, rank, each.needs, place))
-        chosen = sorted(place for *_, place in sorted(order)[: self.config.beam])
-        return [extensions[place] for place in chosen]
+            order.append((index > 0, rank, each.needs, index))
+        chosen = sorted(index for *_, index in sorted(order)[: self.config.beam])
+        return [extensions[index] for index in chosen]
 
     def _file(self, extensions: list[_Extension], history: Tensor, sentence: int, step: int) -> None:
         """Those that end among the 2K best that need nothing more; history (rows, step)."""

@@ -32,27 +32,27 @@ def score_ids(
     scores = [0.0] * len(sources)
     with inference(model, batch_invariant=True) as device:
         for batch in pair_batches(sources, targets, max_tokens):
-            source, source_lengths = padded([sources[place] for place in batch], device, LENGTHS)
-            target_in, target_lengths = padded([[BOS, *targets[place]] for place in batch], device, LENGTHS)
-            target_out, _ = padded([[*targets[place], EOS] for place in batch], device, LENGTHS)
+            source, source_lengths = padded([sources[index] for index in batch], device, LENGTHS)
+            target_in, target_lengths = padded([[BOS, *targets[index]] for index in batch], device, LENGTHS)
+            target_out, _ = padded([[*targets[index], EOS] for index in batch], device, LENGTHS)
             logits = model(source, target_in, source_lengths, target_lengths).float()  # (B, L, V)
             gained = logits.gather(2, target_out[:, :, None])[:, :, 0] - logits.logsumexp(dim=2)  # (B, L)
             counted = torch.arange(gained.shape[1], device=device) < target_lengths[:, None]
-            for place, score in zip(batch, gained.masked_fill(~counted, 0.0).sum(dim=1).tolist()):
+            for index, score in zip(batch, gained.masked_fill(~counted, 0.0).sum(dim=1).tolist()):
                 if math.isnan(score):
                     raise UserError(NOT_A_NUMBER)
-                scores[place] = score
+                scores[index] = score
     return scores
 
 
 def pair_batches(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int
 ) -> Iterator[list[int]]:
-    """Places of pairs whose sources, and whose targets, are padded to one length."""
+    """Indices of pairs whose sources, and whose targets, are padded to one length."""
     by_source: dict[int, list[int]] = {}
-    for place, source in enumerate(sources):
-        by_source.setdefault(round_length(len(source), LENGTHS), []).append(place)
-    for length, places in by_source.items():
-        lengths = [len(targets[place]) + 1 for place in places]
+    for index, source in enumerate(sources):
+        by_source.setdefault(round_length(len(source), LENGTHS), []).append(index)
+    for length, indices in by_source.items():
+        lengths = [len(targets[index]) + 1 for index in indices]
         for batch in length_batches(lengths, max_tokens, length, alike=LENGTHS):
-            yield [places[row] for row in batch]
+            yield [indices[row] for row in batch]

@@ -63,7 +63,7 @@ def search_ids(
     """The config.nbest best hypotheses of each source (ids with end-of-sentence), in the order of the sources.
 
     prefixes: for each source, the ids its output must begin with (may be empty). numbers: for each source, what
-    sampling takes its random numbers from besides the seed; its place in sources when None. banned: sequences of ids
+    sampling takes its random numbers from besides the seed; its index in sources when None. banned: sequences of ids
     that no output holds, unless a prefix or a required phrase forces them. required: for each source, what its output
     must hold, each a list of alternatives, which are sequences of ids; limits of length give way. continuations: ids
     that go on a word, so that a required phrase before one does not count. allowed: for each source, the only ids that
@@ -87,10 +87,10 @@ def search_ids(
         if workers is not None and not (workers.pids or work >= workers.least_work):
             workers = None
         batches = [
-            [places[number] for number in batch]
-            for places in _with_and_without_phrases(len(sources), required)
+            [indices[number] for number in batch]
+            for indices in _with_and_without_phrases(len(sources), required)
             for batch in _batches(
-                [lengths[place] for place in places], max_tokens or config.batch_tokens, config, device, count
+                [lengths[index] for index in indices], max_tokens or config.batch_tokens, config, device, count
             )
         ]
         shared = _Shared(
@@ -100,18 +100,18 @@ def search_ids(
         def part(batch: list[int]) -> _Batch:
             return _Batch(
                 batch,
-                [sources[place] for place in batch],
-                None if prefixes is None else [list(prefixes[place]) for place in batch],
-                batch if numbers is None else [numbers[place] for place in batch],
-                None if required is None or not required[batch[0]] else [required[place] for place in batch],
-                None if allowed is None else [allowed[place] for place in batch],
+                [sources[index] for index in batch],
+                None if prefixes is None else [list(prefixes[index]) for index in batch],
+                batch if numbers is None else [numbers[index] for index in batch],
+                None if required is None or not required[batch[0]] else [required[index] for index in batch],
+                None if allowed is None else [allowed[index] for index in batch],
             )
 
         calls = [([part(batch) for batch in some], shared) for some in _parts(batches, count)]
-        for place, hypotheses in _each(model, calls, workers, single_thread=single_thread):
+        for index, hypotheses in _each(model, calls, workers, single_thread=single_thread):
             if not hypotheses or math.isnan(hypotheses[0].log_probability):
                 raise UserError(NOT_A_NUMBER)
-            outputs[place] = hypotheses
+            outputs[index] = hypotheses
     if config.coverage_penalty:
         outputs = [best[:wanted] for best in rescore_by_coverage(model, sources, outputs, config)]
     return outputs
@@ -153,16 +153,16 @@ def prepare(model: Transformer) -> None:
 
 
 def _with_and_without_phrases(count: int, required: Sequence[Sequence[Phrases]] | None) -> list[list[int]]:
-    """Places of sources that are searched alike: what nothing is required of takes the common search."""
+    """Indices of sources that are searched alike: what nothing is required of takes the common search."""
     if required is None:
         return [list(range(count))]
-    return [[place for place in range(count) if bool(required[place]) == any_phrase] for any_phrase in (False, True)]
+    return [[index for index in range(count) if bool(required[index]) == any_phrase] for any_phrase in (False, True)]
 
 
 def _batches(
     lengths: list[int], max_tokens: int, config: DecodingConfig, device: torch.device, workers: int
 ) -> list[list[int]]:
-    """Places of sentences of similar length, at least a batch a worker where there are as many."""
+    """Indices of sentences of similar length, at least a batch a worker where there are as many."""
     alike = LENGTHS if config.batch_invariant and device.type == "cpu" else None
     if workers > 1:
         total = sum(max(round_length(length, alike or 1), SHORTEST) for length in lengths)
@@ -185,7 +185,7 @@ class _Shared:
 class _Batch:
     """Sentences of similar length; see search_ids."""
 
-    places: list[int]
+    indices: list[int]
     sources: list[Sequence[int]]
     prefixes: list[list[int]] | None
     numbers: Sequence[int]
@@ -205,10 +205,10 @@ def _parts(batches: list[list[int]], workers: int) -> Iterator[list[list[int]]]:
 def _each(
     model: Transformer, calls: Sequence[tuple], workers: Workers | None, *, single_thread: bool
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """(place, hypotheses) of each sentence of each call, by the workers where there are more calls than one."""
+    """(index, hypotheses) of each sentence of each call, by the workers where there are more calls than one."""
     if workers is not None and len(calls) > 1:
-        for _, found in workers.each(_search_batches, calls):
-            yield from found
+        for _, results in workers.each(_search_batches, calls):
+            yield from results
         return
     threads = torch.get_num_threads()
     try:
@@ -221,23 +221,23 @@ def _each(
 
 
 def _search_batches(model: Transformer, batches: list[_Batch], shared: _Shared) -> list[tuple[int, list[Hypothesis]]]:
-    """(place, hypotheses) of each sentence: one search that all of them join, or batch by batch."""
-    found: list[tuple[int, list[Hypothesis]]] = []
+    """(index, hypotheses) of each sentence: one search that all of them join, or batch by batch."""
+    results: list[tuple[int, list[Hypothesis]]] = []
     with inference(model, batch_invariant=shared.config.batch_invariant) as device:
         running = None
         if can_continue(model, shared.config):
             running = RunningSearch(model, shared.config, banned=shared.banned, at_once=shared.workers)
         for batch in batches:
             if running is None or batch.required is not None:
-                found += zip(batch.places, _search_batch(model, batch, shared, device))
+                results += zip(batch.indices, _search_batch(model, batch, shared, device))
                 continue
-            for row, (place, source) in enumerate(zip(batch.places, batch.sources)):
+            for row, (index, source) in enumerate(zip(batch.indices, batch.sources)):
                 prefix = () if batch.prefixes is None else batch.prefixes[row]
                 tokens = None if batch.allowed is None else batch.allowed[row]
-                running.waiting.append(Waiting(place, source, prefix, batch.numbers[row], tokens))
+                running.waiting.append(Waiting(index, source, prefix, batch.numbers[row], tokens))
         if running is not None:
-            found += running.run()  # type: ignore[arg-type]  # its keys are places
-    return found
+            results += running.run()  # type: ignore[arg-type]  # its keys are indices
+    return results
 
 
 def _search_batch(model: Transformer, batch: _Batch, shared: _Shared, device: torch.device) -> list[list[Hypothesis]]:

@@ -67,7 +67,7 @@ def steered_search(
         steering.constraints.exclude(logits, sentences)
         log_probabilities = logits.log_softmax(dim=1)
         live = steering.extend(log_probabilities, scores, history, sentences, step)
-        stay = [place for place, is_done in enumerate(live.done) if not is_done]
+        stay = [index for index, is_done in enumerate(live.done) if not is_done]
         if not stay:
             break
         scores, new, parents = live.scores, live.tokens, live.parents
@@ -76,7 +76,7 @@ def steered_search(
             cache.keep(kept)
             history = history.unflatten(0, (len(sentences), rows))[kept].flatten(0, 1)
             scores, new, parents = scores[kept], new[kept], parents[kept]
-            sentences = [sentences[place] for place in stay]
+            sentences = [sentences[index] for index in stay]
         continued = (parents + torch.arange(len(sentences), device=device)[:, None] * rows).view(-1)  # (b * K,)
         tokens = new.reshape(-1)
         cache.reorder(continued)

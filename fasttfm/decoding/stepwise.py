@@ -59,7 +59,7 @@ class Walk:
             left = [sentence for sentence, stays in zip(self.sentences, stay.tolist()) if not stays]
             if left:
                 kept = stay.nonzero()[:, 0]
-                self.sentences = [self.sentences[place] for place in kept.tolist()]
+                self.sentences = [self.sentences[index] for index in kept.tolist()]
                 rows = (kept[:, None] * self.rows + torch.arange(self.rows, device=logits.device)).view(-1)
                 tokens, self.scores, self.open_rows, self.history = (
                     part[rows] for part in (tokens, self.scores, self.open_rows, self.history)
@@ -127,6 +127,6 @@ def draw_tokens(log_probabilities: Tensor, uniform: Tensor, config: DecodingConf
     kept &= probabilities > 0
     kept[:, 0] = True
     mass = cumulative.masked_fill(~kept, 0).amax(dim=1)
-    place = (cumulative <= (uniform * mass)[:, None]).sum(dim=1)
-    place = torch.minimum(place, kept.sum(dim=1) - 1)
-    return ids.gather(1, place[:, None])[:, 0]
+    index = (cumulative <= (uniform * mass)[:, None]).sum(dim=1)
+    index = torch.minimum(index, kept.sum(dim=1) - 1)
+    return ids.gather(1, index[:, None])[:, 0]

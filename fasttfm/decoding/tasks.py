@@ -25,15 +25,15 @@ def score_examples(
     rank: int = 0,
     size: int = 1,
 ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
-    """(Their places, their scores, their labels) of one batch of examples after the other.
+    """(Their indices, their scores, their labels) of one batch of examples after the other.
 
     Scores are float32 on the CPU: (2, B, S) of a models.heads.Answerer, (B, C) of a classifier. autocast: the type of
     matrix products, None for the weights' own. rank, size: every size-th batch, from number rank. The model's mode is
     put back.
     """
     with evaluating(model, device, autocast):
-        for places, batch in evaluation_batches(examples, max_tokens)[rank::size]:
-            yield places, model(batch.to(device)).float().cpu(), batch.labels
+        for indices, batch in evaluation_batches(examples, max_tokens)[rank::size]:
+            yield indices, model(batch.to(device)).float().cpu(), batch.labels
 
 
 def answers_of(
@@ -41,7 +41,7 @@ def answers_of(
 ) -> Predictions:
     """The answers to all questions, from the scores of all their windows in any order."""
     by_window: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0))] * len(windows)
-    for places, scores in scored:
-        for row, place in enumerate(places):
-            by_window[place] = scores[0, row].numpy(), scores[1, row].numpy()
+    for indices, scores in scored:
+        for row, index in enumerate(indices):
+            by_window[index] = scores[0, row].numpy(), scores[1, row].numpy()
     return predict_answers(data, windows, by_window, max_answer=max_answer)

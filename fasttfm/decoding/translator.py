@@ -215,8 +215,8 @@ class Translator:
             written[row] = [each.tokens for each in best]
             if samples:
                 chosen = by_agreement([each.text for each in results[row]])[: self.config.nbest]
-                results[row] = [replace(results[row][place], score=agreement) for place, agreement in chosen]
-                written[row] = [written[row][place] for place, _ in chosen]
+                results[row] = [replace(results[row][index], score=agreement) for index, agreement in chosen]
+                written[row] = [written[row][index] for index, _ in chosen]
         if self.aligned is not None:
             self._align(lines, sources, written, results, self.aligned)
         return results
@@ -231,19 +231,19 @@ class Translator:
         results: list[list[Translation]], pattern: re.Pattern[str],
     ) -> None:  # fmt: skip
         """Puts alignments into results; sources and written hold the tokens of the lines that have any."""
-        pairs = [(row, place, tokens) for row, outputs in written.items() for place, tokens in enumerate(outputs)]
+        pairs = [(row, index, tokens) for row, outputs in written.items() for index, tokens in enumerate(outputs)]
         attention = cross_attention(
             self.model, [sources[row] for row, _, _ in pairs], [tokens for _, _, tokens in pairs], self.config
         )
-        for (row, place, tokens), weights in zip(pairs, attention):
+        for (row, index, tokens), weights in zip(pairs, attention):
             source_spans, target_spans = (
                 self.source_tokenizer.spans(lines[row]),
                 self.target_tokenizer.decoded_spans(tokens),
             )
             links = word_links(
-                weights[:, :-1], lines[row], source_spans, results[row][place].text, target_spans, pattern
+                weights[:, :-1], lines[row], source_spans, results[row][index].text, target_spans, pattern
             )
-            results[row][place] = replace(results[row][place], alignment=links)
+            results[row][index] = replace(results[row][index], alignment=links)
 
     def translate_stream(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None
@@ -293,7 +293,7 @@ class Translator:
         return [[*forced, *self.target_tokenizer.encode(prefixes[row])] for row in rows]
 
     def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:
-        """Ids with end-of-sentence of the lines that have any text, by their place in lines; long ones are cut off."""
+        """Ids with end-of-sentence of the lines that have any text, by their index in lines; long ones are cut off."""
         longest = self.config.max_source_length
         sources = {}
         for row, line in enumerate(lines):

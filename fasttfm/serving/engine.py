@@ -90,13 +90,13 @@ class Engine:
             if alive:
                 self._translate(alive)
 
-    def _who_joins(self, first: _Waiting, room: int) -> list[_Waiting]:
-        """Those that wait for the same as the first one does, as many tokens as there is room for."""
+    def _who_joins(self, first: _Waiting, free_tokens: int) -> list[_Waiting]:
+        """Those that wait for the same as the first one does, of at most free_tokens source tokens."""
         with self._changed:
             joins: list[_Waiting] = []
-            while self._waiting and _alike(self._waiting[0], first) and self._waiting[0].tokens <= room:
+            while self._waiting and _alike(self._waiting[0], first) and self._waiting[0].tokens <= free_tokens:
                 joins.append(self._waiting.popleft())
-                room -= joins[-1].tokens
+                free_tokens -= joins[-1].tokens
             if joins:
                 self.counts.waiting(len(self._waiting))
         return joins
@@ -169,7 +169,7 @@ class Engine:
                         each.answer.set_exception(result)
                     else:
                         each.answer.set_result(result)
-                new = _begun(self._who_joins(first[0], running.room))
+                new = _begun(self._who_joins(first[0], running.free_tokens))
         except BaseException as error:
             for each in (*searched.values(), *new):
                 if not each.answer.done():

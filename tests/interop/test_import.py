@@ -183,6 +183,65 @@ def test_a_language_must_be_one_of_the_models(tmp_path, m2m, capsys):
         assert "give one of af" in line
 
 
+# NLLB
+
+
+@pytest.fixture(scope="module")
+def nllb(tmp_path_factory):
+    """A model with random weights as NLLB's are saved: a fast tokenizer beside the SentencePiece model."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    folder = tmp_path_factory.mktemp("nllb")
+    pieces = tokenizer().pieces(range(4, len(tokenizer())))
+    rank = {piece: number for number, piece in enumerate(pieces)}
+    halves = [(piece[:cut], piece[cut:]) for piece in pieces for cut in range(1, len(piece))]
+    merges = [(one, other) for one, other in halves if one in rank and other in rank]
+    vocab = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces])}
+    theirs = transformers.NllbTokenizer(vocab=vocab, merges=merges, src_lang="eng_Latn", tgt_lang="deu_Latn")
+    theirs.save_pretrained(folder)
+    (folder / "sentencepiece.bpe.model").write_bytes(tokenizer().model)
+    torch.manual_seed(3)
+    config = transformers.M2M100Config(
+        vocab_size=len(theirs), d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, init_std=0.3,
+    )  # fmt: skip
+    model = transformers.M2M100ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        model.model.shared.weight[len(vocab) :] *= 0.1
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_nllb_translates_as_it_does_in_hugging_face(tmp_path, nllb, beam):
+    import transformers
+
+    languages = ("--source-language", "eng_Latn", "--target-language", "deu_Latn")
+    out = import_(nllb, "m2m100", tmp_path / "model", *languages)
+    ours = Translator.from_directory(
+        out, beam=beam, alpha=0.0, max_len_a=0.0, max_len_b=LONGEST, min_len=LONGEST, allow_unk=True
+    )
+    lines = LINES[:-1]  # the last one has bytes, which NLLB's tokenizer has not
+    model = transformers.M2M100ForConditionalGeneration.from_pretrained(nllb)
+    pieces = transformers.AutoTokenizer.from_pretrained(nllb, src_lang="eng_Latn", tgt_lang="deu_Latn")
+    with torch.inference_mode():
+        results = model.generate(
+            **pieces(lines, return_tensors="pt", padding=True),
+            num_beams=beam,
+            max_new_tokens=LONGEST,
+            min_new_tokens=LONGEST,
+            forced_bos_token_id=pieces.convert_tokens_to_ids("deu_Latn"),
+            bad_words_ids=[[1]],
+            length_penalty=0.0,
+        )
+    # by the same SentencePiece model, which writes bytes as text
+    decode = ours.target_tokenizer.decode
+    ids = {
+        piece: number for number, piece in enumerate(ours.target_tokenizer.pieces(range(len(ours.target_tokenizer))))
+    }
+    theirs = [decode([ids[piece] for piece in pieces.convert_ids_to_tokens(row)]) for row in results]
+    assert_equal([text.strip() for text in ours.translate(lines)], [one_line(text).strip() for text in theirs], beam)
+
+
 # CTranslate2
 
 
