@@ -250,6 +250,28 @@ def residual_layer_norm(
     return layer_norm(s, weight, bias, eps).to(x.dtype), s
 
 
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). Same dtype as x."""
+    wide = _wide(x)
+    y = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (y if weight is None else y * weight).to(x.dtype)
+
+
+def residual_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float = 1e-6,
+    *,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """s = residual + dropout(x), y = rms_norm(s); returns (y, s), y in x's dtype, s in residual's."""
+    s = residual_add(x, residual, dropout_p=dropout_p, seed=seed, site=site)
+    return rms_norm(s, weight, eps).to(x.dtype), s
+
+
 def residual_add(
     x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0
 ) -> Tensor:

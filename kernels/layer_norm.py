@@ -7,6 +7,9 @@
     dx = dropout'(ds_total)            dweight = sum over rows of dy * x^        dbias = sum over rows of dy
                                        dx_bias = sum over rows of dx
 
+RMSNorm (Zhang and Sennrich 2019) is the same without the mean and without the bias, y = s * rstd(s) * weight with
+rstd = (mean(s^2) + eps)^-1/2; its derivative lacks the term mean(g). The kernels are told so by a missing `mean`.
+
 x_bias is that of the product that made x: here it costs no reading, and its gradient no pass over dx.
 
 Forward reads x and residual, writes y and s: 4 * M * N elements, so an H200 (4.3 TB/s) needs at least 24 us at
@@ -30,10 +33,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import ceil_div, chip, power_of_two
+from fasttfm.kernels.launch import ceil_div, chip
+from fasttfm.kernels.layer_norm_tile import programs_of, tile
 from fasttfm.kernels.layer_norm_wide import wide_backward
 from fasttfm.kernels.parameter import (
     Float32Pointer,
@@ -47,7 +50,7 @@ from fasttfm.kernels.parameter import (
 )
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import dropout_arguments, keep_mask
-from fasttfm.kernels.tiles.rows import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD, MAX_COLUMNS, NARROWEST, RowTile
+from fasttfm.kernels.tiles.rows import MAX_COLUMNS, NARROWEST
 
 WIDEST = 4096
 """Columns of a row that backward keeps in registers, with its sums of dweight and dbias."""
@@ -62,7 +65,7 @@ def _forward(
     bias: ParameterPointer,  # (N,) or None
     y: Pointer,  # (M, N) out
     s: ResidualPointer,  # (M, N) out, the new residual stream; None without residual
-    mean: Float32Pointer,  # (M,) out
+    mean: Float32Pointer,  # (M,) out; None: RMSNorm
     rstd: Float32Pointer,  # (M,) out
     seed: Int64Pointer,  # (1,) in device memory, so that a captured graph draws anew at each replay; None: no dropout
     site: Varying,
@@ -92,10 +95,13 @@ def _forward(
         tl.store(s + offsets, rounded, mask=inside)
         value = rounded.to(tl.float32)  # backward will see s as it was stored
 
-    row_mean = tl.sum(value, axis=1) / N
-    centered = tl.where(inside, value - row_mean[:, None], 0.0)
+    centered = value
+    if mean is not None:
+        row_mean = tl.sum(value, axis=1) / N
+        centered = tl.where(inside, value - row_mean[:, None], 0.0)
     row_rstd = tl.rsqrt(tl.sum(centered * centered, axis=1) / N + eps)
-    tl.store(mean + rows, row_mean, mask=row_inside)
+    if mean is not None:
+        tl.store(mean + rows, row_mean, mask=row_inside)
     tl.store(rstd + rows, row_rstd, mask=row_inside)
 
     out = centered * row_rstd[:, None]
@@ -112,12 +118,13 @@ def _backward(
     dy2: Pointer,  # (M, N): y was used twice, and this is to be added to dy; or None
     ds: ResidualPointer,  # (M, N), or None: nothing but the LayerNorm used s
     s: ResidualPointer,  # (M, N)
-    mean: Float32Pointer,  # (M,)
+    mean: Float32Pointer,  # (M,), or None: RMSNorm
     rstd: Float32Pointer,  # (M,)
     weight: ParameterPointer,  # (N,) or None
     dresidual: ResidualPointer,  # (M, N) out
     dx: Pointer,  # (M, N) out, or None: the same as dresidual
-    parts: Float32Pointer,  # (2, programs, N) out: what each program adds to dweight and dbias; None: nobody wants them
+    parts: Float32Pointer,  # (2, programs, N) out: what each program adds to dweight and dbias, (1, programs, N) for
+    # RMSNorm, which has no bias; None: nobody wants them
     x_parts: Float32Pointer,  # (programs, N) out: what it adds to dx_bias; or None
     seed: Int64Pointer,  # (1,) or None
     site: Varying,
@@ -136,7 +143,8 @@ def _backward(
         scale = tl.load(weight + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
     if parts is not None:
         dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
-        dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
+        if mean is not None:
+            dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
     if x_parts is not None:
         dx_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
 
@@ -149,17 +157,24 @@ def _backward(
         if dy2 is not None:
             gradient += tl.load(dy2 + offsets, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
-        row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
+        if mean is not None:
+            row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
         row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
-        normal = (value - row_mean) * row_rstd  # past the last column it is noise, but gradient is zero there
+        if mean is not None:
+            value -= row_mean
+        normal = value * row_rstd  # past the last column it may be noise, but gradient is zero there
         if parts is not None:
             dweight += gradient * normal
-            dbias += gradient
+            if mean is not None:
+                dbias += gradient
         if weight is not None:
             gradient *= scale
-        along_mean = tl.sum(gradient, axis=1)[:, None] / N
+        if mean is not None:
+            along_mean = tl.sum(gradient, axis=1)[:, None] / N
         along_normal = tl.sum(gradient * normal, axis=1)[:, None] / N
-        total = row_rstd * (gradient - along_mean - normal * along_normal)
+        if mean is not None:
+            gradient -= along_mean
+        total = row_rstd * (gradient - normal * along_normal)
         if ds is not None:
             total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
@@ -174,7 +189,8 @@ def _backward(
     if parts is not None:
         sums = parts + program * N + columns
         tl.store(sums, tl.sum(dweight, axis=0), mask=column_inside)
-        tl.store(sums + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
+        if mean is not None:
+            tl.store(sums + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
     if x_parts is not None:
         tl.store(x_parts + program * N + columns, tl.sum(dx_bias, axis=0), mask=column_inside)
 
@@ -182,46 +198,36 @@ def _backward(
 # --------------------------------------------------------------------------------------------------------- launches
 
 
-def _alternatives(chip: Chip, columns: int, direction: str) -> tuple[RowTile, ...]:
-    """Half and twice the rows, half and twice the elements a thread."""
-    shipped = row_tile.shipped(chip, columns, direction)
-    tiles = [RowTile(shipped.rows, columns, shipped.warps * 2), RowTile(shipped.rows, columns, shipped.warps // 2)]
-    if shipped.rows > 1:
-        tiles.append(RowTile(shipped.rows // 2, columns, max(1, shipped.warps // 2)))
-    if columns <= 1024:
-        tiles.append(RowTile(2 * shipped.rows, columns, shipped.warps * 2))
-    return tuple(tile for tile in tiles if 1 <= tile.warps <= 16)
-
-
-@choice("layer_norm.tile", alternatives=_alternatives)
-def row_tile(chip: Chip, columns: int, direction: str) -> RowTile:
-    """Whole rows of a power of two columns; direction forward or backward."""
-    return (LAYER_NORM_BACKWARD if direction == "backward" else LAYER_NORM_FORWARD)(chip, columns)
-
-
-def tile(chip: Chip, N: int, *, backward: bool) -> RowTile:
-    """The tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
-    if N > MAX_COLUMNS:
-        raise ValueError(f"LayerNorm over {N} columns: the kernel holds a row in registers, at most {MAX_COLUMNS}")
-    return row_tile(chip, max(NARROWEST, power_of_two(N)), "backward" if backward else "forward")
-
-
-def _programs(chip: Chip, tile: RowTile, M: int) -> int:
-    """How many programs share the row tiles in backward: 24 warps a processor, as many as their registers let in."""
-    return min(ceil_div(M, tile.rows), max(1, 24 // tile.warps) * chip.processors)
-
-
 def sum_programs(M: int, N: int, device: torch.device) -> int | None:
     """Into how many parts a backward pass over (M, N) sums the gradients of its parameters; None: they come summed."""
     if not M or N > WIDEST:
         return None
-    return _programs(chip(device), tile(chip(device), N, backward=True), M)
+    return programs_of(chip(device), tile(chip(device), N, backward=True), M)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """x (M, N) contiguous, weight and bias (N,) or None. Returns y (M, N), mean and rstd (M,) float32."""
     y, _, mean, rstd = _run_forward(x, None, None, weight, bias, eps, 0.0, None, 0)
+    assert mean is not None
     return y, mean, rstd
+
+
+def rms_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """x, residual (M, N) contiguous, residual or None; weight (N,) or None.
+
+    Returns y in x's dtype, s in residual's or None without one, and rstd (M,) float32.
+    """
+    y, s, _, rstd = _run_forward(x, None, residual, weight, None, eps, dropout_p, seed, site, rms=True)
+    return y, s, rstd
 
 
 def residual_layer_norm(
@@ -242,6 +248,7 @@ def residual_layer_norm(
     """
     y, s, mean, rstd = _run_forward(x, x_bias, residual, weight, bias, eps, dropout_p, seed, site)
     assert s is not None
+    assert mean is not None
     return y, s, mean, rstd
 
 
@@ -255,12 +262,14 @@ def _run_forward(
     dropout_p: float,
     seed: Tensor | None,
     site: int,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    *,
+    rms: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     M, N = x.shape
     y = torch.empty_like(x)
     s = None if residual is None else torch.empty_like(residual)
-    mean = torch.empty(M, dtype=torch.float32, device=x.device)
-    rstd = torch.empty_like(mean)
+    rstd = torch.empty(M, dtype=torch.float32, device=x.device)
+    mean = None if rms else torch.empty_like(rstd)
     if M:
         block = tile(chip(x.device), N, backward=False)
         seed, threshold, scale = dropout_arguments(dropout_p, seed)
@@ -301,7 +310,7 @@ def residual_layer_norm_backward(
     dy2: Tensor | None,
     ds: Tensor | None,
     s: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -314,8 +323,8 @@ def residual_layer_norm_backward(
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
     """dy, s, dy2 and ds (or None) (M, N) contiguous. Returns dx, dresidual, dweight, dbias, dx_bias.
 
-    dx comes in x_dtype; None: it equals dresidual and is returned as None. Parameters given as (P, N), P being
-    sum_programs(), have their gradients returned as P float32 parts of the sum.
+    dx comes in x_dtype; None: it equals dresidual and is returned as None. mean None: it was rms_norm(). Parameters
+    given as (P, N), P being sum_programs(), have their gradients returned as P float32 parts of the sum.
     """
     M, N = s.shape
     dresidual = torch.empty_like(s)
@@ -329,8 +338,9 @@ def residual_layer_norm_backward(
     else:
         device = chip(s.device)
         block = tile(device, N, backward=True)
-        programs = _programs(device, block, M)
-        parts = torch.empty(2, programs, N, dtype=torch.float32, device=s.device) if parametric else None
+        programs = programs_of(device, block, M)
+        sums = 1 if mean is None else 2
+        parts = torch.empty(sums, programs, N, dtype=torch.float32, device=s.device) if parametric else None
         x_parts = torch.empty(programs, N, dtype=torch.float32, device=s.device) if x_bias is not None else None
         if M:
             seed, threshold, scale = dropout
@@ -338,7 +348,7 @@ def residual_layer_norm_backward(
                 dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, parts, x_parts, seed, site, threshold,
                 scale, M, N, ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
             )  # fmt: skip
-    weight_parts, bias_parts = (None, None) if parts is None else parts.unbind()
+    weight_parts, bias_parts = (None, None) if parts is None else (parts[0], parts[-1])
     if x_bias is not None and x_parts is None:  # a wide row's
         dx_bias = (dresidual if dx is None else dx).sum(0, dtype=torch.float32).to(x_bias.dtype)
         dweight, dbias = _summed((weight, weight_parts), (bias, bias_parts), like=s)
@@ -389,6 +399,10 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         yield _backward_case(chip, 512, dtype, without=("dy2", "seed", "dx"))
         yield _backward_case(chip, 512, dtype, without=("ds", "dy2"))
         yield _backward_case(chip, 512, dtype, without=("ds",))
+        yield _forward_case(chip, 512, dtype, without=("mean", "bias"))
+        yield _forward_case(chip, 512, dtype, without=(*_PLAIN, "mean", "bias"))
+        yield _backward_case(chip, 512, dtype, without=("dy2", "mean"))
+        yield _backward_case(chip, 512, dtype, without=("ds", "dy2", "seed", "dx", "mean"))
 
 
 _PLAIN = ("residual", "x_bias", "s", "seed")
@@ -400,7 +414,8 @@ _SAME: dict[str, str] = {}
 def _forward_case(
     chip: Chip, N: int, dtype: str, dtypes: Mapping[str, str] = _SAME, *, without: tuple[str, ...] = ()
 ) -> CompileCase:
-    words = ["residual"] * ("residual" not in without) + ["dropout"] * ("seed" not in without)
+    words = ["rms"] * ("mean" in without)
+    words += ["residual"] * ("residual" not in without) + ["dropout"] * ("seed" not in without)
     block = tile(chip, N, backward=False)
     name = f"layer_norm.forward/{_variant(words, dtypes)}/N{N}"
     return kernel_case(_forward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))
@@ -409,7 +424,8 @@ def _forward_case(
 def _backward_case(
     chip: Chip, N: int, dtype: str, dtypes: Mapping[str, str] = _SAME, *, without: tuple[str, ...] = ("dy2",)
 ) -> CompileCase:
-    words = ["ds"] * ("ds" not in without) + ["twice"] * ("dy2" not in without) + ["dropout"] * ("seed" not in without)
+    words = ["rms"] * ("mean" in without)
+    words += ["ds"] * ("ds" not in without) + ["twice"] * ("dy2" not in without) + ["dropout"] * ("seed" not in without)
     block = tile(chip, N, backward=True)
     name = f"layer_norm.backward/{_variant(words, dtypes)}/N{N}"
     return kernel_case(_backward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))

@@ -39,7 +39,7 @@ def _backward(
     dy: Pointer,  # (M, N)
     ds: ResidualPointer,  # (M, N), or None: nothing but the LayerNorm used s
     s: ResidualPointer,  # (M, N)
-    mean: Float32Pointer,  # (M,)
+    mean: Float32Pointer,  # (M,), or None: RMSNorm
     rstd: Float32Pointer,  # (M,)
     weight: ParameterPointer,  # (N,) or None
     dresidual: ResidualPointer,  # (M, N) out
@@ -56,7 +56,9 @@ def _backward(
     """Block of columns by block, once for the two means and once for all else."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_inside = rows < M
-    row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
+    row_mean = 0.0
+    if mean is not None:
+        row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
     row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
     along_mean = tl.zeros((ROWS, COLUMNS), tl.float32)
     along_normal = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -70,7 +72,7 @@ def _backward(
         value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
         along_mean += gradient
         along_normal += gradient * (value - row_mean) * row_rstd
-    along_mean = tl.sum(along_mean, axis=1)[:, None] / N
+    along_mean = tl.sum(along_mean, axis=1)[:, None] / N if mean is not None else 0.0
     along_normal = tl.sum(along_normal, axis=1)[:, None] / N
     for start in range(0, N, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
@@ -95,9 +97,9 @@ def _backward(
 def _column_sums(
     dy: Pointer,  # (M, N)
     s: ResidualPointer,  # (M, N)
-    mean: Float32Pointer,  # (M,)
+    mean: Float32Pointer,  # (M,), or None: RMSNorm
     rstd: Float32Pointer,  # (M,)
-    parts: Float32Pointer,  # (2, programs, N) out
+    parts: Float32Pointer,  # (2, programs, N) out, (1, programs, N) for RMSNorm
     M: Varying,
     N: Size,
     ROWS: tl.constexpr,
@@ -109,7 +111,8 @@ def _column_sums(
     programs = tl.num_programs(1)
     column_inside = columns < N
     dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
-    dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if mean is not None:
+        dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
     for tile in range(program, tl.cdiv(M, ROWS), programs):
         rows = tile * ROWS + tl.arange(0, ROWS)
         row_inside = rows < M
@@ -117,13 +120,18 @@ def _column_sums(
         offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
         gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
-        row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
+        if mean is not None:
+            row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
         row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
-        dweight += gradient * (value - row_mean) * row_rstd
-        dbias += gradient
+        if mean is not None:
+            value -= row_mean
+        dweight += gradient * value * row_rstd
+        if mean is not None:
+            dbias += gradient
     sums = parts + program * N + columns
     tl.store(sums, tl.sum(dweight, axis=0), mask=column_inside)
-    tl.store(sums + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
+    if mean is not None:
+        tl.store(sums + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
 
 
 # --------------------------------------------------------------------------------------------------------- launches
@@ -133,7 +141,7 @@ def wide_backward(
     dy: Tensor,
     ds: Tensor | None,
     s: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     rstd: Tensor,
     weight: Tensor | None,
     dresidual: Tensor,
@@ -147,13 +155,13 @@ def wide_backward(
 ) -> Tensor | None:
     """Writes dresidual and dx; the other tensors (M, N) contiguous, weight (N,).
 
-    Returns with sums the parts of dweight and dbias (2, P, N) float32, else None.
+    Returns with sums the parts of dweight and dbias (2, P, N) float32, of dweight (1, P, N) without mean, else None.
     """
     M, N = s.shape
     device = chip(s.device)
     block, columns = LAYER_NORM_WIDE(device), COLUMN_SUMS(device)
     shares = min(_SHARES, ceil_div(M, block.rows))
-    parts = torch.empty(2, shares, N, dtype=torch.float32, device=s.device) if sums else None
+    parts = torch.empty(1 if mean is None else 2, shares, N, dtype=torch.float32, device=s.device) if sums else None
     if M:
         _backward[(ceil_div(M, block.rows),)](
             dy, ds, s, mean, rstd, weight, dresidual, dx, seed, site, threshold, keep_scale, M, N,
@@ -179,3 +187,6 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         if "parameter" not in others:
             name = f"layer_norm_wide.column_sums/rows{suffix}"
             yield kernel_case(_column_sums, name, dtype, COLUMN_SUMS(chip), dtypes=others)
+    rms = {"mean": None}
+    yield kernel_case(_backward, "layer_norm_wide.backward/rms+ds+dropout", "bf16", LAYER_NORM_WIDE(chip), given=rms)
+    yield kernel_case(_column_sums, "layer_norm_wide.column_sums/rms+rows", "bf16", COLUMN_SUMS(chip), given=rms)

@@ -47,6 +47,32 @@ def test_layer_norm_of_half_precision_is_rounded_once(dtype):
     assert torch.equal(reference.layer_norm(x, weight, bias), exact.to(dtype))
 
 
+@pytest.mark.parametrize("eps", [1e-6, 1e-1])
+@pytest.mark.parametrize("affine", [True, False])
+def test_rms_norm_is_torchs(eps, affine):
+    norm = nn.RMSNorm(13, eps=eps, elementwise_affine=affine, dtype=torch.float64)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = double(3, 5, 13)
+    assert_same(reference.rms_norm(x, norm.weight, eps), norm(x), [x, *norm.parameters()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rms_norm_of_half_precision_is_rounded_once(dtype):
+    x, weight = torch.randn(4, 40).to(dtype), torch.randn(40)
+    exact = nn.functional.rms_norm(x.double(), (40,), weight.double(), 1e-6)
+    assert torch.equal(reference.rms_norm(x, weight, 1e-6), exact.to(dtype))
+
+
+def test_residual_rms_norm_is_dropout_sum_and_rms_norm():
+    x, residual, weight = double(4, 6, 10), double(4, 6, 10), double(10)
+    keep = reference.keep_mask((1, 24, 10), 0.25, SEED, 3).view(4, 6, 10)
+    y, s = reference.residual_rms_norm(x, residual, weight, 1e-5, dropout_p=0.25, seed=SEED, site=3)
+    expected = residual + x * keep * reference.dropout_scale(0.25)
+    assert_same(s, expected, [x, residual])
+    assert_same(y, nn.functional.rms_norm(expected, (10,), weight, 1e-5), [x, residual, weight])
+
+
 @pytest.mark.parametrize("p", [0.0, 0.25])
 def test_residual_layer_norm_is_dropout_sum_and_layer_norm(p):
     x, residual, weight, bias = double(4, 6, 10), double(4, 6, 10), double(10), double(10)

@@ -18,6 +18,7 @@ from fasttfm.functional.layer_norm import (
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
 from fasttfm.functional.random import draw_seed
 from fasttfm.functional.residual_add import residual_add
+from fasttfm.functional.rms_norm import residual_rms_norm, rms_norm
 
 __all__ = [
     "attention",
@@ -34,6 +35,8 @@ __all__ = [
     "linear_cross_entropy",
     "residual_add",
     "residual_layer_norm",
+    "residual_rms_norm",
+    "rms_norm",
     "scaled_dot_product_attention",
     "varlen_attention",
 ]

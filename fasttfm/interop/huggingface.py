@@ -31,7 +31,7 @@ from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
 from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, refuse_in_tables
-from fasttfm.interop.huggingface_layers import FUSED, note, why_left
+from fasttfm.interop.huggingface_layers import fused_class, note, why_left
 from fasttfm.interop.replace import Line, Report, replace_modules
 
 
@@ -50,7 +50,8 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     """Turns model, in place, to fasttfm's attention and LayerNorm, and its layers where transformers' are known.
 
     Of BERT, BART and Marian, residual connections, dropout and LayerNorm become one pass, and the feed-forward network
-    one operator where its activation is ReLU or GELU; of T5 and GPT-2 that network. Returns replace_modules' report,
+    one operator where its activation is ReLU or GELU; of T5 and GPT-2 that network; of T5, Llama and all that normalise
+    as they do, the RMSNorm. Returns replace_modules' report,
     with a line for the attention and for each layer exchanged, or left and why.
     """
     _enter()
@@ -60,10 +61,10 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
         kind, reason = type(module), why_left(module)
         if reason:
             report.lines.append(Line(name, kind.__name__, "left", reason))
-        elif kind in FUSED:
-            report.lines.append(Line(name, kind.__name__, FUSED[kind].__name__, note(module)))
+        elif fused := fused_class(module):
+            report.lines.append(Line(name, kind.__name__, fused.__name__, note(module)))
             if not dry_run:
-                module.__class__ = FUSED[kind]
+                module.__class__ = fused
     return report
 
 

@@ -15,6 +15,7 @@ from transformers.activations import ACT2FN, GELUActivation, NewGELUActivation
 from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoderLayer
 from transformers.models.bert.modeling_bert import BertLayer, BertOutput, BertSelfOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.marian.modeling_marian import MarianDecoderLayer, MarianEncoderLayer
 from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5LayerNorm
 from transformers.pytorch_utils import Conv1D
@@ -215,6 +216,56 @@ class FusedT5DenseActDense(T5DenseActDense):
         return super().forward(hidden_states)
 
 
+class _OneDtypeRMSNorm:
+    """An RMSNorm on our kernel where input and weight are of one dtype: of two, transformers makes a third."""
+
+    weight: nn.Parameter
+    variance_epsilon: float
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """hidden_states (..., N) to the same shape."""
+        if ordinary(hidden_states, self.weight) and hidden_states.dtype == self.weight.dtype:
+            return F.rms_norm(hidden_states, self.weight, self.variance_epsilon)
+        return super().forward(hidden_states)  # type: ignore[misc]
+
+
+class FusedRMSNorm(_OneDtypeRMSNorm, LlamaRMSNorm):
+    """Llama's RMSNorm, and that of every model whose modeling file repeats it."""
+
+
+class FusedT5LayerNorm(_OneDtypeRMSNorm, T5LayerNorm):
+    """T5's RMSNorm, and that of every model whose modeling file repeats it."""
+
+
+_REPEATED: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
+    (LlamaRMSNorm, FusedRMSNorm),
+    (T5LayerNorm, FusedT5LayerNorm),
+)
+
+
+def fused_class(module: nn.Module) -> type[nn.Module] | None:
+    """What module's class becomes; None where it stays.
+
+    transformers repeats an RMSNorm under another name in each of some hundred modeling files; the same compiled forward
+    is the same norm.
+    """
+    kind = type(module)
+    if kind in FUSED:
+        return FUSED[kind]
+    if not isinstance(getattr(module, "weight", None), Tensor) or "forward" in module.__dict__:
+        return None
+    return next((fused for origin, fused in _REPEATED if _code(kind) == _code(origin)), None)
+
+
+def _code(kind: type[nn.Module]) -> tuple | None:
+    """What forward does and with which names and constants; None of what is not written in Python."""
+    code = getattr(kind.forward, "__code__", None)
+    if code is None or code.co_freevars:
+        return None
+    texts = {kind.forward.__doc__}
+    return code.co_code, code.co_names, code.co_varnames, tuple(c for c in code.co_consts if c not in texts)
+
+
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
     BartEncoderLayer: FusedBartEncoderLayer,
     BartDecoderLayer: FusedBartDecoderLayer,
@@ -231,8 +282,6 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 
 def why_left(module: nn.Module) -> str:
     """Why a module of transformers stays as it is; '' for one that is exchanged or that nothing here is for."""
-    if type(module) is T5LayerNorm:
-        return "an RMSNorm: it subtracts no mean, which LayerNorm does"
     if type(module) is T5DenseGatedActDense:
         return "a gated network: the product of two, not one"
     if type(module) in (GPT2MLP, T5DenseActDense) and not _name(module.act):

@@ -19,6 +19,7 @@ PAIRS: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = tuple(
     (getattr(torch.nn, name), getattr(fasttfm.nn, name))
     for name in (
         "LayerNorm",
+        "RMSNorm",
         "MultiheadAttention",
         "TransformerEncoderLayer",
         "TransformerDecoderLayer",

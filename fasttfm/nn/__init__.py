@@ -12,6 +12,7 @@ from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
 from fasttfm.nn.feed_forward import FeedForward
 from fasttfm.nn.layer_norm import LayerNorm
 from fasttfm.nn.positional_encoding import PositionalEncoding
+from fasttfm.nn.rms_norm import RMSNorm
 from fasttfm.nn.transformer import Transformer
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "MultiheadAttention",
     "Packing",
     "PositionalEncoding",
+    "RMSNorm",
     "Transformer",
     "TransformerDecoder",
     "TransformerDecoderLayer",

@@ -19,6 +19,7 @@ from gpu.problems import (
     _joint,
     _norms,
     _packed,
+    _rms_norm,
     _weights,
 )
 
@@ -43,6 +44,7 @@ EVERYWHERE = [
     _joint(1, 21, None, 1, 64, causal=True),
     _weights(1, 1, 7, 45, 64),
     *_norms(7, 520, 0.1),
+    _rms_norm(7, 520, 0.1),
     _feed_forward(37, 40, 72, 0.1),
     _feed_forward(37, 40, 72, 0.1, "gelu"),
     _feed_forward(33, 24, 40, 0.0, "gelu_tanh"),

@@ -24,6 +24,7 @@ FUNCTIONS = {
     "long rows": (lambda f, *t: f.attention(*t, causal=True), LONG),
     "layer_norm": (lambda f, x, r, w, b: f.layer_norm(x, w, b) + 0 * r, VECTORS),
     "residual_layer_norm": (lambda f, *t: f.residual_layer_norm(*t, dropout_p=0.25, seed=SEED)[0], VECTORS),
+    "residual_rms_norm": (lambda f, *t: f.residual_rms_norm(*t, dropout_p=0.25, seed=SEED)[0], VECTORS[:3]),
     "feed_forward": (lambda f, *t: f.feed_forward(*t, dropout_p=0.25, seed=SEED), NETWORK),
     "feed_forward gelu": (lambda f, *t: f.feed_forward(*t, activation="gelu", **DROPPED), NETWORK),
     "embed": (lambda f, w, p: f.embed(torch.tensor([[1, 4, 0]]), w, p, pad_id=0), ((9, 16), (3, 16))),

@@ -59,6 +59,8 @@ def uses() -> Iterator[tuple[Callable[..., Tensor], list[Tensor]]]:
         lambda x, r, w, b: sum(F.residual_layer_norm(x, r, w, b, **drop)[:2]),
         leaf_tensors((3, 16), (3, 16), (16,), (16,)),
     )
+    yield lambda x, w: F.rms_norm(x, w), leaf_tensors((3, 16), (16,))
+    yield lambda x, r, w: sum(F.residual_rms_norm(x, r, w, **drop)), leaf_tensors((3, 16), (3, 16), (16,))
     yield lambda x, r: F.residual_add(x, r, **drop), leaf_tensors((3, 16), (3, 16))
     for activation in ("relu", "gelu"):
         options = {**drop, "activation": activation}

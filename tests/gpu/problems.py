@@ -185,6 +185,17 @@ def _norms(M: int, N: int, p: float) -> list[Problem]:
     ]
 
 
+def _rms_norm(M: int, N: int, p: float) -> Problem:
+    drop = {"dropout_p": p, "site": 5}
+    return _simple(
+        f"residual_rms_norm {M}x{N}" + (" dropout" if p else ""),
+        {"x": (M, N), "residual": (M, N), "weight": (N,)},
+        lambda seed, **t: F.residual_rms_norm(**t, seed=seed, **drop),
+        lambda seed, **t: reference.residual_rms_norm(**t, seed=seed, **drop),
+        dropout=p > 0,
+    )
+
+
 def _feed_forward(M: int, N: int, hidden: int, p: float, activation: str = "relu") -> Problem:
     options: dict[str, Any] = {"dropout_p": p, "site": 7, "activation": activation}
     shapes = {"x": (M, N), "weight1": (hidden, N), "bias1": (hidden,), "weight2": (N, hidden), "bias2": (N,)}
@@ -284,6 +295,8 @@ PROBLEMS: list[Problem] = [
     *_norms(37, 512, 0.1),
     *_norms(1, 1000, 0.0),
     *_norms(300, 1024, 0.1),
+    _rms_norm(37, 512, 0.1),
+    _rms_norm(3, 5000, 0.0),
     _feed_forward(100, 64, 256, 0.0),
     _feed_forward(257, 128, 384, 0.1),
     _feed_forward(100, 64, 256, 0.0, "gelu_tanh"),

@@ -213,10 +213,9 @@ EXCHANGED = {
     "marian": {"FusedMarianEncoderLayer": 2, "FusedMarianDecoderLayer": 2},
     "bart": {"FusedBartEncoderLayer": 2, "FusedBartDecoderLayer": 2},
     "bert": {"FusedBertLayer": 2, "FusedBertSelfOutput": 2, "FusedBertOutput": 2},
-    "t5": {"FusedT5DenseActDense": 4},
+    "t5": {"FusedT5DenseActDense": 4, "FusedT5LayerNorm": 12},
     "gpt2": {"fasttfm.nn.LayerNorm": 5, "FusedGPT2MLP": 2},
 }
-LEFT = {"t5": ("T5LayerNorm", "no mean")}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -234,11 +233,50 @@ def test_the_report_names_what_was_exchanged_and_what_was_left(name: str) -> Non
     for kind, count in EXCHANGED[name].items():
         assert sum(line.action == kind for line in report.lines) == count
         assert sum(type(m).__name__ == kind.split(".")[-1] for m in model.modules()) == count
-    if name in LEFT:
-        kind, reason = LEFT[name]
-        left = [line for line in report.lines if line.kind == kind]
-        assert left
-        assert all(line.action == "left" and reason in line.reason for line in left)
+
+
+def tiny_llama(kind: str) -> Any:
+    """A decoder with RMSNorm before attention and network, its weights away from one."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+        intermediate_size=24, max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize(("kind", "norms"), [("Llama", 5), ("Mistral", 5), ("Qwen3", 9), ("Gemma2", 0)])
+def test_the_rms_norms_of_llama_and_of_those_that_repeat_it_are_exchanged(kind: str, norms: int) -> None:
+    """Gemma's norm multiplies by 1 + weight, so it is another one."""
+    eager = tiny_llama(kind)
+    ours = copy.deepcopy(eager)
+    report = huggingface.accelerate(ours)
+    assert sum(type(m) is huggingface_layers.FusedRMSNorm for m in ours.modules()) == norms
+    assert sum(line.action == "FusedRMSNorm" for line in report.lines) == norms
+    if kind == "Gemma2":
+        return
+    inputs = batch("t5")
+    results = []
+    for model in (eager, ours):
+        output = model(**inputs, labels=inputs["input_ids"])
+        output.loss.backward()
+        results.append([output.logits[inputs["attention_mask"].bool()], *(p.grad for p in model.parameters())])
+    for theirs, mine in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_rms_norm_of_two_dtypes_gives_what_transformers_gives() -> None:
+    theirs = tiny_llama("Llama").model.norm
+    ours = copy.deepcopy(theirs)
+    ours.__class__ = huggingface_layers.FusedRMSNorm
+    x = torch.randn(3, 16, dtype=torch.bfloat16)
+    assert torch.equal(ours(x), theirs(x))
+    assert ours(x).dtype == torch.float32
 
 
 def test_a_network_with_another_activation_is_named_and_called_as_before() -> None:

@@ -160,6 +160,8 @@ def everything(dtype):
         x, residual, weight, bias = tensor(5, width), tensor(5, width), tensor(width), tensor(width)
         with_gradients(F.layer_norm, x, weight, bias)
         with_gradients(lambda *t: F.residual_layer_norm(*t, dropout_p=0.1), x, residual, weight, bias)
+        with_gradients(F.rms_norm, x, weight)
+        with_gradients(lambda *t: F.residual_rms_norm(*t, dropout_p=0.1), x, residual, weight)
         with_gradients(lambda *t: F.residual_add(*t, dropout_p=0.1), x, residual)
     for rows in (3, 200):
         inputs = [tensor(*shape) for shape in ((rows, 64), (128, 64), (128,), (64, 128), (64,))]

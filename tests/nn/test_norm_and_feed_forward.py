@@ -1,4 +1,4 @@
-"""LayerNorm beside torch.nn's; FeedForward and PositionalEncoding beside what they stand for."""
+"""LayerNorm and RMSNorm beside torch.nn's; FeedForward and PositionalEncoding beside what they stand for."""
 
 import math
 from typing import Any
@@ -45,6 +45,36 @@ def test_layer_norm_in_half_precision_is_at_least_as_near_as_torch(dtype: torch.
     exact = theirs(x)
     their_error, our_error = ((m.to(dtype)(x.to(dtype)).float() - exact).abs().max() for m in (theirs, ours))
     assert our_error <= 2 * their_error
+
+
+# ------------------------------------------------------------------------------------------------ RMSNorm
+
+
+@pytest.mark.parametrize("options", [{}, {"elementwise_affine": False}, {"eps": 0.1}])
+@pytest.mark.parametrize(
+    ("normalized", "shape"), [(8, (8,)), (7, (2, 3, 7)), ((4, 6), (5, 4, 6)), (1, (4, 1)), (8, (0, 8))]
+)
+def test_rms_norm(normalized: Any, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    theirs, ours = twins("RMSNorm", normalized, **options)
+    compare(theirs, ours, rand(*shape))
+    assert repr(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_eps_of_an_rms_norm_that_was_given_none(dtype: torch.dtype) -> None:
+    x = torch.full((2, 8), 1e-4, dtype=dtype)  # its square is smaller than eps, but in float64
+    theirs, ours = twins("RMSNorm", 8, dtype=dtype)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_an_rms_norm_names_what_does_not_fit() -> None:
+    norm = fasttfm.nn.RMSNorm(8)
+    with pytest.raises(ValueError, match=r"input \(2, 7\) must end in normalized_shape \(8,\)"):
+        norm(torch.ones(2, 7))
+    with pytest.raises(TypeError, match=r"torch\.int64: only floating types"):
+        norm(torch.ones(2, 8, dtype=torch.int64))
+    with pytest.raises(ValueError, match="on meta but the module is on cpu"):
+        norm(torch.ones(2, 8, device="meta"))
 
 
 # ------------------------------------------------------------------------------------------------ FeedForward

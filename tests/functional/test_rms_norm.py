@@ -1,0 +1,119 @@
+"""RMSNorm as an operator: the PyTorch route, autograd, autocast, compilation, refusals."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from fasttfm import functional, reference
+from fasttfm.functional.backends import backend
+from fasttfm.kernels.tiles.rows import MAX_COLUMNS
+
+from .test_layer_norm import PAIRS, SEED, assert_same, solve
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_every_time():
+    torch.manual_seed(0)
+
+
+def leaf_tensors(shape, x_dtype=torch.float32, stream_dtype=torch.float32, weight_dtype=None):
+    wide = torch.float64 if x_dtype == torch.float64 else torch.float32
+    tensors = [
+        torch.randn(shape, dtype=x_dtype),
+        torch.randn(shape, dtype=stream_dtype),
+        torch.randn(shape[-1], dtype=weight_dtype or wide),
+    ]
+    return [t.requires_grad_() for t in tensors]
+
+
+@pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25, 1.0])
+def test_the_pytorch_route_equals_the_reference(x, stream, dropout_p):
+    inputs = leaf_tensors((3, 5, 24), x, stream)
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": 2}
+    assert_same(
+        solve(functional.residual_rms_norm, inputs, **options), solve(reference.residual_rms_norm, inputs, **options)
+    )
+    x, _, weight = inputs
+    assert_same(solve(functional.rms_norm, [x, weight]), solve(reference.rms_norm, [x, weight]))
+    assert_same(
+        solve(lambda x: functional.rms_norm(x, None, 0.1), [x]), solve(lambda x: reference.rms_norm(x, None, 0.1), [x])
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_weight_in_half_precision(dtype):
+    for route in ("torch", "triton"):
+        inputs = leaf_tensors((4, 24), dtype, dtype, dtype)
+        with backend(route):
+            actual = solve(functional.residual_rms_norm, inputs)
+        assert_same(actual, solve(reference.residual_rms_norm, inputs))
+
+
+def test_the_gradient_of_the_weight_over_many_rows_of_half_precision_is_summed_in_float32():
+    x, _, weight = leaf_tensors((4096, 16), torch.bfloat16)
+
+    def weight_gradient(function, x, weight):
+        y = function(x, weight)
+        return torch.autograd.grad(y, weight, y.detach())[0]  # grows with every row
+
+    actual = weight_gradient(functional.rms_norm, x, weight)
+    exact = weight_gradient(reference.rms_norm, x.double(), weight.double())
+    torch.testing.assert_close(actual.double(), exact, rtol=5e-3, atol=0)
+
+
+def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
+    x, _, weight = leaf_tensors((2, MAX_COLUMNS + 1))
+    with backend("triton"):
+        actual = solve(functional.rms_norm, [x, weight])
+    assert_same(actual, solve(reference.rms_norm, [x, weight]))
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_opcheck(route):
+    x, residual, weight = leaf_tensors((3, 16))
+    operator = torch.ops.fasttfm.rms_norm.default
+    for arguments in (
+        (x, None, weight, 1e-6, 0.0, None, 0, route),
+        (x, None, None, 1e-6, 0.0, None, 0, route),
+        (x, residual, weight, 1e-6, 0.25, SEED, 1, route),
+    ):
+        opcheck(operator, arguments)
+
+
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_torch_compile_finds_one_graph_and_the_same_result(route):
+    def block(x, residual, weight):
+        y, s = functional.residual_rms_norm(x, residual, weight, dropout_p=0.25, seed=SEED)
+        return functional.rms_norm(y, weight) + s
+
+    inputs = leaf_tensors((3, 16))
+    with backend(route):
+        expected = solve(block, inputs)
+        actual = solve(torch.compile(block, fullgraph=True, backend="aot_eager"), inputs)
+    assert_same(actual, expected)
+
+
+def test_autocast_leaves_the_residual_stream_as_it_is():
+    x, residual, weight = leaf_tensors((3, 16), torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, s = functional.residual_rms_norm(x, residual, weight)
+        z = functional.rms_norm(residual, weight)
+    assert (y.dtype, s.dtype, z.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: functional.rms_norm(torch.ones(2, 8), torch.ones(7)), r"rms_norm: weight \(7,\) must be \(8,\)"),
+        (lambda: functional.rms_norm(torch.ones(()), None), "last dimension"),
+        (lambda: functional.residual_rms_norm(torch.ones(2, 8), torch.ones(3, 8), None), "one shape"),
+        (
+            lambda: functional.residual_rms_norm(torch.ones(2, 8), torch.ones(2, 8), None, dropout_p=1.5),
+            r"1.5 must lie in \[0, 1\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
