@@ -148,8 +148,8 @@ def _backward(
     if x_parts is not None:
         dx_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
 
-    for tile in range(program, tl.cdiv(M, ROWS), programs):
-        rows = tile * ROWS + tl.arange(0, ROWS)
+    for block in range(program, tl.cdiv(M, ROWS), programs):
+        rows = block * ROWS + tl.arange(0, ROWS)
         row_inside = rows < M
         inside = row_inside[:, None] & column_inside[None, :]
         offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.launch import ceil_div, power_of_two
-from fasttfm.kernels.tiles.rows import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD, MAX_COLUMNS, RowTile
+from fasttfm.kernels.tiles.rows import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD, MAX_COLUMNS, NARROWEST, RowTile
 
 
 def _alternatives(chip: Chip, columns: int, direction: str) -> tuple[RowTile, ...]:
