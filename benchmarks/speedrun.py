@@ -1,7 +1,6 @@
 """Minutes of two CPU cores from text to BLEU on Multi30k's validation set, by the rules of docs/speedrun.md.
 
-    python -m benchmarks.speedrun --text data/multi30k --probe      one minute: how many updates fit
-    python -m benchmarks.speedrun --text data/multi30k --seed 1     the run; what follows -- goes to fasttfm train
+    python -m benchmarks.speedrun --text data/multi30k --seed 1     what follows -- goes to fasttfm train
 
 The clock runs from the start of `fasttfm prepare` to the score: preparing, training, translating the validation set
 with beam search, scoring. Appends one line to benchmarks/results/speedrun.jsonl.
@@ -10,7 +9,6 @@ with beam search, scoring. Appends one line to benchmarks/results/speedrun.jsonl
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, end_to_end
-from fasttfm.presets import preset_section
 from fasttfm.training.log import read_log
 
 NAME = "multi30k-fast"
 GOAL, MINUTES = 39.0, 20.0
-_PROBE_MINUTES = 1.0
 
 
 def run(text: Path, work: Path, seed: int, more: Sequence[str]) -> dict[str, Any]:
@@ -62,20 +58,6 @@ def run(text: Path, work: Path, seed: int, more: Sequence[str]) -> dict[str, Any
     }
 
 
-def probe(text: Path, work: Path, more: Sequence[str]) -> int:
-    """How many updates of the preset fit into its minutes, from the second half of a minute of training."""
-    data = end_to_end.prepare(NAME, text, work)
-    limit = ["--max-minutes", str(_PROBE_MINUTES), "--log-interval", "5", "--no-tensorboard"]
-    end_to_end.fasttfm(
-        ["train", *end_to_end.CORPORA[NAME].train, *more, *limit, "--data", str(data), "--out", str(work / "probe")],
-        stdout=subprocess.DEVNULL,
-    )
-    steps = _updates(work / "probe")
-    first, last = steps[len(steps) // 2], steps[-1]
-    rate = (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])
-    return int(rate * 60 * preset_section(NAME, "training")["max_minutes"])
-
-
 def _updates(model: Path) -> list[dict[str, Any]]:
     return [entry for entry in read_log(model) if entry["kind"] == "train"]
 
@@ -86,17 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("speedrun", __doc__)
     parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
-    parser.add_argument("--probe", action="store_true", help="only say how many updates fit into the minutes")
     parser.add_argument("--note", help="kept in the record as it is")
     args = parser.parse_args(arguments[:split])
     more = arguments[split + 1 :]
     # workers take a thread each by themselves; the search and SentencePiece take what there is
     os.environ.pop("OMP_NUM_THREADS", None)
     with tempfile.TemporaryDirectory() as folder:
-        if args.probe:
-            updates = probe(args.text, Path(folder), more)
-            print(f"{updates:,} updates fit: -- --max-update {updates}")
-            return 0
         record = run(args.text, Path(folder), args.seed, more)
     if args.note:
         record["note"] = args.note

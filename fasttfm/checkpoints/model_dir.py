@@ -42,6 +42,8 @@ _MAY_CHANGE = {
     "tensorboard",
     "threads",
 }
+_LAST_OF_SCHEDULE = {("cosine", "max_update"), ("cosine-minutes", "max_minutes")}
+"""What may not change, after all, where the learning rate ends with it."""
 
 
 class Data(Protocol):
@@ -109,7 +111,7 @@ def _refuse_other_recipe(path: Path, config: RunConfig) -> None:
     for section in ("model", "data", "training"):
         for name, value in now[section].items():
             old = before[section][name]
-            changes_rate = name == "max_update" and config.training.schedule == "cosine"
+            changes_rate = (config.training.schedule, name) in _LAST_OF_SCHEDULE
             if old == value or (name in _MAY_CHANGE and not changes_rate):
                 continue
             if name in FROM_DATA:

@@ -20,8 +20,9 @@ class TrainingConfig:
     """Batches whose gradients are summed into one update."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """adam adds weight_decay to the gradient; adamw shrinks the weights by lr * weight_decay instead."""
-    schedule: Literal["noam", "inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
-    """Learning rate over updates, all with linear warm-up; noam is the paper's, which takes noam_scale and not lr."""
+    schedule: Literal["noam", "inverse-sqrt", "cosine", "cosine-minutes", "constant"] = "inverse-sqrt"
+    """Learning rate over updates, all with linear warm-up; noam is the paper's, which takes noam_scale and not lr.
+    cosine ends at max_update, cosine-minutes with max_minutes, at whatever speed: such a run never repeats exactly."""
     lr: float = 5e-4
     """Highest learning rate, reached after warmup_updates (schedule noam computes its own)."""
     noam_scale: float = 1.0
@@ -109,7 +110,7 @@ class TrainingConfig:
         for name in ("label_smoothing", "ema_decay"):
             _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and below 1")
         _require(self, "optimizer", self.optimizer in ("adam", "adamw"), "must be adam or adamw")
-        schedules = ("noam", "inverse-sqrt", "cosine", "constant")
+        schedules = ("noam", "inverse-sqrt", "cosine", "cosine-minutes", "constant")
         _require(self, "schedule", self.schedule in schedules, f"must be one of {', '.join(schedules)}")
         _require(self, "precision", self.precision in ("fp32", "bf16", "fp16"), "must be fp32, bf16 or fp16")
         _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")
@@ -127,6 +128,8 @@ class TrainingConfig:
             _require(self, "rates", _is_rate(rate), "must be pattern=number of at least 0, such as encoder.*=0.1")
         if self.schedule == "noam":
             _require(self, "warmup_updates", self.warmup_updates >= 1, "must be at least 1 with schedule noam")
+        if self.schedule == "cosine-minutes":
+            _require(self, "max_minutes", self.max_minutes > 0, "must be above 0 with schedule cosine-minutes")
         if self.schedule == "cosine":
             enough = self.warmup_updates < self.max_update
             _require(

@@ -12,7 +12,6 @@ from fasttfm.training import tensorboard
 from fasttfm.training.callback import Callback
 from fasttfm.training.log import RunLog
 from fasttfm.training.progress import Progress
-from fasttfm.training.schedule import learning_rate
 from fasttfm.training.throughput import Throughput
 from fasttfm.wording import counted
 
@@ -58,7 +57,7 @@ class Recorder:
             "epoch": position.epoch + 1,
             "loss": loss / tokens if tokens else math.nan,
             "nll": nll / tokens if tokens else math.nan,
-            "lr": learning_rate(config, updates.model.config.d_model, position.step),
+            "lr": updates.learning_rate,
             "padding": 1 - sums.real_cells / sums.cells,
             "target_tokens": sums.target_tokens,
             "tokens_per_second": sums.target_tokens / sums.seconds,

@@ -1,4 +1,4 @@
-"""Learning rate as a function of the update number alone, so that resuming needs nothing but that number."""
+"""Learning rate as a function of the update number, so that resuming needs nothing but that; one also of the clock."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import math
 from fasttfm.config.training import TrainingConfig
 
 
-def learning_rate(config: TrainingConfig, d_model: int, step: int) -> float:
-    """Learning rate of update `step`, which counts from 1.
+def learning_rate(config: TrainingConfig, d_model: int, step: int, seconds: float = 0.0) -> float:
+    """Learning rate of update `step`, which counts from 1; seconds: since the run began, earlier sessions included.
 
-    noam          noam_scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)   (Vaswani et al. 2017, equation 3)
-    inverse-sqrt  lr * min(step / warmup, (warmup / step)^0.5)                     (fairseq's inverse_sqrt)
-    cosine        lr * step / warmup, then lr * (1 + cos(pi * progress)) / 2, 0 at max_update
-    constant      lr * min(step / warmup, 1)
+    noam            noam_scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)   (Vaswani et al. 2017, equation 3)
+    inverse-sqrt    lr * min(step / warmup, (warmup / step)^0.5)                     (fairseq's inverse_sqrt)
+    cosine          lr * step / warmup, then lr * (1 + cos(pi * progress)) / 2, 0 at max_update
+    cosine-minutes  lr * min(step / warmup, 1) * (1 + cos(pi * progress)) / 2, 0 when max_minutes are over
+    constant        lr * min(step / warmup, 1)
     """
     if step < 1:
         raise ValueError(f"step: {step} was given, updates count from 1")
     warmup = config.warmup_updates
     if config.schedule == "noam":
         return config.noam_scale * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+    if config.schedule == "cosine-minutes":
+        progress = min(seconds / (config.max_minutes * 60), 1.0)
+        return config.lr * min(step / max(warmup, 1), 1.0) * (1 + math.cos(math.pi * progress)) / 2
     if step < warmup:
         return config.lr * step / warmup
     if config.schedule == "inverse-sqrt":

@@ -116,7 +116,7 @@ class Trainer:
             if reason:
                 return reason
             self._look_at_saved()
-            if self.updates.perform(lambda: interruption.requested):
+            if self.updates.perform(lambda: interruption.requested, self._elapsed):
                 if self.updates.device.type == "cpu":  # which has nothing to wait for
                     self._look_at_skipped()
                 if position.step % config.log_interval == 0:

@@ -103,6 +103,8 @@ class Updates:
             shard(self.module, device, self.workers.size)
         self.optimization = Optimization(self.module, config, device, self.workers)
         self.position = Position()
+        self.learning_rate = 0.0
+        """Of the last update."""
         self.sums = Sums()
         # loss, nll, gradient norm and target tokens of the updates that were not skipped add up on the device and are
         # read when a line of the log is due, never in between
@@ -116,8 +118,10 @@ class Updates:
         """Shapes of all batches of this rank so far: each costs time and memory when it is new."""
         self._order = batches.epoch(0)
 
-    def perform(self, is_stopping: Callable[[], bool] = lambda: False) -> bool:
+    def perform(self, is_stopping: Callable[[], bool] = lambda: False, elapsed: float = 0.0) -> bool:
         """One update. Returns False, with everything as it was before, when `is_stopping` between two batches.
+
+        elapsed: seconds since the run began, the same on all ranks, for a learning rate that goes by the clock.
 
         The gradient is that of the mean loss over all target tokens of the update, whichever batch and rank they are
         of. Batches are drawn one at a time, so that their tokens are known at the end only.
@@ -148,7 +152,8 @@ class Updates:
         target_tokens, real_cells, cells = map(int, totals)
         self.optimization.add_up_gradients(divisor / target_tokens)
         position.step += 1
-        norm = self.optimization.step(learning_rate(config, self.model.config.d_model, position.step))
+        self.learning_rate = learning_rate(config, self.model.config.d_model, position.step, elapsed)
+        norm = self.optimization.step(self.learning_rate)
         added = torch.stack([*self._losses, norm.double(), torch.full_like(norm, target_tokens, dtype=torch.float64)])
         if not self.workers.is_first:
             added[2:] = 0  # the same on all ranks

@@ -57,14 +57,8 @@ def test_the_clock_covers_text_to_score_and_the_record_is_whole(tmp_path, comman
         assert stop.value.code == 0
 
 
-def test_the_probe_says_how_many_updates_fit(tmp_path, commands, capsys):
-    assert speedrun.main(["--text", str(tmp_path), "--probe", "--results", str(tmp_path)]) == 0
-    minutes = preset_section(speedrun.NAME, "training")["max_minutes"]
-    assert f"{int(5 * 60 * minutes):,} updates fit" in capsys.readouterr().out  # five a second
-    assert not (tmp_path / "speedrun.jsonl").exists()
-
-
 def test_the_preset_leaves_time_for_what_is_not_training():
     training = preset_section(speedrun.NAME, "training")
-    assert 0 < training["max_minutes"] <= speedrun.MINUTES - 1
+    assert 0 < training["max_minutes"] <= speedrun.MINUTES - 0.7
+    assert training["schedule"] == "cosine-minutes"  # its rate is 0 when they are over, on any machine
     assert training["valid_interval_updates"] == 0

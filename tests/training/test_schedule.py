@@ -39,6 +39,16 @@ def test_after_warm_up_each_schedule_falls_as_it_says():
     assert learning_rate(schedules["constant"], 512, 2000) == 0.01
 
 
+def test_a_cosine_over_minutes_goes_by_the_clock_alone():
+    config = TrainingConfig(schedule="cosine-minutes", lr=0.01, warmup_updates=100, max_minutes=10, max_update=200)
+    assert learning_rate(config, 512, 50, 0.0) == pytest.approx(0.005)
+    for step in (100, 150, 9999):
+        assert learning_rate(config, 512, step, 0.0) == pytest.approx(0.01)
+        assert learning_rate(config, 512, step, 200.0) == pytest.approx(0.0075)
+        assert learning_rate(config, 512, step, 300.0) == pytest.approx(0.005)
+        assert learning_rate(config, 512, step, 600.0) == learning_rate(config, 512, step, 900.0) == 0
+
+
 def test_no_warm_up_starts_at_lr():
     config = TrainingConfig(schedule="inverse-sqrt", lr=0.01, warmup_updates=0)
     assert learning_rate(config, 512, 1) == 0.01
@@ -77,6 +87,8 @@ def test_settings_that_contradict_each_other_are_refused():
         TrainingConfig(schedule="noam", warmup_updates=0)
     with pytest.raises(ValueError, match="max_update"):
         TrainingConfig(schedule="cosine", warmup_updates=100, max_update=100)
+    with pytest.raises(ValueError, match="max_minutes"):
+        TrainingConfig(schedule="cosine-minutes")
     with pytest.raises(ValueError, match="valid_interval_updates"):
         TrainingConfig(patience=3, valid_interval_updates=0)
     with pytest.raises(ValueError, match="keep_interval_updates"):

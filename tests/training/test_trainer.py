@@ -1,11 +1,14 @@
 """The trainer: what it computes, when it stops, and that stopping at any moment changes nothing."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
 import signal
 import sys
+import time
+import types
 
 import pytest
 import torch
@@ -359,6 +362,22 @@ def test_max_epoch_and_max_minutes_stop(tiny_data, tiny_values, tmp_path):
     assert saved_steps(tmp_path / "epochs")[-1] == 2 * len(batches)
     outcome = train(tiny_values(max_update=10**6, max_minutes=0.02), tiny_data, tmp_path / "minutes", CPU)
     assert outcome.reason == "max_minutes 0.02 are over"
+
+
+def test_a_cosine_over_minutes_ends_with_them(tiny_data, tiny_values, tmp_path, monkeypatch):
+    """By a clock that goes on by a second when the trainer looks at it."""
+    moments = itertools.count()
+    clock = types.SimpleNamespace(monotonic=lambda: float(next(moments)), perf_counter=time.perf_counter)
+    monkeypatch.setattr("fasttfm.training.trainer.time", clock)
+    recipe = {"schedule": "cosine-minutes", "warmup_updates": 0, "lr": 0.01, "max_update": 10**6, "log_interval": 1}
+    values = tiny_values(**recipe, max_minutes=0.5)
+    assert train(values, tiny_data, tmp_path / "M", CPU).reason == "max_minutes 0.5 are over"
+    rates = [record["lr"] for record in read_log(tmp_path / "M") if record["kind"] == "train"]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 0.009
+    assert 0 < rates[-1] < 0.0005
+    with pytest.raises(UserError, match=r"training.max_minutes 0.5, now it is 1"):
+        train(tiny_values(**recipe, max_minutes=1.0), tiny_data, tmp_path / "M", CPU)
 
 
 def test_the_best_checkpoint_outlives_newer_ones(tiny_data, tiny_config, tmp_path):
