@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
+from fasttfm.training.exchange import GradientExchange
 from fasttfm.training.sharding import local, part_of
 from fasttfm.training.workers import Workers
 
@@ -50,8 +51,8 @@ class Optimization:
         )
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.average = [parameter.detach().clone() for parameter in self.parameters] if config.ema_decay else []
-        self._message: Tensor | None = None
-        """All gradients one after the other, (P,), where several ranks exchange them."""
+        exchanges = workers.size > 1 and not self.is_sharded  # what is divided sums its gradients itself
+        self._exchange = GradientExchange(self.parameters, workers) if exchanges else None
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` (0-d) to the parameters' gradients."""
@@ -82,28 +83,23 @@ class Optimization:
                 torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - self.ema_decay)
         return norm
 
-    def add_up_gradients(self, factor: float) -> None:
-        """Multiply the gradients that backward has added up, then sum them over the ranks, in one message."""
+    def expect_last(self) -> None:
+        """The next backward pass is the last of the update: other ranks may have what it has made."""
+        if self._exchange is not None:
+            self._exchange.expect_last()
+
+    def add_up_gradients(self) -> None:
+        """Sum the gradients that backward has added up over the ranks; every rank calls it once an update."""
+        if self._exchange is not None:
+            self._exchange.finish()
         if self.is_sharded:
             for source, mine in zip(self.sources, self.parameters):
                 mine.grad = None if source.grad is None else local(source.grad)  # summed by the backward pass
-        if self.workers.size == 1 or self.is_sharded:
-            if factor != 1:
-                torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
-            return
-        if self._message is None:
-            self._message = torch.empty(sum(p.numel() for p in self.parameters), device=self.parameters[0].device)
-        parts = self._message.split([p.numel() for p in self.parameters])
-        views = [part.view_as(parameter) for part, parameter in zip(parts, self.parameters)]
-        given = [(view, p.grad) for view, p in zip(views, self.parameters) if p.grad is not None]
-        if len(given) < len(views):
-            self._message.zero_()
-        if given:
-            torch._foreach_copy_([view for view, _ in given], [gradient for _, gradient in given])
-            self._message.mul_(factor)
-        self.workers.add_up(self._message)
-        for parameter, view in zip(self.parameters, views):
-            parameter.grad = view
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradients."""
+        if factor != 1:
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
 
     def forget(self) -> None:
         """Drop the gradients that backward has added up; with cuda_graph their buffers stay."""

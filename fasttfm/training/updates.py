@@ -26,7 +26,7 @@ from fasttfm.training.optimization import Optimization
 from fasttfm.training.protocols import TrainableModel, TrainingBatch, TrainingBatches
 from fasttfm.training.schedule import learning_rate
 from fasttfm.training.sharding import shard
-from fasttfm.training.workers import Workers, share_of_rows
+from fasttfm.training.workers import Workers, last_batch, share_of_rows
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -131,9 +131,12 @@ class Updates:
         before = replace(position)
         self._losses.zero_()
         torch.manual_seed(_seed(config.seed, position.step, self.workers.rank))
-        counts, divisor, is_given_up = np.zeros(3), 0, False
+        counts, is_given_up = np.zeros(3), False
+        # the same on all ranks; for one alone of the right size for fp16, and exact for a single batch
+        divisor = self.batches.max_tokens * config.update_freq if self.workers.size > 1 else 0
+        last = last_batch(self.workers.rank, self.workers.size, config.update_freq)
         if self.is_sharded:
-            counts, divisor = self._add_gradients_together()
+            counts = self._add_gradients_together(divisor)
         for index in range(0 if self.is_sharded else config.update_freq):
             is_given_up = index > 0 and is_stopping()
             if is_given_up:
@@ -141,16 +144,18 @@ class Updates:
             batch = self.next_batch(index)
             if batch is None:
                 continue
-            # of the right size for fp16, and exact for a single batch
             divisor = divisor or batch.target_tokens * config.update_freq
+            if index == last:
+                self.optimization.expect_last()
             self._add_gradient(batch, divisor)
             counts += _counts(batch)
+        self.optimization.add_up_gradients()
         *totals, given_up = self.workers.sum([*counts, is_given_up])
         if given_up:
             self._restore(before)
             return False
         target_tokens, real_cells, cells = map(int, totals)
-        self.optimization.add_up_gradients(divisor / target_tokens)
+        self.optimization.scale_gradients(divisor / target_tokens)
         position.step += 1
         self.learning_rate = learning_rate(config, self.model.config.d_model, position.step, elapsed)
         norm = self.optimization.step(self.learning_rate)
@@ -166,22 +171,22 @@ class Updates:
         self.sums.seconds += time.perf_counter() - started
         return True
 
-    def _add_gradients_together(self) -> tuple[np.ndarray, int]:
-        """The gradients of an update where the ranks exchange weights while they compute; their counts and divisor.
+    def _add_gradients_together(self, divisor: int) -> np.ndarray:
+        """The gradients of an update where the ranks exchange weights while they compute; their counts.
 
         All ranks therefore call the model equally often, if need be for nothing; and none stops before the end.
         """
         given = (self.next_batch(index) for index in range(self.config.update_freq))
         batches = [batch for batch in given if batch is not None]
         calls = int(self.workers.maximum([len(batches)])[0])
-        counts, divisor = np.zeros(3), self.batches.max_tokens * self.config.update_freq
+        counts = np.zeros(3)
         for batch in batches:
             self._add_gradient(batch, divisor)
             counts += _counts(batch)
         for _ in range(calls - len(batches)):
             loss, _ = self.loss(self.batches.batch(self.batches.largest()[:1]).to(self.device))
             self.optimization.backward(loss * 0)
-        return counts, divisor
+        return counts
 
     def loss(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Label-smoothed and plain loss of a batch, summed over its target tokens, 0-d each."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,6 +63,17 @@ class Workers:
         if self.size > 1:
             with _ending_with_peers():
                 dist.all_reduce(tensor)
+
+    def begin_to_add_up(self, tensor: Tensor) -> Callable[[], None]:
+        """As add_up(), beside what comes next; the tensor is left alone until what is returned has been called."""
+        with _ending_with_peers():
+            work = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> None:
+            with _ending_with_peers():
+                work.wait()
+
+        return wait
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank gives, which must be picklable, by rank; every rank gets it."""
@@ -154,6 +165,11 @@ def share_of_rows(rank: int, size: int, batch: int, batches: int, rows: int) -> 
     """
     begin, end = (min(max(part * batches - batch * size, 0), size) for part in (rank, rank + 1))
     return begin * rows // size, end * rows // size
+
+
+def last_batch(rank: int, size: int, batches: int) -> int:
+    """The number of the last of an update's batches that a rank computes rows of."""
+    return -(-(rank + 1) * batches // size) - 1
 
 
 @contextmanager

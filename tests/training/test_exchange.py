@@ -1,0 +1,120 @@
+"""Gradients that travel while backward goes on: the sums of one message, in one order, from every rank."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasttfm.training.exchange import GradientExchange, _buckets
+from fasttfm.training.workers import Workers, last_batch, share_of_rows
+
+from .ranks import run_ranks
+from .test_workers import assert_close, trained, words
+
+
+class Echo(Workers):
+    """Two ranks of which the other has the same gradients; keeps the order of what happens."""
+
+    def __init__(self):
+        super().__init__(0, 2)
+        self.events = []
+
+    def begin_to_add_up(self, tensor):
+        self.events.append(("send", tensor.numel()))
+        sent = tensor.clone()
+
+        def wait():
+            assert torch.equal(tensor, sent), "changed on its way"
+            self.events.append(("wait", tensor.numel()))
+            tensor.add_(sent)
+
+        return wait
+
+
+def chain(sizes):
+    """Layers, and a loss whose backward pass reaches the last of them first."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 4, bias=False) if size == 16 else torch.nn.Linear(4, 4) for size in sizes]
+    return layers, [parameter for layer in layers for parameter in layer.parameters()]
+
+
+def loss_of(layers):
+    x = torch.ones(2, 4)
+    for layer in layers:
+        x = layer(x).tanh()
+    return x.sum()
+
+
+def test_buckets_leave_while_backward_goes_on_and_the_last_pass_alone_sends():
+    layers, parameters = chain([16, 16, 16])
+    alone = torch.autograd.grad(loss_of(layers), parameters)
+    workers = Echo()
+    exchange = GradientExchange(parameters, workers, bucket=16)
+
+    def watch(module, given, out):
+        out.register_hook(lambda gradient: workers.events.append("layer 0"))
+
+    layers[0].register_forward_hook(watch)
+    loss_of(layers).backward()
+    assert workers.events == ["layer 0"], "of several passes the first are not sent"
+    exchange.expect_last()
+    loss_of(layers).backward()
+    assert workers.events[1:] == [("send", 16), ("send", 16), "layer 0", ("send", 16)]
+    exchange.finish()
+    assert workers.events[5:] == [("wait", 16)] * 3
+    for parameter, gradient in zip(parameters, alone):
+        torch.testing.assert_close(parameter.grad, 4 * gradient)  # two passes, two ranks
+
+
+def test_what_backward_never_reached_is_sent_at_the_end_and_is_zero():
+    layers, parameters = chain([16, 20, 16])
+    workers = Echo()
+    exchange = GradientExchange(parameters, workers, bucket=1)
+    for _ in range(2):  # the second finds what the first left in the message
+        exchange.expect_last()
+        loss_of(layers[:2]).backward()
+        exchange.finish()
+        assert parameters[3].grad.count_nonzero() == 0
+        assert parameters[0].grad.count_nonzero() > 0
+        assert [count for kind, count in workers.events if kind == "send"] == [16, 4, 16, 16]
+        workers.events.clear()
+        for parameter in parameters:
+            parameter.grad = None
+        exchange.finish()  # a rank that had no rows
+        assert [count for kind, count in workers.events if kind == "send"] == [16, 4, 16, 16]
+        assert all(parameter.grad.count_nonzero() == 0 for parameter in parameters)
+        workers.events.clear()
+        for parameter in parameters:
+            parameter.grad = None
+
+
+@given(counts=st.lists(st.integers(1, 50), min_size=1, max_size=20), least=st.integers(1, 100))
+def test_buckets_are_all_parameters_once_in_their_order(counts, least):
+    buckets = _buckets(counts, least)
+    assert [number for begin, end in buckets for number in range(begin, end)] == list(range(len(counts)))
+    assert all(sum(counts[begin:end]) >= least for begin, end in buckets[:-1])
+
+
+@given(size=st.integers(1, 9), batches=st.integers(1, 9))
+def test_the_last_batch_of_a_rank_is_the_last_that_it_has_a_share_of(size, batches):
+    for rank in range(size):
+        shares = [share_of_rows(rank, size, batch, batches, size) for batch in range(batches)]
+        assert last_batch(rank, size, batches) == max(i for i, (begin, end) in enumerate(shares) if begin < end)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_many_small_messages_end_in_the_weights_of_a_single_one(tiny_data, tmp_path):
+    """By three ranks with dropout, two batches an update and one rank that often has no rows: no message meets another
+    rank's of another bucket."""
+    recipe = {"update_freq": 2, "max_tokens": 48, "valid_interval_updates": 0, "adam_eps": 1e-4, "clip_norm": 1.0}
+    recipe |= {"encoder_layers": 2, "decoder_layers": 2}
+    runs = [
+        {"size": 3, "words": words(tiny_data, tmp_path / str(bucket), **recipe), "bucket": bucket}
+        for bucket in (1, 10**9)
+    ]
+    statuses, stderr = run_ranks(*runs)
+    assert statuses == [[0, 0, 0]] * 2, stderr
+    assert_close(tmp_path / "1", tmp_path / str(10**9))
+    assert [record["step"] for record in trained(tmp_path / "1")] == [3, 6, 9, 12]
