@@ -71,6 +71,9 @@ def test_four_ranks_divide_a_model_too(tiny_data, tmp_path):
     assert is_sharded(resolve_checkpoint(parts, "last"))
     assert len([*(step_folder(parts, 4) / "shards").glob("*.distcp")]) == 4
     assert_close(whole, parts)
+    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(tmp_path / "one")]) == 0
+    assert not is_sharded(step_folder(tmp_path / "one", 4))
+    assert_same_bits(parts, tmp_path / "one")
 
 
 def test_a_checkpoint_in_parts_is_consolidated(tiny_data, tmp_path, capsys):
