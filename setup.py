@@ -18,7 +18,7 @@ folder = Path(__file__).parent
 version = re.search(r'^__version__ = "(.+)"$', (folder / "fasttfm" / "__init__.py").read_text(), re.MULTILINE)
 
 extras = {
-    "cpu": ["numba>=0.60"],  # searches on a CPU are faster with it
+    "cpu": ["numba>=0.60"],  # searches and training on a CPU are faster with it
     "ctranslate2": ["ctranslate2>=4.5"],  # export to it; import needs nothing
     "onnx": ["onnx>=1.17; python_version >= '3.11'", "onnxscript>=0.5; python_version >= '3.11'"],
     "serve": ["starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20"],

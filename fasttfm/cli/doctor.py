@@ -121,7 +121,7 @@ def _of_processor(facts: Facts) -> Iterator[Finding]:
             f"set OMP_NUM_THREADS={facts.cores}, or leave it unset",
         )
     if "numba" in facts.missing:
-        yield Finding("numba", "not installed: searches are slower", 'pip install "fasttfm[cpu]"')
+        yield Finding("numba", "not installed: searches and training are slower", 'pip install "fasttfm[cpu]"')
     if facts.units and not facts.units & {"amx_bf16", "avx512_bf16"}:
         yield Finding(
             "bfloat16", "this processor computes it by way of float32", "give --precision fp32 (or int8 to translate)"

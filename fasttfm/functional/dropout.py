@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
+from fasttfm.functional import training_passes
 from fasttfm.functional.random import draw_seed
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -56,11 +57,18 @@ def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, sit
     return Dropout(dropout_p, seed, site)
 
 
+def drawn(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
+    """reference.keep_mask(), in one pass where that can be had."""
+    if training_passes.draws(shape, seed):
+        return training_passes.keep_mask(shape, p, seed, site)
+    return reference.keep_mask(shape, p, seed, site)
+
+
 def keep_mask(x: Tensor, dropout: Dropout) -> Tensor:
     """The keep mask of x (M, N), (M, N) bool, or an empty tensor (0,) where nothing is dropped."""
     if dropout.seed is None or not dropout.active:
         return x.new_empty(0, dtype=torch.bool)
-    return reference.keep_mask((1, *x.shape), dropout.dropout_p, dropout.seed, dropout.site)[0].contiguous()
+    return drawn((1, *x.shape), dropout.dropout_p, dropout.seed, dropout.site)[0].contiguous()
 
 
 def as_factor(keep: Tensor, dtype: torch.dtype) -> Tensor:

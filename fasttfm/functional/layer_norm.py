@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional import step_passes
+from fasttfm.functional import step_passes, training_passes
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask, wide
 from fasttfm.functional.linear import frozen
@@ -324,6 +324,9 @@ def _residual_compute(call: _ResidualNorm) -> tuple[Tensor, Tensor, Tensor, Tens
                 y, s = step_passes.add_layer_norm(rows, residual, weight, bias, eps)
                 absent = x.new_empty(0)
                 return shaped(y, x), shaped(s, x), absent, absent, x.new_empty(0, dtype=torch.bool)
+        if training_passes.takes_norm(rows, residual, weight, bias):
+            y, s, *saved = training_passes.residual_layer_norm(rows, residual, weight, bias, eps, dropout)  # type: ignore[arg-type]
+            return shaped(y, x), shaped(s, x), *saved  # type: ignore[return-value]
         # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
         keep = keep_mask(rows, dropout)
         s = add_kept(rows, residual, keep, dropout.dropout_p)
@@ -383,14 +386,32 @@ def _residual_compute_backward(call: _ResidualBackward) -> tuple[Tensor, Tensor,
         return absent if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias, dx_bias
     if dy2 is not None:
         dy = dy + dy2
-    dresidual, dweight, dbias = _normalise_backward(dy, saved.norm)
-    if ds is not None:
-        dresidual += ds
-    dx = None if saved.one_gradient else branch_gradient(dresidual, saved.keep, saved.dropout, saved.dtype)
+    dx, dresidual, dweight, dbias = _residual_rows_backward(dy, ds, saved)
     dx_bias = absent
     if saved.x_bias is not None:
         dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=wide(saved.dtype)), saved.x_bias.dtype)
     return absent if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias, dx_bias
+
+
+def _residual_rows_backward(
+    dy: Tensor, ds: Tensor | None, saved: _ResidualSaved
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """On PyTorch's route the gradients of x, None where it is residual's, of residual, weight and bias; dy in x's
+    dtype."""
+    s, mean, rstd, weight, bias = saved.norm
+    rows = as_rows(s)
+    dx: Tensor | None
+    alike = dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
+    if weight is not None and alike and training_passes.takes_norm(dy, rows, weight, bias):
+        dx, dresidual, dweight, dbias = training_passes.residual_layer_norm_gradient(
+            dy, ds, rows, (mean, rstd), weight, saved.keep, saved.dropout.scale
+        )
+        return None if saved.one_gradient else dx, dresidual, dweight, dbias
+    dresidual, dweight, dbias = _normalise_backward(dy, saved.norm)
+    if ds is not None:
+        dresidual += ds
+    dx = None if saved.one_gradient else branch_gradient(dresidual, saved.keep, saved.dropout, saved.dtype)
+    return dx, dresidual, dweight, dbias
 
 
 def _residual_fake_backward(call: _ResidualBackward) -> tuple[Tensor, ...]:

@@ -20,14 +20,14 @@ _INFINITE = np.int32(0x7F800000)
 
 
 @njit
-def _key(x):
+def sort_key(x):
     """An integer that rises with the float32 x; integers' maxima are vectorised, those of numbers with NaN are not."""
     bits = np.int32(bits_of(x))  # type: ignore[call-arg]
     return bits ^ ((bits >> np.int32(31)) & _SIGN)
 
 
 @njit
-def _of_key(key):
+def of_sort_key(key):
     return from_bits(key ^ ((key >> np.int32(31)) & _SIGN))  # type: ignore[call-arg]
 
 
@@ -37,12 +37,12 @@ def log_sum_exp(x, out):
     flat = x.reshape(-1)
     for r in range(np.uintp(x.shape[0])):
         first = r * width
-        key, size = _key(read(flat[first])), np.int32(0)
+        key, size = sort_key(read(flat[first])), np.int32(0)
         for n in range(width):
             value = read(flat[first + n])
-            key = max(key, _key(value))
+            key = max(key, sort_key(value))
             size = max(size, np.int32(bits_of(value)) & _SIGN)  # type: ignore[call-arg]
-        largest, total = _of_key(key), np.float32(0.0)
+        largest, total = of_sort_key(key), np.float32(0.0)
         for n in range(width):
             total += exp(read(flat[first + n]) - largest)
         # minus infinity is what an excluded token has; NaN may have either sign
@@ -57,10 +57,10 @@ def largest_of_rows(x, sums, values, ids):
         count, start = 0, r * width
         for first in range(np.uintp(0), width, _BLOCK):
             last = min(first + _BLOCK, width)
-            key = _key(read(flat[start + first]))
+            key = sort_key(read(flat[start + first]))
             for n in range(start + first, start + last):
-                key = max(key, _key(read(flat[n])))
-            if count == most and not _of_key(key) > values[r, most - 1]:
+                key = max(key, sort_key(read(flat[n])))
+            if count == most and not of_sort_key(key) > values[r, most - 1]:
                 continue
             for n in range(first, last):
                 value = read(flat[start + n])

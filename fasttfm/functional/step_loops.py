@@ -62,7 +62,7 @@ def read(x):
     """The number x as float32."""
 
 
-def _round(x, like):
+def round_to(x, like):
     """The float32 x as a number of like's kind."""
 
 
@@ -75,7 +75,7 @@ def _read_of_kind(x):
     return lambda x: x
 
 
-@overload(_round)
+@overload(round_to)
 def _round_to_kind(x, like):
     if like == types.uint16:
         return lambda x, like: _to_bfloat16(x)
@@ -262,10 +262,10 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
             sums[n] = np.float32(0.0)
         for n in range(width):
             key = _entry(flat_joint, row + width + n, scales, bias, r, width + n)
-            flat_keys[new + n] = _round(key, flat_keys[new + n])
+            flat_keys[new + n] = round_to(key, flat_keys[new + n])
         for n in range(width):
             value = _entry(flat_joint, row + two * width + n, scales, bias, r, two * width + n)
-            flat_values[new + n] = _round(value, flat_values[new + n])
+            flat_values[new + n] = round_to(value, flat_values[new + n])
         for t in range(count):
             _dots(q, flat_keys, firsts[t], heads, size, scores, count, t)
         for h in range(heads):
@@ -276,7 +276,7 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
         for t in range(count):
             _add_heads(sums, flat_values, firsts[t], heads, size, scores, count, t)
         for n in range(width):
-            flat_out[r * width + n] = _round(sums[n], flat_out[r * width + n])
+            flat_out[r * width + n] = round_to(sums[n], flat_out[r * width + n])
         _quantize(out, r, quantized, out_scales)
 
 
@@ -325,7 +325,7 @@ def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out,
                 for t in range(pairs, count):
                     _add(sums, flat_values, (memory + t) * size, scores[t], size)
                 for d in range(size):
-                    flat_out[place + d] = _round(sums[d] * scale_sum, flat_out[place + d])
+                    flat_out[place + d] = round_to(sums[d] * scale_sum, flat_out[place + d])
         for r in range(begin, end):
             _quantize(out, r, quantized, out_scales)
         begin = end
@@ -340,7 +340,7 @@ def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, q
         total = np.float32(0.0)
         for n in range(width):
             added = _entry(flat, r * width + n, scales, x_bias, r, n)
-            rounded = _round(added + read(residual[r, n]), s[r, n])
+            rounded = round_to(added + read(residual[r, n]), s[r, n])
             s[r, n] = rounded
             row[n] = read(rounded)
             total += row[n]
@@ -351,7 +351,7 @@ def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, q
             squares += row[n] * row[n]
         rstd = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
         for n in range(width):
-            y[r, n] = _round(row[n] * rstd * read(weight[n]) + read(bias[n]), y[r, n])
+            y[r, n] = round_to(row[n] * rstd * read(weight[n]) + read(bias[n]), y[r, n])
         _quantize(y, r, quantized, out_scales)
 
 
@@ -373,10 +373,10 @@ def scale_rows(x, scales, bias, relu, y):
         if relu:
             for n in range(width):
                 value = x[r, n] * scale + bias[n]
-                y[r, n] = _round(zero if value < zero else value, y[r, n])
+                y[r, n] = round_to(zero if value < zero else value, y[r, n])
         else:
             for n in range(width):
-                y[r, n] = _round(x[r, n] * scale + bias[n], y[r, n])
+                y[r, n] = round_to(x[r, n] * scale + bias[n], y[r, n])
 
 
 @njit(nogil=True, cache=True)
@@ -399,4 +399,4 @@ def embed(tokens, table, sinusoids, positions, scale, pad, out):
         token, added = tokens[r], sinusoids[positions[r]]
         for n in range(width):
             value = np.float32(0.0) if token == pad else read(table[token, n]) * np.float32(scale) + added[n]
-            out[r, n] = _round(value, out[r, n])
+            out[r, n] = round_to(value, out[r, n])

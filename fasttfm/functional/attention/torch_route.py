@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
+from fasttfm.functional import training_passes
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import heads_last, planes
-from fasttfm.functional.dropout import wide
+from fasttfm.functional.dropout import as_factor, drawn, wide
 
 
 def _bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
@@ -72,10 +73,21 @@ def _softmax(scores: Tensor) -> Tensor:
     return torch.softmax(scores, dim=-1)[..., :keys]
 
 
-def weights(scores: Tensor, scale: float, options: Options) -> Tensor:
-    """softmax(scores * scale + mask) over the last dimension of scores (B, H, L, S), in scores' dtype."""
+def _takes_passes(options: Options, *tensors: Tensor) -> bool:
+    """Whether softmax and its gradient are a pass each; a mask is added by PyTorch."""
+    return options.mask is None and training_passes.takes(*tensors) and all(x.is_contiguous() for x in tensors)
+
+
+def weights(scores: Tensor, scale: float, options: Options, out: Tensor | None = None) -> Tensor:
+    """softmax(scores * scale + mask) over the last dimension of scores (B, H, L, S), in scores' dtype.
+
+    out: memory that may be taken, scores itself too.
+    """
     if not scores.numel():
         return torch.empty_like(scores)
+    if _takes_passes(options, scores):
+        out = torch.empty_like(scores) if out is None else out
+        return training_passes.softmax(scores, scale, options, out)
     bias = _bias(scores.shape[-2], scores.shape[-1], scores, options)
     precise = wide(scores.dtype)
     if bias is None:
@@ -107,9 +119,8 @@ def drop(p: Tensor, options: Options) -> Tensor | None:
     if options.seed is None:
         return None
     batch, heads, queries, keys = p.shape
-    shape = (batch * heads, queries, keys)
-    keep = reference.keep_mask(shape, options.dropout_p, options.seed, options.site).view(p.shape)
-    return (p * reference.dropout_scale(options.dropout_p)).mul_(keep)
+    keep = drawn((batch * heads, queries, keys), options.dropout_p, options.seed, options.site).view(p.shape)
+    return (p * reference.dropout_scale(options.dropout_p)).mul_(as_factor(keep, p.dtype))
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
@@ -131,9 +142,24 @@ def scores(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, float]:
 def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output, the weights before dropout (B, H, L, S), and after it (None without dropout)."""
     raw, left = scores(query, key, options.scale)
-    p = weights(raw, left, options)
+    p = weights(raw, left, options, out=raw)
     kept = drop(p, options)
     return heads_last(product(p if kept is None else kept, value)), p, kept
+
+
+def scores_gradient(
+    grad: Tensor, p: Tensor, kept: Tensor | None, options: Options, mask_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scores before they were scaled, in p's dtype, and of the additive mask if asked for.
+
+    grad, p and kept as softmax_gradient() takes them; grad's memory may be taken.
+    """
+    if _takes_passes(options, grad, p, p if kept is None else kept):
+        return training_passes.softmax_gradient(grad, p, kept, options), None
+    d_scores = softmax_gradient(grad, p, kept)
+    mask = options.mask if mask_gradient else None
+    d_mask = d_scores.sum_to_size(mask.shape).to(mask.dtype) if mask is not None else None
+    return (d_scores * options.scale).to(p.dtype), d_mask
 
 
 def softmax_gradient(grad: Tensor, p: Tensor, kept: Tensor | None) -> Tensor:
@@ -164,10 +190,7 @@ def backward(
     """Gradients of query, key, value, and of the additive mask if asked for. out as operand_gradients() takes it."""
     grad = planes(grad).view(grad.shape)  # copied once at most
     d_weights = product_transposed(grad, value)
-    d_scores = softmax_gradient(d_weights, p, kept)
-    mask = options.mask if mask_gradient else None
-    d_mask = d_scores.sum_to_size(mask.shape).to(mask.dtype) if mask is not None else None
-    d_scores = (d_scores * options.scale).to(query.dtype)
+    d_scores, d_mask = scores_gradient(d_weights, p, kept, options, mask_gradient)
     return *operand_gradients(grad, d_scores, query, key, p if kept is None else kept, out), d_mask
 
 

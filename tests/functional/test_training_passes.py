@@ -1,0 +1,126 @@
+"""The compiled passes of a training step on a CPU against what PyTorch's route computes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.functional import training_passes
+from fasttfm.functional.attention import torch_route
+from fasttfm.functional.attention.arguments import Options
+
+pytest.importorskip("numba")
+
+DTYPES = (torch.float32, torch.bfloat16)
+B, H = 3, 2
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """What PyTorch's route gives for a function of no arguments."""
+
+    def run(function):
+        with monkeypatch.context() as patch:
+            patch.setattr(training_passes, "takes", lambda *_: False)
+            return function()
+
+    return run
+
+
+def options(*, lengths: Tensor | None = None, causal: bool = False, offset: int = 0, p: float = 0.0) -> Options:
+    seed = torch.tensor([-(2**62) - 12345]) if p else None
+    return Options(lengths, None, causal, offset, p, 0.17, seed, 5)
+
+
+OPTIONS = {
+    "all": options(),
+    "lengths": options(lengths=torch.tensor([0, 7, 37])),
+    "causal": options(causal=True, offset=4),
+    "causal with empty rows": options(causal=True, offset=-3, lengths=torch.tensor([30, 1, 37])),
+    "dropout": options(lengths=torch.tensor([20, 7, 37]), causal=True, p=0.3),
+}
+
+
+def tensor(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
+    return (3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def same(x: Tensor, y: Tensor) -> None:
+    """Equal but for one rounding in x's dtype, of numbers of the size of one."""
+    eps = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(x, y, rtol=2 * eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 300, 128), (3, 5, 13), (2, 3, 1)])
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+def test_keep_masks_are_the_bits_of_the_reference(shape, p):
+    seed = torch.tensor([-(2**62) - 12345])
+    assert torch.equal(training_passes.keep_mask(shape, p, seed, 7), reference.keep_mask(shape, p, seed, 7))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", OPTIONS)
+def test_softmax_and_its_gradient_are_those_of_pytorch(case, dtype, plain):
+    given, shape = OPTIONS[case], (B, H, 160, 37)
+    scores, grad = tensor(dtype, *shape), tensor(dtype, *shape, seed=1)
+    assert training_passes.takes(scores)
+    p = torch_route.weights(scores, given.scale, given)
+    expected = plain(lambda: torch_route.weights(scores, given.scale, given))
+    same(p, expected)
+    kept = torch_route.drop(expected, given)
+    wanted, _ = plain(lambda: torch_route.scores_gradient(grad, expected, kept, given, False))
+    same(torch_route.scores_gradient(grad.clone(), expected, kept, given, False)[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_softmax_of_what_is_not_finite_is_that_of_pytorch(value, dtype, plain):
+    scores = tensor(dtype, B, H, 160, 37)
+    scores[1, 0, 3, 9] = value
+    scores[2, 1, 4] = value
+    p = torch_route.weights(scores, 0.17, options())
+    same(p.nan_to_num(7.0), plain(lambda: torch_route.weights(scores, 0.17, options())).nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("post_norm", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_residual_layer_norm_and_its_gradients_are_those_of_pytorch(p, post_norm, dtype, plain):
+    """A branch of dtype on a float32 stream, as under autocast; float32 sums over rows are taken in other orders."""
+    from fasttfm.functional.layer_norm import residual_layer_norm
+
+    rows, width = 517, 96
+
+    def run():
+        x = tensor(dtype, rows, width).requires_grad_()
+        residual = tensor(torch.float32, rows, width, seed=1).requires_grad_()
+        weight, bias = (tensor(torch.float32, width, seed=seed).requires_grad_() for seed in (2, 3))
+        seed = torch.tensor([-(2**62) - 12345])
+        y, s = residual_layer_norm(x, residual, weight, bias, 1e-5, dropout_p=p, seed=seed, site=3, post_norm=post_norm)
+        grads = [tensor(each.dtype, rows, width, seed=4 + i) for i, each in enumerate((y, s))]
+        return y, s, *torch.autograd.grad([y, s], [x, residual, weight, bias], grads)
+
+    assert training_passes.takes(torch.empty(rows, width))
+    for value, expected in zip(run(), plain(run), strict=True):
+        eps = torch.finfo(value.dtype).eps
+        of_sums = rows * torch.finfo(torch.float32).eps  # terms are of the size of ten
+        torch.testing.assert_close(
+            value, expected, rtol=max(2 * eps, 1e-5), atol=2e-5 if value.dim() > 1 else of_sums * 10
+        )
+
+
+def test_softmax_leaves_scores_alone_that_are_another_s():
+    scores = tensor(torch.bfloat16, B, H, 160, 37)
+    before = scores.clone()
+    torch_route.weights(scores, 0.17, options())
+    assert torch.equal(scores, before)
+
+
+def test_many_threads_and_few_elements_are_for_pytorch(monkeypatch):
+    assert not training_passes.takes(torch.zeros(100, 100))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert not training_passes.takes(torch.zeros(200, 200))
