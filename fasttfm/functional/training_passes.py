@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
+from fasttfm.functional.linear import frozen
 from fasttfm.functional.step_passes import array, usable
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ _LEAST = 1 << 15
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether the passes take these tensors, and are the faster way."""
+    """Whether the passes take these tensors, and are the faster way; never in a search, whose bits must not depend on
+    how many rows there are."""
     return (
         tensors[0].numel() >= _LEAST
         and all(type(x) is Tensor and x.device.type == "cpu" and x.dtype in _DTYPES for x in tensors)
         and torch.get_num_threads() <= _THREADS
+        and not frozen(tensors[0])
         and usable()
     )
 

@@ -124,3 +124,11 @@ def test_many_threads_and_few_elements_are_for_pytorch(monkeypatch):
     assert not training_passes.takes(torch.zeros(100, 100))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert not training_passes.takes(torch.zeros(200, 200))
+
+
+def test_a_search_computes_as_before():
+    from fasttfm.functional.linear import frozen_weights
+
+    with torch.no_grad(), frozen_weights(torch.nn.Linear(2, 2)):
+        assert not training_passes.takes(torch.zeros(200, 200))
+    assert training_passes.takes(torch.zeros(200, 200))
