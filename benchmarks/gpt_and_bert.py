@@ -7,8 +7,8 @@ Then, on what was held out of every text:
 
 bits per byte     of the whole text by GPT; BERT gives a text no probability
 hidden tokens     the same ones for both: BERT sees the rest of the row on both sides, GPT what stands before
-lines             which text a line is from, after `fasttfm finetune classify` on some hundred of them, from the
-                  pre-trained weights and from fresh ones, with one recipe
+lines             which text a line is from, after `fasttfm finetune classify` on some others, from the pre-trained
+                  weights and from fresh ones, with one recipe
 
 Prints the table and appends one line to benchmarks/results/gpt-and-bert.jsonl. Three minutes of pre-training and four
 fine-tunings take about six minutes on two cores.
@@ -47,9 +47,11 @@ MODELS = {
 """The words that train each."""
 SHAPE = ("--row-length", 128, "--max-tokens", 4096, "--schedule", "constant")
 """What both are given otherwise than their presets have it."""
-FINETUNING = ("--row-length", 64, "--max-tokens", 512, "--max-epoch", 4, "--log-interval", 1)
-LINE, LINES = 12, 600
-"""Words of a line; lines to learn from, and as many to tell, of all texts together."""
+FINETUNING = ("--row-length", 64, "--max-tokens", 512, "--max-epoch", 8, "--log-interval", 1)
+LINE = 8
+"""Words of a line."""
+LINES = {"train": 120, "valid": 600}
+"""Lines to learn from, few so that pre-training may matter, and to tell, of all texts together."""
 HELD_OUT = 0.04
 """The last share of a text, of which neither the pre-training nor the lines to learn from have seen anything."""
 _QUIET = ("--no-tensorboard", "--valid-interval-updates", 0, "--save-interval-updates", 0)
@@ -135,12 +137,12 @@ def write_lines(texts: Sequence[Path], folder: Path) -> tuple[Path, Path]:
     if len(texts) < 2:
         raise UserError("--text: at least two files are needed, whose lines are told from one another")
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "valid": []}
-    share = LINES // len(texts)
     for path in texts:
         words = " ".join(read_lines(path)).split()
         begin = round(len(words) * (1 - HELD_OUT))
         for part, some in (("train", words[:begin]), ("valid", words[begin:])):
             lines = [" ".join(some[n : n + LINE]) for n in range(0, len(some) - LINE + 1, LINE)]
+            share = LINES[part] // len(texts)
             if len(lines) < share:
                 raise UserError(f"{path}: its {part} part has {len(lines)} lines of {LINE} words, {share} are needed")
             parts[part] += [(lines[n * len(lines) // share], path.name) for n in range(share)]

@@ -25,7 +25,7 @@ def texts(tmp_path, monkeypatch):
     second = "".join(f"two ships of iron sail at {n} knots to port\n" for n in range(250))
     for name, text in (("first.txt", first), ("second.txt", second)):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(gpt_and_bert, "LINES", 6)
+    monkeypatch.setattr(gpt_and_bert, "LINES", {"train": 4, "valid": 6})
     return [tmp_path / "first.txt", tmp_path / "second.txt"]
 
 
@@ -72,7 +72,8 @@ def test_a_gpt_is_asked_for_a_hidden_token_by_what_stands_before_it():
 def test_lines_to_tell_are_of_the_end_of_each_text(texts, tmp_path):
     train, valid = gpt_and_bert.write_lines(texts, tmp_path)
     learnt, told = (list(csv.DictReader(path.open())) for path in (train, valid))
-    assert [row["label"] for row in learnt] == [row["label"] for row in told] == ["first.txt"] * 3 + ["second.txt"] * 3
+    assert [row["label"] for row in learnt] == ["first.txt"] * 2 + ["second.txt"] * 2
+    assert [row["label"] for row in told] == ["first.txt"] * 3 + ["second.txt"] * 3
     assert all(len(row["text"].split()) == gpt_and_bert.LINE for row in learnt + told)
     numbers = [[int(word) for row in rows for word in row["text"].split() if word.isdigit()] for rows in (learnt, told)]
     assert max(numbers[0]) < 240 <= min(numbers[1])
@@ -82,5 +83,5 @@ def test_one_text_or_a_short_one_is_refused(texts, tmp_path):
     with pytest.raises(UserError, match="at least two files"):
         gpt_and_bert.write_lines(texts[:1], tmp_path)
     (tmp_path / "short.txt").write_text("a few words\n")
-    with pytest.raises(UserError, match=r"short\.txt: its train part has 0 lines of 12 words, 3 are needed"):
+    with pytest.raises(UserError, match=r"short\.txt: its train part has 0 lines of 8 words, 2 are needed"):
         gpt_and_bert.write_lines([tmp_path / "short.txt", texts[0]], tmp_path)
