@@ -158,6 +158,8 @@ _PROGRAMS: dict[str, dict[str, Any]] = {
     },
     # BLEU and sentences/s of a teacher and its student
     "students": {"text": TEXT, "sentences": AT_LEAST_ONE, "measured": ROWS},
+    # hidden tokens by a BERT, its students, and their shape without a teacher
+    "distilling": {"text": TEXTS, "vocab_size": AT_LEAST_ONE, "minutes": POSITIVE, "measured": ROWS},
     # tokens a second with sentences that join a running search and without
     "continuous": {"text": TEXT, "precision": TEXT, "lines": COUNT, "measured": ROWS},
     # BLEU by test set and precision
