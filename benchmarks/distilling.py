@@ -9,7 +9,6 @@ same hidden tokens of the held-out text. Appends one line to benchmarks/results/
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -19,14 +18,11 @@ from typing import Any
 import torch
 
 from benchmarks import command
-from benchmarks.finetuning import run_command
 from benchmarks.gpt_and_bert import held_out_rows
-from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import Parser
 from fasttfm.data.documents import PreparedDocuments
 from fasttfm.models.encoders import read_encoder
 from fasttfm.training.distillation import STUDENT
+from fasttfm.training.log import read_log
 from fasttfm.training.masked_validation import MaskedValidator
 
 TEACHER = ("mlm", "train", "--preset", "bert-tiny", "--objective", "mlm")
@@ -37,9 +33,8 @@ _QUIET = ("--valid-interval-updates", 0, "--save-interval-updates", 0)
 
 def trained(words: Sequence[object], data: Path, out: Path, minutes: float) -> int:
     """Run a training for so long; returns its updates."""
-    run_command(*words, "--data", data, "--out", out, *_TIMED, *_QUIET, "--max-minutes", minutes)
-    records = [json.loads(line) for line in (out / "train.log.jsonl").read_text().splitlines()]
-    return max(record["step"] for record in records)
+    command.python("fasttfm", *words, "--data", data, "--out", out, *_TIMED, *_QUIET, "--max-minutes", minutes)
+    return max(record["step"] for record in read_log(out))
 
 
 def scored(name: str, folder: Path, checkpoint: str, data: PreparedDocuments, **facts: Any) -> dict[str, Any]:
@@ -60,7 +55,7 @@ def scored(name: str, folder: Path, checkpoint: str, data: PreparedDocuments, **
 def measure(texts: Sequence[Path], folder: Path, minutes: float, vocab_size: int) -> list[dict[str, Any]]:
     """Rows of the teacher, its students, and the first one's shape without a teacher."""
     data, teacher = folder / "data", folder / "teacher"
-    run_command("mlm", "prepare", "--text", *texts, "--out", data, "--vocab-size", vocab_size)
+    command.python("fasttfm", "mlm", "prepare", "--text", *texts, "--out", data, "--vocab-size", vocab_size)
     prepared = PreparedDocuments.open(data)
     updates = trained(TEACHER, data, teacher, 2 * minutes)
     measured = [scored("teacher", teacher, "last", prepared, updates=updates, minutes=2 * minutes)]
@@ -76,12 +71,11 @@ def measure(texts: Sequence[Path], folder: Path, minutes: float, vocab_size: int
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and record."""
-    parser = Parser(prog="python -m benchmarks.distilling", description=__doc__.split("\n")[0])
+    parser = command.parser("distilling", __doc__)
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed")
     parser.add_argument("--minutes", type=float, default=0.6, help="of each student; default: %(default)s")
     parser.add_argument("--vocab-size", type=int, default=2000, help="subwords; default: %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(args.text, Path(folder), args.minutes, args.vocab_size)
     record = {
@@ -91,9 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "minutes": args.minutes,
         "measured": measured,
     }
-    args.results.mkdir(parents=True, exist_ok=True)
-    with (args.results / "distilling.jsonl").open("a") as file:
-        file.write(json.dumps(record | {"machine": machine.describe()}) + "\n")
+    command.keep(args.results, record)
     return 0
 
 

@@ -16,13 +16,13 @@ def test_students_stand_beside_their_teacher_and_their_shape_alone(tmp_path, mon
     (tmp_path / "text.txt").write_text(text + "\n")
     commands = []
 
-    def in_this_process(*words):
+    def in_this_process(_, *words):
         words = [*map(str, words)]
         commands.append(words)
         more = [] if words[1] == "prepare" else ["--workers", "1", "--precision", "fp32", *TINY]
         assert main([*words, *more]) == 0
 
-    monkeypatch.setattr(distilling, "run_command", in_this_process)
+    monkeypatch.setattr(distilling.command, "python", in_this_process)
     words = ["--text", str(tmp_path / "text.txt"), "--minutes", "0.004", "--vocab-size", "330"]
     assert distilling.main([*words, "--results", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "distilling.jsonl").read_text())
