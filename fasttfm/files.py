@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -106,3 +107,12 @@ def read_json(path: Path, kind: type = dict) -> Any:
     if not isinstance(given, kind):
         raise UserError(f"{path}: holds no {kind.__name__}: copy it anew")
     return given
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal digits, read piece by piece; OSError where it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

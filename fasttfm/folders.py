@@ -10,7 +10,6 @@ The folder itself stays where it is, so that it may be a link, a mounted disk or
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fasttfm.errors import UserError
-from fasttfm.files import refuse_dangling_link, unreadable
+from fasttfm.files import refuse_dangling_link, sha256, unreadable
 from fasttfm.locks import LOCK_FILE, locked
 
 MANIFEST = "sha256sums"
@@ -121,7 +120,7 @@ class Verification:
         for name, digest in self._digests.items():
             path = self._folder / name
             try:
-                differs = _sha256(path) != digest
+                differs = sha256(path) != digest
             except OSError as error:
                 self._complaint = str(unreadable(path, error))
                 return
@@ -135,7 +134,7 @@ class Verification:
 
 def _write_manifest(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir())
-    lines = (f"{_sha256(folder / name)}  {name}\n" for name in names)
+    lines = (f"{sha256(folder / name)}  {name}\n" for name in names)
     (folder / MANIFEST).write_bytes((_HEADER + "".join(lines)).encode())
 
 
@@ -154,7 +153,7 @@ def _refuse_strangers(folder: Path) -> None:
         kind = "this is a model directory" if "config.yaml" in strangers else "this directory holds other files"
         raise UserError(f"{folder}: {kind} ({shown}), which are not replaced: choose another --out, or move them away")
     for name in present:
-        if _sha256(folder / name) not in known[name]:
+        if sha256(folder / name) not in known[name]:
             raise UserError(
                 f"{folder / name}: was changed since it was written, and is not replaced: move it away, or choose "
                 "another --out"
@@ -176,11 +175,3 @@ def _move_ready(folder: Path) -> None:
             if (ready / name).exists():
                 os.replace(ready / name, folder / name)
     shutil.rmtree(ready)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

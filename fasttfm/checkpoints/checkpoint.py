@@ -29,7 +29,7 @@ from fasttfm.checkpoints import quantized, shards
 from fasttfm.checkpoints.ownership import claimed, published, recover
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.files import sync, unreadable, write_file
+from fasttfm.files import sha256, sync, unreadable, write_file
 
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
@@ -177,11 +177,7 @@ def _check_digest(path: Path) -> None:
         if (path.parent / META_FILE).exists() and path.name in (MODEL_FILE, STATE_FILE):
             raise ValueError(f"{DIGESTS_FILE} beside it was cut off and does not name it")
         return
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != written[path.name]:
+    if sha256(path) != written[path.name]:
         raise ValueError(f"its SHA-256 is not the one in {DIGESTS_FILE}")
 
 

@@ -1,16 +1,21 @@
-"""A model directory of any kind, read: its configuration and the weights of one of its checkpoints."""
+"""A model directory of any kind: its configuration and the weights of one of its checkpoints, read; or written."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from safetensors.torch import save
 from torch import Tensor
 
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import read_config
+from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights
+from fasttfm.checkpoints.model_dir import CONFIG_FILE, read_config
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.config import RunConfig, build_run
+from fasttfm.files import write_file
+from fasttfm.folders import replacing
 
 
 def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConfig, dict[str, Tensor], Path]:
@@ -22,3 +27,12 @@ def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConf
     saved = resolve_checkpoint(folder, checkpoint)
     check_vocabulary(saved, folder)
     return config, read_weights(saved), saved
+
+
+def write_run(folder: Path, config: RunConfig, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
+    """Write a model directory without checkpoints, all of it or nothing; tokenizer: a TextTokenizer."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+    with replacing(folder, "writes a model") as fresh:
+        write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
+        write_file(fresh.path / MODEL_FILE, save(tensors, {"format": "pt"}))
+        tokenizer.save(fresh.path)

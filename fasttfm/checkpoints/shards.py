@@ -10,7 +10,6 @@ the parts together. All ranks must see the same directory.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from fasttfm.checkpoints.ownership import claimed, published, recover
 from fasttfm.errors import UserError
-from fasttfm.files import sync, write_file
+from fasttfm.files import sha256, sync, write_file
 
 SHARDS = "shards"
 VALUES_FILE = "values.json"
@@ -69,7 +68,7 @@ def save_sharded(
                 return
             write_file(folder / VALUES_FILE, json.dumps(dict(values)).encode())
             names = [VALUES_FILE, *sorted(f"{SHARDS}/{path.name}" for path in (folder / SHARDS).iterdir())]
-            lines = "".join(f"{_digest(folder / name)}  {name}\n" for name in names)
+            lines = "".join(f"{sha256(folder / name)}  {name}\n" for name in names)
             write_file(folder / "sha256sums", lines.encode())
             sync(folder / SHARDS)
             write_file(folder / "meta.json", (json.dumps(dict(meta), indent=1) + "\n").encode())
@@ -117,13 +116,5 @@ def check_shards(checkpoint: Path) -> None:
     written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     present = {VALUES_FILE, *(f"{SHARDS}/{path.name}" for path in (checkpoint / SHARDS).iterdir())}
     for name in sorted({*written} | present):
-        if name not in present or written.get(name) != _digest(checkpoint / name):
+        if name not in present or written.get(name) != sha256(checkpoint / name):
             raise ValueError(f"{name} is missing, or its SHA-256 is not the one in sha256sums")
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
-from fasttfm.checkpoints.checkpoint import MODEL_FILE
-from fasttfm.checkpoints.model_dir import CONFIG_FILE
+from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.config import RunConfig
 from fasttfm.config.masking import MaskingConfig
@@ -23,7 +20,7 @@ from fasttfm.data.text_tokenizer import (
     load_text_tokenizer,
 )
 from fasttfm.errors import UserError
-from fasttfm.files import read_json, write_file
+from fasttfm.files import read_json
 from fasttfm.folders import replacing
 from fasttfm.interop import bert
 from fasttfm.models.bert import BertPretraining
@@ -55,11 +52,7 @@ def import_folder(folder: Path, out: Path, generator: Path | None = None) -> Ber
         data=MaskingConfig(objective=objective, row_length=min(128, model.config.max_length)),
         training=TrainingConfig(),
     )
-    tensors = {name: tensor.detach().contiguous() for name, tensor in model_weights(model).items()}
-    with replacing(out, "writes a model") as fresh:
-        write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
-        write_file(fresh.path / MODEL_FILE, save(tensors, {"format": "pt"}))
-        tokenizer.save(fresh.path)
+    write_run(out, config, model_weights(model), tokenizer)
     return model
 
 

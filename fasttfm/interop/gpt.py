@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fasttfm.checkpoints.checkpoint import MODEL_FILE
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
+from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig
 from fasttfm.config.documents import DocumentsConfig
@@ -143,10 +144,7 @@ def import_folder(folder: Path, out: Path) -> None:
         data=DocumentsConfig(row_length=model.config.max_length, max_tokens=max(4096, model.config.max_length)),
         training=TrainingConfig(),
     )
-    with replacing(out, "imports a model") as fresh:
-        write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
-        write_file(fresh.path / MODEL_FILE, save(_plain(model_weights(model)), {"format": "pt"}))
-        tokenizer.save(fresh.path)
+    write_run(out, config, model_weights(model), tokenizer)
 
 
 def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

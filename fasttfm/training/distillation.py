@@ -6,19 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
-from fasttfm.checkpoints.checkpoint import MODEL_FILE
-from fasttfm.checkpoints.model_dir import CONFIG_FILE, read_kind
-from fasttfm.checkpoints.saved import read_run
+from fasttfm.checkpoints.model_dir import read_kind
+from fasttfm.checkpoints.saved import read_run, write_run
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build_run, field_types
 from fasttfm.config.bert import BertConfig
 from fasttfm.data.documents import PreparedDocuments
 from fasttfm.data.text_tokenizer import load_text_tokenizer
 from fasttfm.errors import UserError
-from fasttfm.files import write_file
-from fasttfm.folders import replacing
 from fasttfm.models.bert import BertPretraining
 from fasttfm.models.distillation import layer_map
 from fasttfm.models.encoders import read_encoder
@@ -96,9 +91,6 @@ def write_student(model_dir: Path) -> Path:
     config, weights, _ = read_run(model_dir, "student", "best")
     fields = {field.name: getattr(config.model, field.name) for field in dataclasses.fields(BertConfig)}
     run = RunConfig(kind="bert", model=BertConfig(**fields), data=config.data, training=config.training)
-    tensors = {name: each.contiguous() for name, each in weights.items() if name.startswith(("body.", "masked."))}
-    with replacing(model_dir / STUDENT, "writes a model") as fresh:
-        write_file(fresh.path / CONFIG_FILE, run.to_yaml().encode())
-        write_file(fresh.path / MODEL_FILE, save(tensors, {"format": "pt"}))
-        load_text_tokenizer(model_dir).save(fresh.path)
+    student = {name: each for name, each in weights.items() if name.startswith(("body.", "masked."))}
+    write_run(model_dir / STUDENT, run, student, load_text_tokenizer(model_dir))
     return model_dir / STUDENT
