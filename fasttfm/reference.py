@@ -154,11 +154,13 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q K^T * scale) V (equation 1), with dropout on the weights.
 
-    query (B, H, L, D), key (B, H, S, D), value (B, H, S, Dv); scale defaults to D^-0.5.
+    query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, Dv); scale defaults to D^-0.5. Hk divides H: H / Hk
+    neighbouring query heads share a head of keys and values (Ainslie et al. 2023, section 2.2).
     Returns the output (B, H, L, Dv) and the weights before dropout (B, H, L, S). A query without a key gives zeros.
     """
     batch, heads, queries, width = query.shape
     scale = width**-0.5 if scale is None else scale
+    key, value = (x.repeat_interleave(heads // max(1, x.shape[1]), dim=1) for x in (key, value))
     scores = query @ key.transpose(-2, -1) * scale  # (B, H, L, S)
     scores = attention_mask(scores, key_lengths=key_lengths, mask=mask, causal=causal, causal_offset=causal_offset)
     weights = masked_softmax(_wide(scores)).to(query.dtype)  # (B, H, L, S)

@@ -1,4 +1,4 @@
-"""What the signatures share: refusals, shared key heads, and the causal triangle in the lower right corner."""
+"""What the signatures share: refusals, a check of shared key heads, and the causal triangle in the lower right corner."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ def causal_of_window(function: str, window: tuple[int, int], causal: bool = Fals
     return causal or right == 0
 
 
-def share_heads(function: str, heads: int, x: Tensor) -> Tensor:
-    """x (..., Hk, D) with each head repeated for the query heads that share it: (..., heads, D)."""
-    if x.shape[-2] == heads:
-        return x
-    if not x.shape[-2] or heads % x.shape[-2]:
-        raise ValueError(
-            f"{function}: {heads} query heads need a divisor of them as key and value heads, not {x.shape[-2]}"
-        )
-    return x.repeat_interleave(heads // x.shape[-2], dim=-2)
+def check_heads(function: str, query: Tensor, *shared: Tensor) -> None:
+    """Raises ValueError where keys or values (..., Hk, D) do not have a divisor of the query's heads (..., H, D)."""
+    heads = query.shape[-2]
+    for x in shared:
+        if x.shape[-2] != heads and (not x.shape[-2] or heads % x.shape[-2]):
+            raise ValueError(
+                f"{function}: {heads} query heads need a divisor of them as key and value heads, not {x.shape[-2]}"
+            )
 
 
 def corner_offset(function: str, query_starts: Tensor, key_starts: Tensor) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import causal_of_window, corner_offset, refuse, share_heads
+from fasttfm.compat.arguments import causal_of_window, check_heads, corner_offset, refuse
 from fasttfm.functional import attention, varlen_attention
 
 Window = tuple[int, int]
@@ -37,10 +37,11 @@ def flash_attn_func(
     refuse(
         name, softcap=(softcap, 0.0), alibi_slopes=(alibi_slopes, None), return_attn_probs=(return_attn_probs, False)
     )
+    check_heads(name, q, k, v)
     output = attention(
         q.transpose(1, 2),
-        share_heads(name, q.shape[-2], k).transpose(1, 2),
-        share_heads(name, q.shape[-2], v).transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
         causal=causal,
         causal_offset=k.shape[1] - q.shape[1] if causal else 0,
         dropout_p=dropout_p,
@@ -115,10 +116,11 @@ def flash_attn_varlen_func(
         return_attn_probs=(return_attn_probs, False),
         block_table=(block_table, None),
     )
+    check_heads(name, q, k, v)
     return varlen_attention(
         q,
-        share_heads(name, q.shape[-2], k),
-        share_heads(name, q.shape[-2], v),
+        k,
+        v,
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_q,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import causal_of_window, corner_offset, refuse, share_heads
+from fasttfm.compat.arguments import causal_of_window, check_heads, corner_offset, refuse
 from fasttfm.functional import varlen_attention
 
 
@@ -41,11 +41,12 @@ def varlen_attn(
         raise ValueError(
             f"{name}: {query.shape[-2]} query heads and {key.shape[-2]} key heads: give enable_gqa=True to share them"
         )
+    check_heads(name, query, key, value)
     cu_seq_k = cu_seq_q if cu_seq_k is None else cu_seq_k
     return varlen_attention(
         query,
-        share_heads(name, query.shape[-2], key),
-        share_heads(name, query.shape[-2], value),
+        key,
+        value,
         cu_seq_q,
         cu_seq_k,
         max_q,

@@ -30,6 +30,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
+from fasttfm.functional.attention.layout import grouped
 from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, refuse_in_tables
 from fasttfm.interop.huggingface_layers import fused_class, note, why_left
 from fasttfm.interop.replace import Line, Report, replace_modules
@@ -146,9 +147,6 @@ def attention_forward(
             f"attention {NAME!r}: {type(module).__name__} asks for causal attention without a mask, which eager "
             "attention would not give: give a mask, or use 'sdpa'"
         )
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     causal = _says_causal(attention_mask, query, key)
     if causal:
         attention_mask = None
@@ -164,7 +162,8 @@ def attention_forward(
     arguments: dict[str, Any] = {"mask": mask, "causal": causal, "dropout_p": dropout, "scale": scaling}
     if options.get("output_attentions") or _recorded():
         weights = F.attention_weights(query, key, **arguments)
-        return (weights @ value).transpose(1, 2).contiguous(), weights
+        output = (grouped(weights, value.shape[1]) @ value).view(*query.shape[:3], value.shape[3])
+        return output.transpose(1, 2).contiguous(), weights
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
 
 

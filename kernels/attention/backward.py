@@ -5,7 +5,10 @@
 
 The scores are computed anew in both launches (Dao et al. 2022). The first owns tiles of queries: it forms delta, which
 the second needs, and dQ. The second owns tiles of keys and forms dK and dV with transposed scores, so that P^T and dS^T
-are the left operands of their products as they come. 14 * B * H * L * S * D floating-point operations in all.
+are the left operands of their products as they come. Where query heads share a head of keys, a program of the second
+launch walks over the queries of all of them and adds up in its registers: dK and dV are written once, in the same bits
+every time, where a sum afterwards would write and read GROUP times as much.
+14 * B * H * L * S * D floating-point operations in all.
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ from fasttfm.kernels.attention.tile import (
     hide_keys,
     keep_tile,
     key_range,
+    keys_of,
     line_of,
     load_rows,
     load_tile,
     locate,
     locate_queries,
     mask_of,
+    member_of,
     product,
     rows_of,
     store_tile,
@@ -94,8 +99,8 @@ def _walk_keys(
 @jit
 def _backward_queries(
     q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H, S, D)
-    v: Pointer,  # (B, H, S, DV)
+    k: Pointer,  # (B, H // GROUP, S, D)
+    v: Pointer,  # (B, H // GROUP, S, DV)
     out: Pointer,  # (B, H, L, DV)
     dout: Pointer,  # (B, H, L, DV)
     dq: Pointer,  # (B, H, L, D) out
@@ -120,6 +125,7 @@ def _backward_queries(
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -131,8 +137,8 @@ def _backward_queries(
     seed_value = value_of(seed)
     row = head.first_query + first_row
     count = head.queries - first_row
-    k = rows_of(k, k_strides, head, head.first_key)
-    v = rows_of(v, v_strides, head, head.first_key)
+    k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
+    v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
     masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
     out_tile = load_tile(out, out_strides, head, row, count, ROWS, DV)
@@ -215,11 +221,11 @@ def _walk_queries(
 @jit
 def _backward_keys(
     q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H, S, D)
-    v: Pointer,  # (B, H, S, DV)
+    k: Pointer,  # (B, H // GROUP, S, D)
+    v: Pointer,  # (B, H // GROUP, S, DV)
     dout: Pointer,  # (B, H, L, DV)
-    dk: Pointer,  # (B, H, S, D) out
-    dv: Pointer,  # (B, H, S, DV) out
+    dk: Pointer,  # (B, H // GROUP, S, D) out
+    dv: Pointer,  # (B, H // GROUP, S, DV) out
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L), of _backward_queries
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
@@ -241,10 +247,11 @@ def _backward_keys(
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    sizes, dropout, lse_strides = (H // GROUP, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
     tiles = (S + COLUMNS - 1) // COLUMNS
     head = locate(tl.program_id(0) // tiles, sizes, spans)
     first_column = (tl.program_id(0) % tiles) * COLUMNS
@@ -256,12 +263,6 @@ def _backward_keys(
     count = head.keys - first_column
     k_tile = load_tile(k, k_strides, head, column, count, COLUMNS, D)
     v_tile = load_tile(v, v_strides, head, column, count, COLUMNS, DV)
-    q = rows_of(q, q_strides, head, head.first_query)
-    dout = rows_of(dout, dout_strides, head, head.first_query)
-    line = line_of(lse_strides, head, head.first_query)
-    lse += line
-    delta += line
-    masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
 
     first = 0  # rows from it on see some key of the tile
     free = 0  # rows from it on see all of them
@@ -271,17 +272,23 @@ def _backward_keys(
     end = tl.where(first_column < head.visible, head.queries, 0)
     dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
     dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
-    if CAUSAL:
+    for member in range(GROUP):
+        reader = member_of(head, member, GROUP)
+        q_rows = rows_of(q, q_strides, reader, head.first_query)
+        dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
+        line = line_of(lse_strides, reader, head.first_query)
+        masking = (mask_of(mask, mask_strides, reader), mask_strides, causal_offset)
+        if CAUSAL:
+            dk_tile, dv_tile = _walk_queries(
+                dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line, seed_value,
+                first, tl.minimum(free, end), first_column, reader, masking, dropout, scale * LOG2E,
+                q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+            )  # fmt: skip
         dk_tile, dv_tile = _walk_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, seed_value, first, tl.minimum(free, end),
-            first_column, head, masking, dropout, scale * LOG2E, q_strides[2], dout_strides[2],
-            D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+            dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line, seed_value,
+            free, end, first_column, reader, masking, dropout, scale * LOG2E,
+            q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
         )  # fmt: skip
-    dk_tile, dv_tile = _walk_queries(
-        dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, seed_value, free, end,
-        first_column, head, masking, dropout, scale * LOG2E, q_strides[2], dout_strides[2],
-        D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
-    )  # fmt: skip
     seen = (first_column + tl.arange(0, COLUMNS))[:, None] < head.visible
     dk_tile = tl.where(seen, dk_tile * scale, 0.0)
     dv_tile = tl.where(seen, dv_tile * dropout[2], 0.0)
@@ -340,7 +347,7 @@ def backward(
             **call.constants, **launch_options(of_queries),
         )  # fmt: skip
     if call.planes and call.keys:
-        _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.planes,)](
+        _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
             query, key, value, grad, dk, dv, lse, delta, *call.arguments,
             strides(query, key, value, grad, dk, dv), *lse.stride()[:2], call.mask_strides,
             **call.constants, **launch_options(of_keys),

@@ -10,6 +10,7 @@ A program owns ROWS queries of one head and walks over the keys in tiles of COLU
 Tiles right of the diagonal and tiles past the visible keys are never touched; only the tiles that cross one of these
 borders pay for comparisons. 4 * B * H * L * S * D floating-point operations (half of it when causal); reads Q, K, V,
 writes O and 4 bytes of log-sum-exp a row. Dropout draws L * S / 8 Philox blocks a head.
+Query heads that share a head of keys (Ainslie et al. 2023) are neighbours in the grid and read the same K and V.
 Source: Vaswani et al. 2017, equation 1.
 """
 
@@ -44,6 +45,7 @@ from fasttfm.kernels.attention.tile import (
     hide_keys,
     keep_tile,
     key_range,
+    keys_of,
     line_of,
     load_rows,
     load_tile,
@@ -114,8 +116,8 @@ def _walk(
 @jit
 def _forward(
     q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H, S, D)
-    v: Pointer,  # (B, H, S, DV)
+    k: Pointer,  # (B, H // GROUP, S, D)
+    v: Pointer,  # (B, H // GROUP, S, DV)
     out: Pointer,  # (B, H, L, DV) out
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
@@ -137,6 +139,7 @@ def _forward(
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -148,8 +151,8 @@ def _forward(
     seed_value = value_of(seed)
     row = head.first_query + first_row
     count = head.queries - first_row
-    k = rows_of(k, k_strides, head, head.first_key)
-    v = rows_of(v, v_strides, head, head.first_key)
+    k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
+    v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
     masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
 
@@ -200,7 +203,7 @@ def forward(
     tile: Tile | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """query (B, H, L, D), key (B, H, S, D), value (B, H, S, DV); options as launch.prepare() takes them.
+    """query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, DV), H a multiple of Hk; options as launch.prepare()'s.
 
     Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for them.
     """
@@ -230,7 +233,8 @@ WIDTHS = (64, 128, 256)
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, and packed."""
+    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
+    and with shared keys."""
     yield from distinct(long_cases(chip, _forward, "attention.forward", forward_tile))
 
 
@@ -238,11 +242,12 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
     """The cases of a kernel for long rows whose tile choose() says, as forward_tile() does."""
 
     def case(
-        kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, D: int | None = None
-    ) -> CompileCase:
+        kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
+        D: int | None = None,
+    ) -> CompileCase:  # fmt: skip
         tile = choose(chip, kind, width, dropout + (mask != "none"))
-        full = f"{name}/{variant_name(dropout=dropout, mask=mask, packed=packed)}/D{D or width}"
-        variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed}
+        variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared}
+        full = f"{name}/{variant_name(**variant)}/D{D or width}"
         return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
 
     for width in WIDTHS:
@@ -258,4 +263,6 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         for mask in MASKS:
             yield case(kind, 64, mask=mask)
         yield case(kind, 64, mask="none", packed=True)
+    for kind in product_kinds(chip):
+        yield case(kind, 64, mask="none", shared=True)
     yield case("bf16", 64, D=32)

@@ -47,6 +47,8 @@ class Call:
     """fp32, tf32, fp16 or bf16."""
     planes: int
     """Batch times heads."""
+    key_planes: int
+    """Batch times heads of keys."""
     queries: int
     keys: int
     arguments: tuple
@@ -165,7 +167,8 @@ def prepare(
     site: int = 0,
     packed: Packed | None = None,
 ) -> Call:
-    """Arguments as fasttfm.functional.attention's; query, key, value (B, H, ., .), through by_head() when packed."""
+    """Arguments as fasttfm.functional.attention's; query (B, H, ., .), key, value (B, Hk, ., .), through by_head()
+    when packed."""
     batch, heads, queries, width = query.shape
     keys, value_width = value.shape[2:]
     if key_lengths is not None:
@@ -182,6 +185,7 @@ def prepare(
         chip=device,
         kind=kind,
         planes=batch * heads,
+        key_planes=batch * key.shape[1],
         queries=queries,
         keys=keys,
         arguments=(
@@ -189,7 +193,10 @@ def prepare(
             clamped(causal_offset, queries, keys), heads, queries, keys,
         ),
         mask_strides=mask_strides,
-        constants={"D": width, "DV": value_width, "CAUSAL": causal, "PRECISION": precision(kind)},
+        constants={
+            "D": width, "DV": value_width, "CAUSAL": causal, "PRECISION": precision(kind),
+            "GROUP": heads // max(1, key.shape[1]),
+        },
     )  # fmt: skip
 
 
@@ -215,13 +222,14 @@ def compile_case(
     mask: str,
     packed: bool = False,
     sums: bool = False,
+    shared: bool = False,
     **constants: Any,
 ) -> CompileCase:
     """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
 
     name: family, kernel, variant; the tile is added. mask: none, bool or add. packed: sequences one after the other.
-    sums: with those that a projection's bias gets. constants: the kernel's own, but for those that follow from the
-    other arguments.
+    sums: with those that a projection's bias gets. shared: query heads share heads of keys. constants: the kernel's
+    own, but for those that follow from the other arguments.
     """
     element = "fp32" if kind == "tf32" else kind
     known: dict[str, Any] = {
@@ -230,6 +238,7 @@ def compile_case(
         "sum_strides": ("i32:16",) * 2,
         "mask_strides": ("i32:16", "i32:16", "i32:16", 1),
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
+        "GROUP": SHARED if shared else 1,
     }
     known |= {} if dropout else {"seed": None}
     known["spans"] = (None, "*i64", "*i64") if packed else ("*i64", None, None)
@@ -265,7 +274,11 @@ def every_kind(chip: Chip) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*product_kinds(chip), "fp16")))
 
 
-def variant_name(*, dropout: bool, mask: str, packed: bool = False, sums: bool = False) -> str:
+SHARED = 4
+"""Query heads of a head of keys, in cases that share."""
+
+
+def variant_name(*, dropout: bool, mask: str, packed: bool = False, sums: bool = False, shared: bool = False) -> str:
     """The variant in a case's name."""
     words = (
         "causal",
@@ -273,5 +286,6 @@ def variant_name(*, dropout: bool, mask: str, packed: bool = False, sums: bool =
         "dropout" * dropout,
         f"{mask}-mask" * (mask != "none"),
         "sums" * sums,
+        "shared" * shared,
     )
     return "+".join(word for word in words if word)

@@ -32,6 +32,7 @@ from fasttfm.kernels.attention.tile import (
     head_of,
     hide_keys,
     keep_tile,
+    keys_of,
     line_of,
     load_tile,
     mask_of,
@@ -49,8 +50,8 @@ from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
 @jit
 def _gradient(
     q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H, S, D)
-    v: Pointer,  # (B, H, S, DV)
+    k: Pointer,  # (B, H // GROUP, S, D)
+    v: Pointer,  # (B, H // GROUP, S, DV)
     dout: Pointer,  # (B, H, L, DV)
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L), sum of dO * O
@@ -76,6 +77,7 @@ def _gradient(
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
     MB: tl.constexpr,  # whether the mask has batches, heads, queries, keys of its own
     MH: tl.constexpr,
     ML: tl.constexpr,
@@ -126,9 +128,9 @@ def _gradient(
         rows = row + tl.arange(0, ROWS)
         q_tile = load_tile(q, q_strides, head, row_offset, L - row, ROWS, D)
         count = head.visible - column
-        k_tile = load_tile(k, k_strides, head, column_offset, count, COLUMNS, D)
+        k_tile = load_tile(k, k_strides, keys_of(head, GROUP), column_offset, count, COLUMNS, D)
         dout_tile = load_tile(dout, dout_strides, head, row_offset, L - row, ROWS, DV)
-        v_tile = load_tile(v, v_strides, head, column_offset, count, COLUMNS, DV)
+        v_tile = load_tile(v, v_strides, keys_of(head, GROUP), column_offset, count, COLUMNS, DV)
         line = line_of(lse_strides, head, rows)
         lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # no weight in rows past the end
         delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
@@ -203,13 +205,17 @@ def gradient(
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile, for a mask shared by all heads."""
+    """Every tile, for a mask shared by all heads; at one size with shared keys."""
     whole = {"MB": True, "MH": False, "ML": True, "MS": True}
+
+    def case(kind: str, width: int, *, shared: bool = False) -> CompileCase:
+        tile = gradient_tile(chip, kind, width, 2)
+        variant: dict[str, Any] = {"dropout": True, "mask": "add", "shared": shared}
+        name = f"attention.mask_gradient/{variant_name(**variant)}/D{width}"
+        return compile_case(_gradient, name, kind, tile, **variant, **head_constants(width), **whole)
+
     for width in (64, 128, 256):
         for kind in dict.fromkeys((*product_kinds(chip), "fp16")):
-            if spills(chip, kind, width):
-                continue  # the route takes another way
-            tile = gradient_tile(chip, kind, width, 2)
-            name = f"attention.mask_gradient/{variant_name(dropout=True, mask='add')}/D{width}"
-            constants = head_constants(width) | whole
-            yield compile_case(_gradient, name, kind, tile, dropout=True, mask="add", **constants)
+            if not spills(chip, kind, width):  # else the route takes another way
+                yield case(kind, width)
+    yield case("bf16", 64, shared=True)

@@ -8,7 +8,8 @@ At sentence lengths attention is bound by memory and launches, not by products: 
 times what is asked for, one of 32 only 1.4 times. A row of up to 128 scores stays in registers, so its sum of
 P * dP is at hand: backward reads neither the output nor delta, and needs no second launch. It walks over the queries
 with transposed scores, so that its warps share the keys, and keeps dK and dV in float32 registers: nothing is added up
-in memory, and two runs agree bit for bit.
+in memory, and two runs agree bit for bit. Query heads that share a head of keys are walked one after the other, into
+the same dK and dV.
 Forward moves 2 * B * H * (L + S) * D elements, backward 3 * L * D + 4 * S * D a head, each once.
 Source: Vaswani et al. 2017, equation 1.
 """
@@ -45,11 +46,13 @@ from fasttfm.kernels.attention.tile import (
     hide,
     hide_keys,
     keep_tile,
+    keys_of,
     line_of,
     load_rows,
     load_tile,
     locate,
     mask_of,
+    member_of,
     product,
     rows_of,
     store_rows,
@@ -68,8 +71,8 @@ from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
 @jit
 def _forward(
     q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H, S, D), S at most COLUMNS
-    v: Pointer,  # (B, H, S, DV)
+    k: Pointer,  # (B, H // GROUP, S, D), S at most COLUMNS
+    v: Pointer,  # (B, H // GROUP, S, DV)
     out: Pointer,  # (B, H, L, DV) out
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
@@ -91,6 +94,7 @@ def _forward(
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -105,8 +109,8 @@ def _forward(
     count = head.queries - first_row
     row = head.first_query + first_row
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
-    k_tile = load_tile(k, k_strides, head, head.first_key, head.visible, COLUMNS, D)
-    v_tile = load_tile(v, v_strides, head, head.first_key, head.visible, COLUMNS, DV)
+    k_tile = load_tile(k, k_strides, keys_of(head, GROUP), head.first_key, head.visible, COLUMNS, D)
+    v_tile = load_tile(v, v_strides, keys_of(head, GROUP), head.first_key, head.visible, COLUMNS, DV)
     s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
     s = hide(
         s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
@@ -127,16 +131,16 @@ def _forward(
 @jit
 def _backward(
     q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H, S, D), S at most COLUMNS
-    v: Pointer,  # (B, H, S, DV)
+    k: Pointer,  # (B, H // GROUP, S, D), S at most COLUMNS
+    v: Pointer,  # (B, H // GROUP, S, DV)
     dout: Pointer,  # (B, H, L, DV)
     dq: Pointer,  # (B, H, L, D) out
-    dk: Pointer,  # (B, H, S, D) out
-    dv: Pointer,  # (B, H, S, DV) out
+    dk: Pointer,  # (B, H // GROUP, S, D) out
+    dv: Pointer,  # (B, H // GROUP, S, DV) out
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     dq_sums: Float32Pointer,  # (B, H, D) out: dq summed over L, what a projection's bias gets of it; None: not wanted
-    dk_sums: Float32Pointer,  # (B, H, D) out: dk summed over S; None with dq_sums
-    dv_sums: Float32Pointer,  # (B, H, DV) out, likewise
+    dk_sums: Float32Pointer,  # (B, H // GROUP, D) out: dk summed over S; None with dq_sums
+    dv_sums: Float32Pointer,  # (B, H // GROUP, DV) out, likewise
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
     mask: MaskPointer,  # (B, H, L, S) through its strides, or None
     seed: Int64Pointer,  # (1,), or None: no dropout
@@ -157,60 +161,66 @@ def _backward(
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    sizes, dropout, lse_strides = (H // GROUP, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
     head = locate(tl.program_id(0), sizes, spans)
     q_strides, k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides = strides
     k_tile = load_tile(k, k_strides, head, head.first_key, head.visible, COLUMNS, D)
     v_tile = load_tile(v, v_strides, head, head.first_key, head.visible, COLUMNS, DV)
-    q = rows_of(q, q_strides, head, head.first_query)
-    dout = rows_of(dout, dout_strides, head, head.first_query)
-    dq = rows_of(dq, dq_strides, head, head.first_query)
-    lse += line_of(lse_strides, head, head.first_query)
-    masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
     seed_value = value_of(seed)
     dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
     dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
-    if dq_sums is not None:
-        dq_sum = tl.zeros((block(D),), tl.float32)
-    for row in range(0, head.queries, ROWS):
-        rows = row + tl.arange(0, ROWS)
-        offset = tl.cast(row, tl.int64)
-        count = head.queries - row
-        q_tile = load_rows(q + offset * q_strides[2], q_strides[2], count, ROWS, D)
-        dout_tile = load_rows(dout + offset * dout_strides[2], dout_strides[2], count, ROWS, DV)
-        lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))  # no weight past the last row
-        s = product(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)  # (COLUMNS, ROWS)
-        s = hide_keys(s, row, 0, head, masking, CAUSAL, True, True)
-        p = tl.exp2(s - lse_tile[None, :])
-        dp = product(v_tile, tl.trans(dout_tile), PRECISION)
-        kept = p
-        if seed is not None:
-            keep = tl.trans(keep_tile(seed_value, dropout, head.plane, rows, 0, COLUMNS))
-            kept = tl.where(keep, p, 0.0)
-            dp = tl.where(keep, dp * dropout[2], 0.0)
-        dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
-        # The log-sum-exp of large scores is rounded so far that the weights add up to total and not to 1. dS cancels
-        # only if delta is the mean of dP under these very weights; the row is at hand.
-        total = tl.sum(p, 0)
-        delta_tile = tl.sum(p * dp, 0) / tl.where(total == 0.0, 1.0, total)
-        ds = (p * (dp - delta_tile[None, :])).to(k_tile.dtype)
-        dk_tile += product(ds, q_tile, PRECISION)
-        if COLUMNS >= 8 * ROWS:
-            # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if they are
-            # more than its rows. Eight warps would then share 16 queries' scores, and compute each four times.
-            dq_tile = tl.trans(product(tl.trans(k_tile), ds, PRECISION)) * scale
-        else:
-            dq_tile = product(tl.trans(ds), k_tile, PRECISION) * scale
-        store_rows(dq + offset * dq_strides[2], dq_tile, dq_strides[2], count, ROWS, D)
+    for member in range(GROUP):
+        reader = member_of(head, member, GROUP)
+        q_rows = rows_of(q, q_strides, reader, head.first_query)
+        dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
+        dq_rows = rows_of(dq, dq_strides, reader, head.first_query)
+        lse_rows = lse + line_of(lse_strides, reader, head.first_query)
+        masking = (mask_of(mask, mask_strides, reader), mask_strides, causal_offset)
         if dq_sums is not None:
-            dq_sum += tl.sum(dq_tile, 0)  # rows past the end have no weights, and so no gradient
+            dq_sum = tl.zeros((block(D),), tl.float32)
+        for row in range(0, head.queries, ROWS):
+            rows = row + tl.arange(0, ROWS)
+            offset = tl.cast(row, tl.int64)
+            count = head.queries - row
+            q_tile = load_rows(q_rows + offset * q_strides[2], q_strides[2], count, ROWS, D)
+            dout_tile = load_rows(dout_rows + offset * dout_strides[2], dout_strides[2], count, ROWS, DV)
+            # no weight past the last row
+            lse_tile = tl.load(lse_rows + rows, mask=rows < head.queries, other=float("inf"))
+            s = product(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)  # (COLUMNS, ROWS)
+            s = hide_keys(s, row, 0, reader, masking, CAUSAL, True, True)
+            p = tl.exp2(s - lse_tile[None, :])
+            dp = product(v_tile, tl.trans(dout_tile), PRECISION)
+            kept = p
+            if seed is not None:
+                keep = tl.trans(keep_tile(seed_value, dropout, reader.plane, rows, 0, COLUMNS))
+                kept = tl.where(keep, p, 0.0)
+                dp = tl.where(keep, dp * dropout[2], 0.0)
+            dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
+            # The log-sum-exp of large scores is rounded so far that the weights add up to total and not to 1. dS
+            # cancels only if delta is the mean of dP under these very weights; the row is at hand.
+            total = tl.sum(p, 0)
+            delta_tile = tl.sum(p * dp, 0) / tl.where(total == 0.0, 1.0, total)
+            ds = (p * (dp - delta_tile[None, :])).to(k_tile.dtype)
+            dk_tile += product(ds, q_tile, PRECISION)
+            if COLUMNS >= 8 * ROWS:
+                # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if they are
+                # more than its rows. Eight warps would then share 16 queries' scores, and compute each four times.
+                dq_tile = tl.trans(product(tl.trans(k_tile), ds, PRECISION)) * scale
+            else:
+                dq_tile = product(tl.trans(ds), k_tile, PRECISION) * scale
+            store_rows(dq_rows + offset * dq_strides[2], dq_tile, dq_strides[2], count, ROWS, D)
+            if dq_sums is not None:
+                dq_sum += tl.sum(dq_tile, 0)  # rows past the end have no weights, and so no gradient
+        if dq_sums is not None:
+            column = tl.arange(0, block(D))
+            tl.store(dq_sums + head.b * sum_strides[0] + reader.h * D + column, dq_sum, mask=column < D)
     if dq_sums is not None:
         column = tl.arange(0, block(D))
         dk_sum = tl.sum(dk_tile, 0) * scale
-        tl.store(dq_sums + head.b * sum_strides[0] + head.h * D + column, dq_sum, mask=column < D)
         tl.store(dk_sums + head.b * sum_strides[1] + head.h * D + column, dk_sum, mask=column < D)
         column = tl.arange(0, block(DV))
         dv_sum = tl.sum(dv_tile, 0) * dropout[2]
@@ -288,7 +298,7 @@ def backward(
         tile = tile or backward_tile(*call.size_class, key_class(call.keys))
         dq_sums, dk_sums, dv_sums = sums or (None, None, None)
         sum_strides = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
-        _backward[(call.planes,)](
+        _backward[(call.key_planes,)](
             query, key, value, grad, dq, dk, dv, lse, dq_sums, dk_sums, dv_sums, *call.arguments,
             strides(query, key, value, grad, dq, dk, dv), sum_strides, *lse.stride()[:2], call.mask_strides,
             **call.constants, **launch_options(tile),
@@ -305,16 +315,19 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
 
 def _cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, and packed."""
+    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
+    and with shared keys."""
     for kernel, name, choose in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
 
         def case(
             kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,
-            D: int | None = None, kernel: Any = kernel, name: str = name, choose: Any = choose,
+            shared: bool = False, D: int | None = None, kernel: Any = kernel, name: str = name, choose: Any = choose,
         ) -> CompileCase:  # fmt: skip
             tile = choose(chip, kind, width, dropout + (mask != "none"), keys)
-            sums = kernel is _backward and mask == "none"
-            variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "sums": sums}
+            sums = kernel is _backward and mask == "none" and not shared
+            variant: dict[str, Any] = {
+                "dropout": dropout, "mask": mask, "packed": packed, "sums": sums, "shared": shared
+            }  # fmt: skip
             full = f"attention.short.{name}/{variant_name(**variant)}/D{D or width}"
             return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
 
@@ -329,4 +342,6 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
             for mask in MASKS:
                 yield case(kind, 64, keys, mask=mask)
             yield case(kind, 64, keys, packed=True)
+        for kind in product_kinds(chip):
+            yield case(kind, 64, 32 if fits_short(chip, kind, 64, 32) else 16, shared=True)
         yield case("bf16", 64, 32, D=32)

@@ -11,7 +11,8 @@ The kernels of this folder share their parameters' meaning:
     strides         (batch, head, row) of every tensor (B, H, rows, width), each annotated Pointer, in their order
     mask_strides    (batch, head, query, key); 0 where the mask is broadcast
     lse_b, lse_h    of tensors (B, H, rows), whose rows are neighbours
-    H, L, S         heads, and the most queries and keys of a sequence
+    H, L, S         query heads, and the most queries and keys of a sequence
+    GROUP           query heads that read one head of keys and values: k, v, dk, dv have H // GROUP heads
     PRECISION       tf32, ieee, or upcast, as product() takes it
 
 In their bodies, and in what they call, these go together: dropout is (site, threshold, factor of kept values), sizes
@@ -79,6 +80,24 @@ def head_of(batch, head, sizes, spans):
 def locate(plane, sizes, spans):
     """The Head of a plane."""
     return head_of(plane // sizes[0], plane % sizes[0], sizes, spans)
+
+
+@triton.jit
+def keys_of(head, GROUP: tl.constexpr):
+    """The Head of the keys that a query's head reads."""
+    return Head(
+        head.plane // GROUP, head.b, head.h // GROUP, head.first_query, head.first_key, head.queries, head.keys,
+        head.visible,
+    )  # fmt: skip
+
+
+@triton.jit
+def member_of(head, member, GROUP: tl.constexpr):
+    """The Head of one of the GROUP query heads that read a head of keys."""
+    return Head(
+        head.plane * GROUP + member, head.b, head.h * GROUP + member, head.first_query, head.first_key, head.queries,
+        head.keys, head.visible,
+    )  # fmt: skip
 
 
 @triton.jit

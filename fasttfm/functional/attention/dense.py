@@ -11,7 +11,7 @@ from fasttfm.functional.attention import routes, torch_route
 from fasttfm.functional.attention.arguments import Options, absent, autocast_operands
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import chosen
-from fasttfm.functional.operator import Gradients, Operator, casts
+from fasttfm.functional.operator import Gradients, Operator, Size, casts
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -32,7 +32,9 @@ def attention(
 ) -> Tensor:
     """softmax(Q K^T * scale) V with masking and dropout fused (Vaswani et al. 2017, equation 1).
 
-    query (B, H, L, D), key (B, H, S, D), value (B, H, S, Dv); float32, float16 or bfloat16, one dtype, any strides.
+    query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, Dv); float32, float16 or bfloat16, one dtype, any strides.
+    Hk divides H: H / Hk neighbouring query heads share a head of keys and values (grouped-query attention, Ainslie et
+    al. 2023; multi-query attention where Hk is 1), which is read where it is and never repeated in memory.
     key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where
     the query may attend, or floats that are added to the scaled scores and may take a gradient. causal: query i sees
     keys up to i + causal_offset. All combine. A query with no key to attend gives zeros and passes no gradient.
@@ -65,10 +67,10 @@ def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor |
             f"query {tuple(query.shape)} and key {tuple(key.shape)} must have four dimensions: "
             "(B, H, L, D) and (B, H, S, D)"
         )
-    if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
+    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or not shares(query.shape[1], key.shape[1]):
         raise ValueError(
             f"query {tuple(query.shape)} and key {tuple(key.shape)} must agree in batch, heads and head size "
-            "(expand the keys where heads are shared)"
+            "(only the query may have a multiple of the key's heads)"
         )
     if query.shape[3] == 0:
         raise ValueError(f"query {tuple(query.shape)} has heads of size 0: there is nothing to multiply")
@@ -77,6 +79,11 @@ def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor |
     if query.dtype not in _DTYPES:
         raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
     _check_masks(query, key, key_lengths, mask)
+
+
+def shares(query_heads: Size, key_heads: Size) -> bool:
+    """Whether so many query heads can share so many heads of keys: equal numbers, or a multiple."""
+    return query_heads == key_heads or (key_heads > 0 and query_heads % key_heads == 0)
 
 
 def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -35,8 +35,8 @@ def joint_attention(
 ) -> Tensor:
     """attention() on projections as they lie in memory; the heads of its output are joined.
 
-    joint (B, L, 3, H, D): queries, keys and values; or (B, S, 2, H, D), keys and values, with query (B, L, H, D).
-    biases: those that the projections of joint and of query have added already, (3 * H * D,) or (2 * H * D,) and
+    joint (B, L, 3, H, D): queries, keys and values; or (B, S, 2, Hk, D), keys and values, with query (B, L, H, D).
+    biases: those that the projections of joint and of query have added already, (3 * H * D,) or (2 * Hk * D,) and
     (H * D,), and which take their gradients from here; a kernel has these sums in registers, where a pass over the
     gradients of joint and query would read both again. As (B, .) of read_parameters() they take theirs in parts.
     key_lengths, mask, causal, dropout_p, scale, seed, site as attention() takes them; but a mask takes no gradient.

@@ -33,7 +33,7 @@ def joint_varlen_attention(
 ) -> Tensor:
     """varlen_attention() on projections as they lie in memory; the heads of its output are joined.
 
-    joint (T, 3, H, D): queries, keys and values; or (Tk, 2, H, D), keys and values, with query (Tq, H, D).
+    joint (T, 3, H, D): queries, keys and values; or (Tk, 2, Hk, D), keys and values, with query (Tq, H, D).
     biases as joint_attention() takes them, in parts (B, .) for B sequences. query_starts to site as
     varlen_attention() takes them; covered: the sequences reach to the last row, there is no filler to be zeroed.
     Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.

@@ -28,9 +28,19 @@ def by_head(x: Tensor, query: Tensor) -> Tensor:
     return x.unflatten(2, query.shape[1::2]).transpose(1, 2)
 
 
-def planes(x: Tensor) -> Tensor:
-    """(B, H, L, D) to (B * H, L, D), as a batch of products reads it; a copy only where strides leave no other way."""
-    return x.reshape(x.shape[0] * x.shape[1], x.shape[2], x.shape[3])
+def planes(x: Tensor, heads: Size | None = None) -> Tensor:
+    """(B, H, L, D) to (B * H, L, D), as a batch of products reads it; a copy only where strides leave no other way.
+
+    heads: of the keys, where H query heads share these: to (B * heads, H / heads * L, D), so that the products of heads
+    that share are one.
+    """
+    heads = x.shape[1] if heads is None else heads
+    return x.reshape(x.shape[0] * heads, x.shape[1] // max(1, heads) * x.shape[2], x.shape[3])
+
+
+def grouped(x: Tensor, heads: Size) -> Tensor:
+    """(B, H, L, D) to (B, heads, H / heads * L, D): rows of query heads that share a head of keys under each other."""
+    return x.reshape(x.shape[0], heads, x.shape[1] // max(1, heads) * x.shape[2], x.shape[3])
 
 
 def by_part(joint: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fasttfm.functional.attention import routes
 from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands
+from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, casts
 
@@ -31,7 +32,8 @@ def varlen_attention(
 ) -> Tensor:
     """attention() over sequences that lie one after the other, on both sides.
 
-    query (Tq, H, D), key (Tk, H, D), value (Tk, H, Dv); float32, float16 or bfloat16, one dtype, any strides.
+    query (Tq, H, D), key (Tk, Hk, D), value (Tk, Hk, Dv); float32, float16 or bfloat16, one dtype, any strides; H a
+    multiple of Hk, as attention() has it.
     query_starts, key_starts (B + 1,) int32 or int64 on the same device: where each sequence begins, and the end of the
     last. max_query, max_key: no sequence has more queries or keys; they are trusted, because checking would make the
     host wait for the device. Rows past the last sequence are filler of a fixed token budget and give zeros.
@@ -54,10 +56,10 @@ def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_s
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must have three "
             "dimensions: (Tq, H, D), (Tk, H, D) and (Tk, H, Dv)"
         )
-    if query.shape[1:] != key.shape[1:] or key.shape[:2] != value.shape[:2]:
+    if query.shape[2] != key.shape[2] or key.shape[:2] != value.shape[:2] or not shares(query.shape[1], key.shape[1]):
         raise ValueError(
-            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must agree in heads, "
-            "query and key in head size, key and value in length"
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must agree in heads "
+            "(only the query may have a multiple), query and key in head size, key and value in length"
         )
     if not (query.dtype == key.dtype == value.dtype or casts(query)):
         raise ValueError(f"query {query.dtype}, key {key.dtype} and value {value.dtype} must have one dtype")

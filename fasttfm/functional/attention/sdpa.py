@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention.dense import attention
+from fasttfm.functional.attention.dense import attention, shares
 
 
 def scaled_dot_product_attention(
@@ -35,25 +35,28 @@ def scaled_dot_product_attention(
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} need at least the "
             "dimensions (L, E), (S, E) and (S, Ev)"
         )
-    if enable_gqa:
-        key, value = _shared_heads(query, key), _shared_heads(query, value)
-    leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-    query, key, value = (_four(x, leading) for x in (query, key, value))
+    if enable_gqa and _share(query, key, value):  # heads do not broadcast, what leads them does
+        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+        leading = torch.Size((*batch, query.shape[-3]))
+        query, key, value = (_four(x, torch.Size((*batch, x.shape[-3]))) for x in (query, key, value))
+    else:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        query, key, value = (_four(x, leading) for x in (query, key, value))
     if attn_mask is not None and attn_mask.dim() > 2:
         attn_mask = attn_mask if len(leading) == 2 else _four(attn_mask, leading)
     output = attention(query, key, value, mask=attn_mask, causal=is_causal, dropout_p=dropout_p, scale=scale)
     return output.reshape(*leading, *output.shape[-2:])
 
 
-def _shared_heads(query: Tensor, x: Tensor) -> Tensor:
-    """x with every head repeated for the query heads that share it."""
-    heads = max(1, x.shape[-3]) if x.dim() > 2 else 1
-    if query.dim() < 3 or x.dim() < 3 or query.shape[-3] % heads:
+def _share(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether query heads share heads of keys; ValueError for heads that cannot."""
+    heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value)]
+    if min(x.dim() for x in (query, key, value)) < 3 or heads[1] != heads[2] or not shares(*heads[:2]):
         raise ValueError(
             f"enable_gqa: query {tuple(query.shape)} needs a multiple of the heads (third dimension from the right) of "
-            f"{tuple(x.shape)}"
+            f"key {tuple(key.shape)} and value {tuple(value.shape)}, which need equally many"
         )
-    return x.repeat_interleave(query.shape[-3] // heads, dim=-3)
+    return heads[0] != heads[1]
 
 
 def _four(x: Tensor, leading: torch.Size) -> Tensor:

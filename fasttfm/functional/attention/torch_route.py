@@ -124,13 +124,13 @@ def drop(p: Tensor, options: Options) -> Tensor | None:
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """x (B, H, L, M) times y (B, H, M, N): (B, H, L, N) contiguous."""
-    return torch.bmm(planes(x), planes(y)).view(*x.shape[:3], y.shape[3])
+    """x (B, H, L, M) times y (B, Hk, M, N), Hk a divisor of H: (B, H, L, N) contiguous."""
+    return torch.bmm(planes(x, y.shape[1]), planes(y)).view(*x.shape[:3], y.shape[3])
 
 
 def product_transposed(x: Tensor, y: Tensor) -> Tensor:
-    """x (B, H, L, M) times y (B, H, N, M) transposed: (B, H, L, N) contiguous."""
-    return torch.bmm(planes(x), planes(y).transpose(1, 2)).view(*x.shape[:3], y.shape[2])
+    """x (B, H, L, M) times y (B, Hk, N, M) transposed: (B, H, L, N) contiguous."""
+    return torch.bmm(planes(x, y.shape[1]), planes(y).transpose(1, 2)).view(*x.shape[:3], y.shape[2])
 
 
 def scores(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -199,15 +199,18 @@ def operand_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Those of query, key and value, from that of Q K^T and the weights after dropout; in out, whose planes() must be
     views, or without it heads last."""
-    g, ds = planes(grad), planes(d_scores)
-    factors = (ds, planes(key)), (ds.transpose(1, 2), planes(query)), (planes(weights).transpose(1, 2), g)
+    heads = key.shape[1]  # where query heads share them, the products of keys and values add these up
+    g, ds, q, p = (planes(x, heads) for x in (grad, d_scores, query, weights))
+    factors = (ds, planes(key)), (ds.transpose(1, 2), q), (p.transpose(1, 2), g)
     if out is not None:
         for memory, (x, y) in zip(out, factors):
-            torch.bmm(x, y, out=planes(memory))
+            torch.bmm(x, y, out=planes(memory, heads))
         return out  # type: ignore[return-value]
-    batch, heads = query.shape[:2]
-    d_query, d_key, d_value = (heads_last(torch.bmm(x, y).unflatten(0, (batch, heads))) for x, y in factors)
-    return d_query, d_key, d_value
+    d_query, d_key, d_value = (torch.bmm(x, y) for x, y in factors)
+    value_shape = (*key.shape[:3], grad.shape[3])
+    return (
+        heads_last(d_query.view(query.shape)), heads_last(d_key.view(key.shape)), heads_last(d_value.view(value_shape))
+    )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------- torch's fused CPU kernel

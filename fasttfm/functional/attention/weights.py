@@ -10,6 +10,7 @@ from torch import Tensor
 from fasttfm.functional.attention import routes, softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options, absent
 from fasttfm.functional.attention.dense import check
+from fasttfm.functional.attention.layout import grouped
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, casts
 
@@ -29,7 +30,8 @@ def attention_weights(
 ) -> Tensor:
     """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype.
 
-    Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...).
+    Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...)
+    where no heads of keys are shared.
     """
     check(query, key, key_lengths, mask)
     options = Options.of(
@@ -45,7 +47,8 @@ def attention_weights(
     dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
     power, left = torch_route.split_scale(options.scale, dtype)
     query = query if power == 1.0 else query * power
-    scores = query @ key.transpose(-2, -1)  # (B, H, L, S), under autocast in its dtype
+    rows = grouped(query, key.shape[1])  # (B, Hk, H / Hk * L, D)
+    scores = (rows @ key.transpose(-2, -1)).view(*query.shape[:3], key.shape[2])  # (B, H, L, S), in autocast's dtype
     return _softmax(scores, options._replace(scale=left), chosen())[0]
 
 
