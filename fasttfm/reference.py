@@ -211,6 +211,24 @@ def varlen_attention(
     return torch.cat([*outputs, tail])
 
 
+def rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, interleaved: bool = False
+) -> Tensor:
+    """Rotary position embedding (Su et al. 2021, equation 34): pairs of a head's elements turned by an angle.
+
+    x (B, H, L, D); cos, sin (P, R / 2) of the angles of each position; positions (L,) or (B, L), None: 0, 1, ...
+    Pairs are elements (i, i + R / 2), interleaved (2i, 2i + 1); those from R on stay as they are.
+    """
+    positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
+    cos, sin = (table[positions].unsqueeze(-3).to(_wide(x).dtype) for table in (cos, sin))  # (1 or B, 1, L, R / 2)
+    turned, rest = x.split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
+    turned = _wide(turned)
+    first, second = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    pairs = first * cos - second * sin, second * cos + first * sin
+    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+
+
 # ----------------------------------------------------------------------------------------------- LayerNorm and FFN
 
 

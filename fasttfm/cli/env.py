@@ -186,7 +186,7 @@ def _routes(chip: Any) -> dict[str, str]:
     """Operator -> the way it goes: which kernels, or PyTorch."""
     from fasttfm.functional.backends import chosen
 
-    operators = ("layer_norm", "residual_layer_norm", "residual_add", "cross_entropy", "embed")
+    operators = ("layer_norm", "residual_layer_norm", "residual_add", "rotary", "cross_entropy", "embed")
     if chip is None or chosen() == "torch" or _version("triton") is None:
         return dict.fromkeys(("attention", "feed_forward", *operators), "torch")
     from fasttfm.kernels.attention import launch as attention

@@ -1,4 +1,4 @@
-"""What the signatures share: refusals, a check of shared key heads, and the causal triangle in the lower right corner."""
+"""What the signatures share: refusals, a check of key heads, and the causal triangle in the lower right corner."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
 from fasttfm.functional.random import draw_seed
 from fasttfm.functional.residual_add import residual_add
 from fasttfm.functional.rms_norm import residual_rms_norm, rms_norm
+from fasttfm.functional.rotary import rotary, rotary_tables
 
 __all__ = [
     "attention",
@@ -37,6 +38,8 @@ __all__ = [
     "residual_layer_norm",
     "residual_rms_norm",
     "rms_norm",
+    "rotary",
+    "rotary_tables",
     "scaled_dot_product_attention",
     "varlen_attention",
 ]

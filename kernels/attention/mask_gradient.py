@@ -206,7 +206,7 @@ def gradient(
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile, for a mask shared by all heads; at one size with shared keys."""
-    whole = {"MB": True, "MH": False, "ML": True, "MS": True}
+    whole: dict[str, Any] = {"MB": True, "MH": False, "ML": True, "MS": True}
 
     def case(kind: str, width: int, *, shared: bool = False) -> CompileCase:
         tile = gradient_tile(chip, kind, width, 2)

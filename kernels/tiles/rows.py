@@ -110,6 +110,24 @@ RESIDUAL_ADD = Table(
     """,
 )
 
+# Pairs of a head: 1,024, which are 16 elements a thread.
+ROTARY = Table(
+    RowTile,
+    """
+    chips  pairs   | rows columns warps
+    amd    16      | 64   16      2
+    amd    32      | 32   32      2
+    amd    64      | 16   64      2
+    amd    128     | 8    128     2
+    amd    256     | 4    256     2
+    *      16      | 64   16      4
+    *      32      | 32   32      4
+    *      64      | 16   64      4
+    *      128     | 8    128     4
+    *      256     | 4    256     4
+    """,
+)
+
 EMBEDDING = Table(
     RowTile,
     """

@@ -19,7 +19,11 @@ from gpu.problems import (
     _joint,
     _norms,
     _packed,
+<<<<<<< HEAD
     _rms_norm,
+=======
+    _rotary,
+>>>>>>> 88370a9 (Rotary positions as an operator; tests of shared key heads: packed, joint, between guards, executed from PTX)
     _weights,
 )
 
@@ -43,6 +47,8 @@ EVERYWHERE = [
     _packed([0, 35, 38], [0, 141, 147], 1, 64, causal=True),
     _joint(1, 21, None, 1, 64, causal=True),
     _weights(1, 1, 7, 45, 64),
+    _rotary(2, 3, 19, 40, 32, interleaved=False),
+    _rotary(1, 2, 11, 64, 64, interleaved=True),
     *_norms(7, 520, 0.1),
     _rms_norm(7, 520, 0.1),
     _feed_forward(37, 40, 72, 0.1),
@@ -93,6 +99,12 @@ def test_larger_problems_on_a_chip_whose_instructions_are_those_of_an_older_one(
 def test_a_boolean_mask_with_dropout_over_short_rows(keys, dtype):
     """Triton up to 3.7 multiplies 16-deep tiles wrongly when an 8-bit load leads to them (triton#11691)."""
     check(_attention(1, 1, keys, keys, 64, 64, mask="bool", p=0.1), "sm_80", DTYPES[dtype])
+
+
+@pytest.mark.parametrize(("keys", "chip"), [(27, "sm_80"), (139, "sm_90")])
+def test_query_heads_that_share_a_head_of_keys(keys, chip):
+    """Forward reads one head of keys four times over; backward adds four heads up in its registers."""
+    check(_attention(1, 4, 19, keys, 64, 64, key_heads=1, causal=True, p=0.1), chip, torch.bfloat16)
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -306,6 +306,46 @@ def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
     torch.testing.assert_close(F.scaled_dot_product_attention(q, one, one), scaled_dot_product_attention(q, one, one))
     with pytest.raises(ValueError, match="multiple of the heads"):
         F.scaled_dot_product_attention(q, heads(2, 4, 7, 8), heads(2, 4, 7, 8), enable_gqa=True)
+    with pytest.raises(ValueError, match="which need equally many"):
+        F.scaled_dot_product_attention(q, k, heads(2, 2, 7, 8), enable_gqa=True)
+    deep = heads(3, 1, 6, 5, 8), heads(1, 2, 3, 7, 8)
+    torch.testing.assert_close(
+        F.scaled_dot_product_attention(deep[0], deep[1], deep[1], enable_gqa=True),
+        scaled_dot_product_attention(
+            deep[0].expand(3, 2, 6, 5, 8), *[deep[1].expand(3, 2, 3, 7, 8)] * 2, enable_gqa=True
+        ),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+@pytest.mark.parametrize(("queries", "p"), [(5, 0.0), (18, 0.0), (18, 0.3)])
+def test_query_heads_share_heads_of_keys_in_pytorch(dtype, mask, queries, p):
+    """By products of all that share, and by torch's own kernel, which does it itself."""
+    q, k, v = heads(2, 6, queries, 8, dtype=dtype), heads(2, 2, 20, 8, dtype=dtype), heads(2, 2, 20, 8, dtype=dtype)
+    masks = {"bool": torch.rand(2, 6, queries, 20) > 0.3, "float": torch.randn(6, 1, 20)}
+    options = {"key_lengths": torch.tensor([20, 3]), "causal": True, "mask": masks.get(mask)}
+    options |= {"dropout_p": p, "seed": torch.tensor([5]), "site": 1} if p else {}
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    expected = reference.attention(*inputs, **options)[0]
+    probe = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, probe)
+    with F.backend("torch"):
+        actual = F.attention(*inputs, **options)
+        gradients = torch.autograd.grad(actual, inputs, probe)
+    torch.testing.assert_close(actual, expected, **close(dtype))
+    torch.testing.assert_close(gradients, wanted, **close(dtype))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_of_heads_that_share_keys(backend):
+    q, k = heads(2, 4, 5, 8, requires_grad=True), heads(2, 2, 7, 8, requires_grad=True)
+    expected = F.attention_weights(q, k.repeat_interleave(2, dim=1), causal=True)
+    with F.backend(backend):
+        actual = F.attention_weights(q, k, causal=True)
+    torch.testing.assert_close(actual, expected)
+    wanted = torch.autograd.grad(expected.square().sum(), (q, k))
+    torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), (q, k)), wanted)
 
 
 # ------------------------------------------------------------------------------------------------------- errors
@@ -319,6 +359,9 @@ K = torch.zeros(2, 3, 5, 8)
     [
         ((Q[0], K, K), {}, "four dimensions"),
         ((Q, K[:1], K[:1]), {}, "agree in batch, heads and head size"),
+        ((Q, K[:, :2], K[:, :2]), {}, "only the query may have a multiple of the key's heads"),
+        ((Q[:, :1], K, K), {}, "only the query may have a multiple"),
+        ((Q, K[:, :1], K), {}, "agree in batch, heads and length"),
         ((Q, K, K[:, :, :4]), {}, "agree in batch, heads and length"),
         ((Q, K.half(), K), {}, "one dtype"),
         ((Q, K, K.half()), {}, "one dtype"),

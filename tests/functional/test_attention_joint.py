@@ -81,6 +81,24 @@ def test_biases_of_the_projections_take_their_gradients(backend, cross, keys, pa
     torch.testing.assert_close(list(gradients), list(wanted), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
+def test_queries_of_more_heads_than_keys_have(backend, keys):
+    inputs = [torch.randn(B, keys, 2, 2, D), torch.randn(B, L, 4, D)]
+    biases = [torch.randn(x[0, 0].numel()) for x in inputs]
+    leaf = [x.requires_grad_() for x in (*inputs, *biases)]
+    options = {"key_lengths": torch.tensor([keys - 3, 4]), "dropout_p": 0.3, "seed": torch.tensor([6])}
+    expected = specification(*(x + b.view(x.shape[2:]) for x, b in zip(inputs, biases)), **options)
+    probe = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, leaf, probe)
+    added = [(x + b.view(x.shape[2:])).detach().requires_grad_() for x, b in zip(inputs, biases)]
+    with F.backend(backend):
+        actual = F.joint_attention(*added, biases=tuple(biases), **options)
+        gradients = torch.autograd.grad(actual, [*added, *biases], probe)
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(gradients, wanted, atol=2e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_gradients_are_written_where_the_next_product_reads_them(cross):
     inputs = [x.requires_grad_() for x in leaf_tensors(cross)]

@@ -54,6 +54,7 @@ def uses() -> Iterator[tuple[Callable[..., Tensor], list[Tensor]]]:
     yield lambda x: F.varlen_attention(x, x, x, starts, starts, 5, 5, **drop), leaf_tensors((9, 2, 8))
     yield lambda x: F.joint_varlen_attention(x, None, starts, starts, 5, 5, **drop), leaf_tensors((9, 3, 2, 8))
     yield lambda x: F.joint_attention(x, key_lengths=lengths[:1], causal=True, **drop), leaf_tensors((1, 6, 3, 2, 8))
+    yield lambda x: F.rotary(x, *F.rotary_tables(6, 8), interleaved=True), leaf_tensors(heads[0])
     yield lambda x, w, b: F.layer_norm(x, w, b), leaf_tensors((3, 16), (16,), (16,))
     yield (
         lambda x, r, w, b: sum(F.residual_layer_norm(x, r, w, b, **drop)[:2]),

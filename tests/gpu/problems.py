@@ -43,12 +43,13 @@ def _random(*shape: int, scale: float = 1.0) -> Callable[[torch.device, torch.dt
 
 def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.0, **options: Any) -> Problem:
     lengths, masked = options.pop("lengths", None), options.pop("mask", None)
+    key_heads = options.pop("key_heads", H)
 
     def inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         made = {
             "query": _random(B, L, H, D)(device, dtype).transpose(1, 2),  # the strides that a projection leaves
-            "key": _random(B, H, S, D)(device, dtype),
-            "value": _random(B, H, S, Dv)(device, dtype),
+            "key": _random(B, key_heads, S, D)(device, dtype),
+            "value": _random(B, key_heads, S, Dv)(device, dtype),
         }
         if lengths is not None:
             made["key_lengths"] = torch.tensor(lengths, device=device)
@@ -66,6 +67,7 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
 
     words = [f"attention {L}x{S} D{D}/{Dv}", *options, *(["lengths"] if lengths else []), *(["dropout"] if p else [])]
     words += [f"{masked} mask"] if masked else []
+    words += [f"{H // key_heads} heads a key"] if key_heads != H else []
     return Problem(
         " ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=(p > 0) + bool(masked)
     )
@@ -110,6 +112,22 @@ def _weights(B: int, H: int, L: int, S: int, D: int) -> Problem:
         theirs,
         dropout=True,
     )
+
+
+def _rotary(B: int, H: int, L: int, D: int, R: int, *, interleaved: bool) -> Problem:
+    angles = torch.arange(2 * L)[:, None] / torch.arange(1, R // 2 + 1)
+
+    def way(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(seed: Tensor, x: Tensor, positions: Tensor) -> Tensor:
+            return function(x, angles.cos().to(x.device), angles.sin().to(x.device), positions, interleaved=interleaved)
+
+        return call
+
+    def positions(device: torch.device) -> Tensor:
+        return (torch.arange(B * L, device=device) * 7 % (2 * L)).view(B, L)
+
+    name = f"rotary {L}xD{D}/{R}" + (" interleaved" if interleaved else "")
+    return _simple(name, {"x": (B, H, L, D)}, way(F.rotary), way(reference.rotary), positions=positions)
 
 
 def _packed(query_starts: list[int], key_starts: list[int], H: int, D: int, *, causal: bool) -> Problem:

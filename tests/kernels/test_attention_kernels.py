@@ -88,7 +88,12 @@ def what_does_not_cancel(route, inputs, **options):
     results = {}
     if route == "flash":
         scale = options.get("scale", query.shape[-1] ** -0.5)
-        results = {"gradient of query": scale * off @ key, "gradient of key": scale * off.transpose(-2, -1) @ query}
+        group = query.shape[1] // key.shape[1]  # query heads that share a head of keys
+        of_key = scale * off.transpose(-2, -1) @ query
+        results = {
+            "gradient of query": scale * off @ key.repeat_interleave(group, dim=1),
+            "gradient of key": of_key.unflatten(1, (key.shape[1], group)).sum(2),
+        }
     if "mask" in inputs:
         results["gradient of mask"] = off.sum_to_size(inputs["mask"].shape)
     return results
@@ -390,6 +395,63 @@ def test_a_causal_offset_past_all_keys_or_before_them_is_taken_at_its_word(take,
 @pytest.mark.parametrize("route", ROUTES)
 def test_nothing_is_kept_at_dropout_one(take, route):
     check(take, route, tensors(torch.float32, 1, 1, 5, 6, 8, 8), **seeded(1.0))
+
+
+# --------------------------------------------------------------------------------- query heads that share keys
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "dtype", "mask"),
+    [(4, 2, torch.float32, "add"), (6, 2, torch.bfloat16, "bool"), (3, 1, torch.float16, None)],
+)
+def test_query_heads_share_heads_of_keys(take, route, heads, key_heads, dtype, mask):
+    """Padding, a triangle, dropout and masks of each query head; gradients of keys are summed over the group."""
+    inputs = tensors(dtype, 2, heads, 19, 21, 16, 24)
+    inputs |= {
+        name: x[:, :key_heads] for name, x in tensors(dtype, 2, heads, 19, 21, 16, 24).items() if name != "query"
+    }
+    options = {"causal": True, "causal_offset": 3, "key_lengths": torch.tensor([21, 9]), **seeded(0.2)}
+    if mask == "add":
+        inputs["mask"] = torch.randn(1, heads, 19, 21)
+    elif mask == "bool":
+        options["mask"] = torch.rand(2, heads, 19, 21) > 0.3
+    check(take, route, inputs, **options)
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_query_heads_share_heads_of_keys(take, route, dtype):
+    take(route)
+    query_starts, key_starts = torch.tensor([0, 5, 5, 20]), torch.tensor([0, 3, 16, 33])
+    shapes = {"query": (22, 4, 8), "key": (33, 2, 8), "value": (33, 2, 12)}
+    inputs = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
+    starts = {"query_starts": query_starts, "key_starts": key_starts}
+    options = {"causal": True, **seeded(0.2)}
+    with F.backend("torch" if route == "torch" else "triton"):
+        results = solve(lambda **x: F.varlen_attention(**x, **starts, max_query=15, max_key=17, **options), inputs)
+
+    def theirs(**x):
+        return reference.varlen_attention(**x, **starts, **options)
+
+    compare(results, solve(theirs, inputs), solve(theirs, inputs, torch.float64))
+
+
+@pytest.mark.parametrize("route", ["short", "flash"])
+def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route, monkeypatch):
+    """No kernel gets, and no gradient takes, memory for more heads than there are."""
+    take(route)
+    seen = []
+    for module in (attention, attention_backward, attention_short):
+        prepared = module.prepare
+        monkeypatch.setattr(module, "prepare", lambda q, k, v, p=prepared, **o: seen.append((k, v)) or p(q, k, v, **o))
+    query, key, value = (x.requires_grad_() for x in tensors(torch.float32, 1, 4, 5, 7, 16, 16).values())
+    output = F.attention(query, key[:, :2], value[:, :2])
+    gradients = torch.autograd.grad(output.sum(), (key, value))
+    assert {k.data_ptr() for k, _ in seen} == {key.data_ptr()}
+    assert {v.data_ptr() for _, v in seen} == {value.data_ptr()}
+    assert len(seen) == 2
+    assert all(not g[:, 2:].any() for g in gradients)
 
 
 # ----------------------------------------------------------------------------------------------- packed sequences

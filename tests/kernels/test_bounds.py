@@ -114,6 +114,16 @@ def test_attention_of_no_queries(take, guards, route):  # noqa: F811
 
 
 @pytest.mark.parametrize("route", ["short", "flash"])
+def test_query_heads_that_share_keys(take, guards, route):  # noqa: F811
+    take(route)
+
+    def call(joint, query, lengths, seed, *biases):
+        return F.joint_attention(joint, query, biases=biases, key_lengths=lengths, dropout_p=0.2, seed=seed)
+
+    check(guards, call, leaf(2, 21, 2, 2, 12), leaf(2, 19, 6, 12), torch.tensor([21, 5]), SEED, leaf(48), leaf(72))
+
+
+@pytest.mark.parametrize("route", ["short", "flash"])
 def test_packed_attention(take, guards, route):  # noqa: F811
     take(route)
     starts = torch.tensor([0, 5, 5, 23])
@@ -142,6 +152,15 @@ def test_residual_stream(guards, width):
         return F.residual_add(y, s, dropout_p=0.2, seed=seed, site=1), *F.branch_layer_norm(y, weight, bias)
 
     check(guards, call, leaf(19, width), leaf(19, width), leaf(width), leaf(width), SEED)
+
+
+@pytest.mark.parametrize(("size", "turned"), [(7, 6), (40, 32)])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary(guards, size, turned, interleaved):
+    def call(x, cos, sin, positions):
+        return F.rotary(x, cos, sin, positions, interleaved=interleaved)
+
+    check(guards, call, leaf(2, 3, 5, size), *F.rotary_tables(9, turned), torch.tensor([[0, 8, 2, 2, 1]]))
 
 
 @pytest.mark.parametrize("classes", [7, 600])

@@ -134,6 +134,9 @@ def every_attention(tensor):
         added, allowed = tensor(3, S), torch.rand(3, S) > 0.2
         with_gradients(lambda q, k, v, m: F.attention(q, k, v, mask=m, dropout_p=0.1), *inputs(3, S, D), added)
         with_gradients(lambda q, k, v, m=allowed: F.attention(q, k, v, mask=m), *inputs(3, S, D))
+    for S in (20, 150):
+        shared = tensor(1, 4, 3, 64), tensor(1, 1, S, 64), tensor(1, 1, S, 64)
+        with_gradients(lambda q, k, v: F.attention(q, k, v, dropout_p=0.1), *shared)
     for length in (20, 60, 150):
         starts = torch.tensor([0, length, length + 5])
         packed = {"query_starts": starts, "key_starts": starts, "max_query": length, "max_key": length}
@@ -156,6 +159,12 @@ def everything(dtype):
         return torch.randn(*shape).to(dtype).requires_grad_()
 
     every_attention(tensor)
+    for pairs in (5, 32, 64, 128, 256):
+        tables = F.rotary_tables(7, 2 * pairs)
+        for interleaved in (False, True):
+            with_gradients(
+                lambda x, t=tables, i=interleaved: F.rotary(x, *t, interleaved=i), tensor(1, 1, 7, 2 * pairs)
+            )
     for width in (64, 512, 1024):
         x, residual, weight, bias = tensor(5, width), tensor(5, width), tensor(width), tensor(width)
         with_gradients(F.layer_norm, x, weight, bias)

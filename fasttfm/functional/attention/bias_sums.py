@@ -23,17 +23,17 @@ class BiasSums(NamedTuple):
     """Memory for what each batch row adds to the gradients of the biases."""
 
     joint: Tensor
-    """(B, 3 or 2, H, D) float32."""
+    """(B, 3, H, D) or (B, 2, Hk, D) float32."""
     query: Tensor | None
     """(B, H, D) float32, where queries have a projection of their own."""
 
     @classmethod
     def of(cls, joint: Tensor, query: Tensor | None, batch: int) -> BiasSums:
-        """joint (..., 3 or 2, H, D), query (..., H, D)."""
+        """joint (..., 3, H, D), or (..., 2, Hk, D) with query (..., H, D)."""
         parts, heads, size = joint.shape[-3:]
         return cls(
             joint.new_empty(batch, parts, heads, size, dtype=torch.float32),
-            None if query is None else joint.new_empty(batch, heads, size, dtype=torch.float32),
+            None if query is None else joint.new_empty(batch, *query.shape[-2:], dtype=torch.float32),
         )
 
     def of_heads(self) -> tuple[Tensor, ...]:

@@ -1,0 +1,120 @@
+"""Rotary position embedding: every pair of a head's elements turned by an angle that its position decides.
+
+    (y1, y2) = (x1 cos - x2 sin, x2 cos + x1 sin),      cos, sin of position * base^(-2i / R) for pair i of R / 2
+
+Scores of turned queries and keys depend on positions only by their difference. Pairs are (i, i + R / 2), as in LLaMA
+and GPT-NeoX, or, interleaved, (2i, 2i + 1), as in the paper and GPT-J; elements from R on stay as they are. The
+inverse is the turn by -sin, so backward is the same kernel and keeps nothing.
+Reads x and writes y, 2 * B * H * L * D elements; a program's rows are the heads of few tokens, which read the same
+line of the tables from cache. Source: Su et al. 2021, equation 34.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import triton.language as tl
+from torch import Tensor
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase, kernel_case
+from fasttfm.kernels.jit import jit
+from fasttfm.kernels.launch import ceil_div, chip, power_of_two
+from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Varying
+from fasttfm.kernels.tiles.rows import ROTARY, RowTile
+
+MAX_PAIRS = 256
+"""Pairs of a head that are turned at most: rows of a tile are whole."""
+_FEWEST = 16
+
+
+@jit
+def _rotate(
+    x: Pointer,  # (B, H, L, D) through its strides, unit stride in D
+    cos: ParameterPointer,  # (P, PAIRS)
+    sin: ParameterPointer,  # (P, PAIRS)
+    positions: Int64Pointer,  # (B, L) through its strides, each below P; None: 0, 1, ... in every sequence
+    out: Pointer,  # (B, L, H, D) out
+    sign: Real,  # of the angle
+    M: Varying,  # B * L * H
+    H: Varying,
+    L: Varying,
+    P: Varying,
+    D: Size,
+    PAIRS: Size,
+    strides,  # of x: batch, head, row
+    position_b: Varying,  # from one sequence's positions to the next one's
+    position_l: Varying,
+    INTERLEAVED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    pairs = tl.arange(0, COLUMNS)
+    h = rows % H
+    token = rows // H
+    b = token // L
+    line = token % L
+    inside = rows < M
+    if positions is not None:
+        position = tl.load(positions + b * position_b + line * position_l, mask=inside, other=0)
+    else:
+        position = line
+    known = inside & (position >= 0) & (position < P)  # no memory but the tables is read, whatever the positions are
+    angle = position[:, None] * PAIRS + pairs[None, :]
+    turned = known[:, None] & (pairs < PAIRS)[None, :]
+    c = tl.load(cos + angle, mask=turned, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=turned, other=0.0).to(tl.float32) * sign
+    x += (b * strides[0] + h * strides[1] + line * strides[2])[:, None]
+    out += (rows * D)[:, None]
+    if INTERLEAVED:
+        columns = tl.arange(0, 2 * COLUMNS)
+        both = inside[:, None] & (columns < 2 * PAIRS)[None, :]
+        tile = tl.load(x + columns[None, :], mask=both, other=0.0).to(tl.float32)
+        first, second = tl.split(tl.reshape(tile, (ROWS, COLUMNS, 2)))
+        tile = tl.reshape(tl.join(first * c - second * s, second * c + first * s), (ROWS, 2 * COLUMNS))
+        tl.store(out + columns[None, :], tile.to(out.dtype.element_ty), mask=both)
+    else:
+        both = inside[:, None] & (pairs < PAIRS)[None, :]
+        first = tl.load(x + pairs[None, :], mask=both, other=0.0).to(tl.float32)
+        second = tl.load(x + PAIRS + pairs[None, :], mask=both, other=0.0).to(tl.float32)
+        tl.store(out + pairs[None, :], (first * c - second * s).to(out.dtype.element_ty), mask=both)
+        tl.store(out + PAIRS + pairs[None, :], (second * c + first * s).to(out.dtype.element_ty), mask=both)
+    for start in range(2 * PAIRS, D, COLUMNS):  # what is not turned
+        columns = start + pairs
+        rest = inside[:, None] & (columns < D)[None, :]
+        tl.store(out + columns[None, :], tl.load(x + columns[None, :], mask=rest, other=0.0), mask=rest)
+
+
+def tile(chip: Chip, pairs: int) -> RowTile:
+    """Heads of a few tokens, 1,024 pairs."""
+    return ROTARY(chip, max(_FEWEST, power_of_two(pairs)))
+
+
+def rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, *, interleaved: bool, inverse: bool
+) -> Tensor:
+    """x (B, H, L, D) turned, its memory (B, L, H, D); cos, sin (P, pairs) contiguous; positions (B or 1, L) int64."""
+    batch, heads, length, width = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = x.new_empty(batch, length, heads, width)
+    rows = batch * length * heads
+    if rows:
+        block = tile(chip(x.device), cos.shape[1])
+        by_batch, by_row = (0, 0) if positions is None else positions.expand(batch, length).stride()
+        _rotate[(ceil_div(rows, block.rows),)](
+            x, cos, sin, positions, out, -1.0 if inverse else 1.0, rows, heads, length, *cos.shape[:1], width,
+            cos.shape[1], x.stride()[:3], by_batch, by_row,
+            INTERLEAVED=interleaved, ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+        )  # fmt: skip
+    return out.transpose(1, 2)
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in both orders of pairs, every dtype, with positions."""
+    for dtype in ("fp32", "fp16", "bf16"):
+        for pairs in (16, 32, 64, 128, 256):
+            for interleaved in (False, True):
+                given = {"strides": ("i32:16",) * 3, "INTERLEAVED": interleaved}
+                name = "rotary/interleaved" if interleaved else "rotary/halves"
+                yield kernel_case(_rotate, name, dtype, tile(chip, pairs), given=given)
