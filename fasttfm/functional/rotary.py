@@ -12,7 +12,7 @@ from fasttfm.functional.attention.layout import empty_heads_last, heads_last
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.operator import Gradients, Operator
 
-_MAX_PAIRS = 256
+_MAX_PAIRS = 128
 """kernels/rotary.py's; wider heads go PyTorch's way."""
 
 

@@ -78,7 +78,7 @@ def test_scores_depend_on_the_distance_alone(interleaved):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("D", "R"), [(16, 16), (24, 10), (6, 2), (130, 66)])
+@pytest.mark.parametrize(("D", "R"), [(16, 16), (24, 10), (6, 2), (130, 66), (260, 260)])
 def test_it_equals_the_specification_forward_and_backward(backend, dtype, interleaved, D, R):
     """To the bit but for what a compiler may contract: both compute in float32."""
     x, cos_sin = heads(2, 3, 7, D, dtype=dtype), tables(R)
