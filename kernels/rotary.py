@@ -69,12 +69,12 @@ def _rotate(
     x += (b * strides[0] + h * strides[1] + line * strides[2])[:, None]
     out += (rows * D)[:, None]
     if INTERLEAVED:
-        columns = tl.arange(0, 2 * COLUMNS)
-        both = inside[:, None] & (columns < 2 * PAIRS)[None, :]
-        tile = tl.load(x + columns[None, :], mask=both, other=0.0).to(tl.float32)
+        elements = tl.arange(0, 2 * COLUMNS)
+        both = inside[:, None] & (elements < 2 * PAIRS)[None, :]
+        tile = tl.load(x + elements[None, :], mask=both, other=0.0).to(tl.float32)
         first, second = tl.split(tl.reshape(tile, (ROWS, COLUMNS, 2)))
         tile = tl.reshape(tl.join(first * c - second * s, second * c + first * s), (ROWS, 2 * COLUMNS))
-        tl.store(out + columns[None, :], tile.to(out.dtype.element_ty), mask=both)
+        tl.store(out + elements[None, :], tile.to(out.dtype.element_ty), mask=both)
     else:
         both = inside[:, None] & (pairs < PAIRS)[None, :]
         first = tl.load(x + pairs[None, :], mask=both, other=0.0).to(tl.float32)
