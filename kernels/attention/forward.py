@@ -29,6 +29,7 @@ from fasttfm.kernels.attention.launch import (
     compile_case,
     distinct,
     every_kind,
+    extras,
     head_constants,
     launch_options,
     like_heads,
@@ -245,7 +246,7 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
         D: int | None = None,
     ) -> CompileCase:  # fmt: skip
-        tile = choose(chip, kind, width, dropout + (mask != "none"))
+        tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared))
         variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared}
         full = f"{name}/{variant_name(**variant)}/D{D or width}"
         return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
@@ -265,4 +266,7 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         yield case(kind, 64, mask="none", packed=True)
     for kind in product_kinds(chip):
         yield case(kind, 64, mask="none", shared=True)
+    if chip.matrix_units:
+        for width in WIDTHS[:2]:
+            yield case("bf16", width, dropout=False, mask="none", shared=True)
     yield case("bf16", 64, D=32)

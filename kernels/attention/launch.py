@@ -58,10 +58,17 @@ class Call:
 
     @property
     def size_class(self) -> tuple:
-        """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and how many of mask and
-        dropout take registers as well."""
+        """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and extras()."""
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
-        return self.chip, self.kind, width, sum(x is not None for x in self.arguments[1:3])
+        mask, seed = self.arguments[1:3]
+        beside = extras(self.kind, mask is not None, seed is not None, shared=self.constants["GROUP"] > 1)
+        return self.chip, self.kind, width, beside
+
+
+def extras(kind: str, *given: bool, shared: bool) -> int:
+    """How many of mask and dropout take registers as well; in float32, whose products take the most, shared keys count
+    as another, and both together as two."""
+    return min(2, sum(given) + (shared and kind in ("fp32", "tf32")))
 
 
 def key_class(keys: int) -> int:

@@ -29,6 +29,7 @@ from fasttfm.kernels.attention.launch import (
     compile_case,
     distinct,
     every_kind,
+    extras,
     fits_short,
     head_constants,
     key_class,
@@ -323,7 +324,7 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
             kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,
             shared: bool = False, D: int | None = None, kernel: Any = kernel, name: str = name, choose: Any = choose,
         ) -> CompileCase:  # fmt: skip
-            tile = choose(chip, kind, width, dropout + (mask != "none"), keys)
+            tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared), keys)
             sums = kernel is _backward and mask == "none" and not shared
             variant: dict[str, Any] = {
                 "dropout": dropout, "mask": mask, "packed": packed, "sums": sums, "shared": shared

@@ -146,6 +146,7 @@ BACKWARD_KEYS = Table(
     """
     chips                           kind       width  extras | rows  columns  warps  stages
     sm_90,sm_100,sm_120             fp32       64     *      | 16    16       8      1
+    sm_80,sm_86,sm_89               fp32       64     2      | 16    16       8      1      # shared keys spill 8 bytes
     *                               fp32       64     *      | 16    32       8      1
     simt,amd                        fp32       128    *      | 16    16       8      1
     amd,simt                        fp32       256    *      | 16    16       8      1
