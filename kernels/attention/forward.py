@@ -267,6 +267,5 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
     for kind in product_kinds(chip):
         yield case(kind, 64, mask="none", shared=True)
     if chip.matrix_units:
-        for width in WIDTHS[:2]:
-            yield case("bf16", width, dropout=False, mask="none", shared=True)
+        yield case("bf16", 128, dropout=False, mask="none", shared=True)
     yield case("bf16", 64, D=32)

@@ -66,9 +66,11 @@ class Call:
 
 
 def extras(kind: str, *given: bool, shared: bool) -> int:
-    """How many of mask and dropout take registers as well; in float32, whose products take the most, shared keys count
-    as another, and both together as two."""
-    return min(2, sum(given) + (shared and kind in ("fp32", "tf32")))
+    """How many of mask and dropout take registers as well, two at most. Shared keys count as one where there is neither,
+    and beside these in float32, whose products take the most."""
+    if kind in ("fp32", "tf32"):
+        return min(2, sum(given) + shared)
+    return max(sum(given), int(shared))
 
 
 def key_class(keys: int) -> int:

@@ -195,6 +195,10 @@ def test_a_sliding_window_and_fewer_key_heads_are_attended() -> None:
     inputs = batch("gpt2")
     rows = inputs["attention_mask"].bool()
     torch.testing.assert_close(ours(**inputs).logits[rows], eager(**inputs).logits[rows], rtol=1e-4, atol=1e-4)
+    expected, got = (m(**inputs, output_attentions=True) for m in (eager, ours))
+    torch.testing.assert_close(got.logits[rows], expected.logits[rows], rtol=1e-4, atol=1e-4)
+    for a, b in zip(expected.attentions, got.attentions, strict=True):
+        torch.testing.assert_close(b.transpose(1, 2)[rows], a.transpose(1, 2)[rows])
     for options in ({"num_beams": 1}, {"num_beams": 3}):
         expected, got = (m.generate(**inputs, max_new_tokens=8, do_sample=False, **options) for m in (eager, ours))
         assert got.tolist() == expected.tolist()
