@@ -21,7 +21,7 @@ _MOST = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
 
 
 def cached_attention(query: Tensor, keys: Tensor, values: Tensor, key_lengths: Tensor | None = None) -> Tensor:
-    """attention() of query (B, H, L, D) over keys and values (B, Hk, S, D), without gradient; (B, H, L, D).
+    """attention() of query (B, H, L, D) over keys and values (B, H, S, D), without gradient; (B, H, L, D).
 
     key_lengths (B,) int: keys at or past it are not attended; None: all are.
     """
@@ -33,5 +33,5 @@ def cached_attention(query: Tensor, keys: Tensor, values: Tensor, key_lengths: T
         and not torch.is_grad_enabled()
         and not use_triton(query.device)
     ):
-        return nnF.scaled_dot_product_attention(query, keys, values, enable_gqa=query.shape[1] != keys.shape[1])
+        return nnF.scaled_dot_product_attention(query, keys, values)
     return attention(query, keys, values, key_lengths=key_lengths)
