@@ -19,11 +19,8 @@ from gpu.problems import (
     _joint,
     _norms,
     _packed,
-<<<<<<< HEAD
     _rms_norm,
-=======
     _rotary,
->>>>>>> 88370a9 (Rotary positions as an operator; tests of shared key heads: packed, joint, between guards, executed from PTX)
     _weights,
 )
 
