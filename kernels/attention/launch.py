@@ -66,8 +66,8 @@ class Call:
 
 
 def extras(kind: str, *given: bool, shared: bool) -> int:
-    """How many of mask and dropout take registers as well, two at most. Shared keys count as one where there is neither,
-    and beside these in float32, whose products take the most."""
+    """How many of mask and dropout take registers as well, two at most. Shared keys count as one where there is
+    neither, and beside these in float32, whose products take the most."""
     if kind in ("fp32", "tf32"):
         return min(2, sum(given) + shared)
     return max(sum(given), int(shared))
