@@ -151,3 +151,26 @@ def test_evaluation_sees_every_example_once():
     lengths = np.random.default_rng(1).integers(3, 40, 50)
     seen = [index for group, batch in evaluation_batches(examples_of(lengths), 100) for index in group]
     assert sorted(seen) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), [("a.csv.gz", read_swag), ("a.tsv.gz", read_pairs), ("a.jsonl.gz", read_pairs)]
+)
+def test_a_packed_file_that_is_cut_off_says_where(tmp_path, name, read):
+    rows = {
+        "a.csv.gz": HEADER + LINE * 3000,
+        "a.tsv.gz": "text\tlabel\n" + "".join(f"some text {n * 7919}\t{n % 2}\n" for n in range(3000)),
+        "a.jsonl.gz": "".join(json.dumps({"text": f"text {n * 7919}", "label": n % 2}) + "\n" for n in range(3000)),
+    }
+    packed = gzip.compress(rows[name].encode())
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(UserError, match=r"cut off or damaged after .*[\d,]+") as error:
+        read(tmp_path / name)
+    assert str(error.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_text_say_their_line(tmp_path):
+    (tmp_path / "a.csv").write_bytes((HEADER + LINE).encode() + b'1,v1,7,"A\xff",b,c,d,e,f,g,h,1\n')
+    with pytest.raises(UserError, match=r"a\.csv: .*line 3"):
+        read_swag(tmp_path / "a.csv")
