@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import json
 import logging
 import os
 import sys
@@ -86,6 +87,10 @@ def _parser() -> Parser:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: one a core)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs (default: %(default)s)")
+    parser.add_argument("--quiet", action="store_true", help="only what was kept where, warnings and errors")
+    parser.add_argument(
+        "--json", action="store_true", help="every record as a JSON line on standard output; words go to standard error"
+    )
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     return parser
 
@@ -176,8 +181,13 @@ def writable(folder: Path) -> None:
         raise UserError(f"--out {folder} cannot be written to ({error.strerror}): name another folder") from error
 
 
-def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
-    """Runs the cases; each one's rows go to a file in out as soon as they are known. Returns 1 if a case was broken."""
+def run_cases(
+    cases: Sequence[Case], setting: Setting, out: Path | None, *, quiet: bool = False, as_json: bool = False
+) -> int:
+    """Runs the cases; each one's rows go to a file in out as soon as they are known. Returns 1 if a case was broken.
+
+    quiet: say nothing of a case. as_json: print the rows, a JSON line each, and say all else on standard error.
+    """
     import torch
 
     from benchmarks.measure import ceilings, harness, machine, records
@@ -190,16 +200,21 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
     described = machine.describe()  # after the ceilings: a device at rest would tell the clocks of one at rest
     in_dtype = {setting.dtype_name: ceiling}
     device = described.get("device") or described["processor"]
-    print(
+    words = sys.stderr if as_json else sys.stdout
+
+    def note(line: str) -> None:
+        if not quiet:
+            print(line, file=words, flush=True)
+
+    note(
         f"{device}, {setting.threads} CPU threads, {setting.dtype_name}: copies "
-        f"{ceiling.bytes_per_s / 1e9:.3g} GB/s, products {ceiling.flops_per_s / 1e12:.3g} TFLOP/s",
-        flush=True,
+        f"{ceiling.bytes_per_s / 1e9:.3g} GB/s, products {ceiling.flops_per_s / 1e12:.3g} TFLOP/s"
     )
     began = time.monotonic()
     files: dict[Path, None] = {}
     broken = timed = noisy = 0
     for number, case in enumerate(cases, 1):
-        print(f"[{number}/{len(cases)} {time.monotonic() - began:.0f} s] {case.group} {case.title}", flush=True)
+        note(f"[{number}/{len(cases)}{_left(began, number - 1, len(cases))}] {case.group} {case.title}")
         if case.dtype not in in_dtype:  # a training step on a CPU runs in bfloat16 whatever the kernels are timed in
             other = dataclasses.replace(setting, dtype=getattr(torch, case.dtype))
             in_dtype[case.dtype] = ceilings.of(other)
@@ -221,20 +236,29 @@ def run_cases(cases: Sequence[Case], setting: Setting, out: Path | None) -> int:
             file = out / records.file_name(case.group, described)
             records.write(file, rows)
             files[file] = None
-        print(f"    {summary(rows)}", flush=True)
+        note(f"    {summary(rows)}")
+        for row in rows if as_json else ():
+            print(json.dumps(row), flush=True)
         times = [row["time_us"] for row in rows if row["time_us"]]
         timed += len(times)
         noisy += sum(time["p80"] > _NOISY * time["p20"] for time in times)
     if 4 * noisy > timed and setting.level != "smoke":
         print(
             f"{noisy} of {timed} times differ by more than a third between their 20th and 80th percentile: something "
-            "else runs on this machine; close it and measure again"
+            "else runs on this machine; close it and measure again",
+            file=words,
         )
     for file in files:
-        print(f"kept in {file}")
+        print(f"kept in {file}", file=words)
     if broken:
         print(f"{broken} of {len(cases)} cases are broken (see above)", file=sys.stderr)
     return 1 if broken else 0
+
+
+def _left(began: float, done: int, total: int) -> str:
+    """What the cases left may take, as those before them took; nothing before the first."""
+    minutes = (time.monotonic() - began) * (total - done) / max(done, 1) / 60
+    return f", about {minutes:.0f} min left" if done else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -259,13 +283,13 @@ def _main(argv: Sequence[str] | None) -> int:
     out = args.out or (None if setting.level == "smoke" else RESULTS)
     if out is not None:
         writable(out)
-    status = run_cases(cases, setting, out)
+    status = run_cases(cases, setting, out, quiet=args.quiet, as_json=args.json)
     if args.full and all_groups:
         from benchmarks import end_to_end
 
         end_to_end.run_built_in(out or RESULTS, args.device, args.threads)
     if args.full:
-        print(f"not among these: {REAL_TEXT}")
+        print(f"not among these: {REAL_TEXT}", file=sys.stderr if args.json else sys.stdout)
     return status
 
 

@@ -50,6 +50,7 @@ def finetune(flag: str, body: Path, qa: Path, folder: Path, epochs: int) -> dict
     seconds = time.perf_counter() - started
     command.python("fasttfm", "finetune", "predict", out, qa / _VALID, "--out", predictions, "--checkpoint", "last")
     scores = json.loads(command.python("fasttfm", "finetune", "evaluate", predictions, qa / _VALID, "--json"))
+    del scores["command"]
     records = read_log(out)
     return {**scores, "seconds": round(seconds, 1), "updates": records[-1]["step"], "train_nll": records[-1]["nll"]}
 

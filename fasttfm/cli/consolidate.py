@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fasttfm.cli.output import Output, add_output_flags
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command's parser."""
@@ -22,10 +24,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="best, last, or the number of an update (default: %(default)s)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="WHOLE", help="model directory to create")
+    add_output_flags(parser, "what was written")
 
 
 def run(args: argparse.Namespace) -> None:
     """Read all parts, write them in one piece, and say where."""
     from fasttfm.checkpoints.consolidate import consolidate
 
-    print(consolidate(args.model, args.checkpoint, args.out))
+    line = consolidate(args.model, args.checkpoint, args.out)
+    Output.of(args, "consolidate").result(str(line), model=str(args.out))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_checkpoint, add_device
 from fasttfm.cli.train import add_run_flags, run_task
 from fasttfm.cli.verbs import Verb, add_verbs, run_verb
@@ -29,6 +31,7 @@ def _add_translation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="OUT", help="prepared directory to write")
     add_checkpoint(parser)
     add_device(parser)
+    add_output_flags(parser, "the directory and what was told")
     add_flags(parser, ["decoding"])
 
 
@@ -51,18 +54,21 @@ def _bert(args: argparse.Namespace) -> int:
 
 
 def _translation(args: argparse.Namespace) -> None:
-    from fasttfm.training.progress import tell
     from fasttfm.training.sequence_distillation import distill_translation
 
+    output = Output.of(args, "distill translation")
     distill_translation(
         args.teacher,
         args.data,
         args.out,
         checkpoint=args.checkpoint,
         device=args.device,
-        say=tell,
+        say=output.note,
+        progress=partial(output.progress, unit="pairs"),
         **flag_values(args, ["decoding"]),
     )
+    if args.json:
+        output.result("", out=str(args.out), notes=output.notes)
 
 
 _VERBS = {

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
@@ -83,6 +84,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="null score above which there is no answer (default: the best on the validation data of the training)",
     )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a batch (default: as in training)")
+    add_output_flags(parser, "how many answers were written where")
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -90,6 +92,7 @@ def _predict(args: argparse.Namespace) -> None:
     from fasttfm.decoding.translator import pick_device
     from fasttfm.training.task_prediction import FineTuned
 
+    output = Output.of(args, "finetune predict")
     model = FineTuned.load(args.model, args.checkpoint, pick_device(args.device))
     if model.task != "squad":
         if args.null_scores is not None or args.threshold is not None:
@@ -98,7 +101,7 @@ def _predict(args: argparse.Namespace) -> None:
             )
         labels = model.labels_of(args.file, args.max_tokens)
         write_json(args.out, {str(number): label for number, label in enumerate(labels)})
-        print(f"{args.out}: {len(labels):,} labels")
+        output.result(f"{args.out}: {len(labels):,} labels", out=str(args.out), labels=len(labels))
         return
     data, predictions = model.answers_to(args.file, args.max_tokens)
     threshold = None
@@ -110,7 +113,8 @@ def _predict(args: argparse.Namespace) -> None:
         write_json(args.null_scores, predictions.null_scores)
     empty = sum(not text for text in texts.values())
     told = "" if threshold is None else f", {empty:,} of them empty (null score above {threshold:.3f})"
-    print(f"{args.out}: {len(texts):,} answers{told}")
+    numbers = {"answers": len(texts), "empty": empty, "threshold": threshold}
+    output.result(f"{args.out}: {len(texts):,} answers{told}", out=str(args.out), **numbers)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -120,21 +124,17 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold", type=float, default=1.0, metavar="X", help="null score above which an answer counts as empty"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the table")
+    add_output_flags(parser, "the scores")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    import json
-
     from fasttfm.data.task_scores import score_file
 
     numbers = score_file(args.predictions, args.file, args.null_scores, args.threshold)
-    if args.json:
-        print(json.dumps(numbers))
-        return
     width = max(map(len, numbers))
-    for name, value in numbers.items():
-        print(f"{name.ljust(width)}  {value:,.2f}" if isinstance(value, float) else f"{name.ljust(width)}  {value:,}")
+    shown = {name: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for name, value in numbers.items()}
+    lines = [f"{name.ljust(width)}  {value}" for name, value in shown.items()]
+    Output.of(args, "finetune evaluate").result("\n".join(lines), **numbers)
 
 
 _VERBS = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from operator import eq
 from pathlib import Path
 from typing import Any
 
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device
 from fasttfm.cli.train import add_run_flags, run_task
 from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
@@ -59,6 +61,7 @@ def add_prepare_flags(parser: argparse.ArgumentParser) -> None:
         "--spm", type=Path, metavar="FILE", help="a SentencePiece model or a tokenizer.json to take; none is trained"
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
+    add_output_flags(parser, "the directory and what was told")
 
 
 def run_prepare(args: argparse.Namespace) -> None:
@@ -73,9 +76,12 @@ def run_prepare(args: argparse.Namespace) -> None:
         document_separator=args.document_separator,
         valid_share=args.valid_share,
     )
+    output, threads = Output.of(args, args.verb), max(1, args.threads)
     prepare_documents(
-        args.text, args.out, options, valid_texts=args.valid, model=args.spm, threads=max(1, args.threads)
+        args.text, args.out, options, valid_texts=args.valid, model=args.spm, threads=threads, say=output.note
     )
+    if args.json:
+        output.result("", out=str(args.out), notes=output.notes)
 
 
 # -------------------------------------------------------------------------------------------------------------- train
@@ -119,6 +125,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--row-length", type=int, metavar="N", help="tokens that see one another (default: as in training)"
     )
+    add_output_flags(parser, "the score")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
@@ -128,7 +135,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         raise UserError("give --data DATA or --text FILE, one of them: what is to be evaluated on")
     model, tokenizer = _model(args)
     score = evaluate(model, tokenizer, args.model, data=args.data, text=args.text, row_length=args.row_length)
-    print(score)
+    Output.of(args, args.verb).result(str(score), **score.record())
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +147,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=0, metavar="N", help="of the N likeliest tokens; 0: of all")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="X", help="of the fewest that reach probability X")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same one gives the same text")
+    add_output_flags(parser, "the texts")
 
 
 def _generate(args: argparse.Namespace) -> None:
@@ -147,8 +155,8 @@ def _generate(args: argparse.Namespace) -> None:
 
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     model, tokenizer = _model(args)
-    for number, text in enumerate(generate(model, tokenizer, args.prompt, args.tokens, args.samples, sampling)):
-        print("---\n" * (number > 0) + text)
+    texts = list(generate(model, tokenizer, args.prompt, args.tokens, args.samples, sampling))
+    Output.of(args, args.verb).result("\n---\n".join(texts), texts=texts)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +181,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--normalize", action="store_true", help="compare the options' log-probabilities per byte, not as they are"
     )
+    add_output_flags(parser, "the answers and how many are right")
 
 
 def _prompt(args: argparse.Namespace) -> None:
@@ -182,10 +191,13 @@ def _prompt(args: argparse.Namespace) -> None:
     prompting = Prompting(template=args.template, shots=args.shots, seed=args.seed, normalize=args.normalize)
     model, tokenizer = _model(args)
     answers = prompting.answers(model, tokenizer, examples)
-    for example, answer in zip(examples, answers):
-        print(f"{'right' if answer == example.answer else 'wrong'}\t{answer}\t{example.answer}")
-    right = sum(answer == example.answer for answer, example in zip(answers, examples))
-    print(f"{right} of {len(examples)} right ({right / len(examples):.1%}), {args.shots} shots")
+    wanted = [example.answer for example in examples]
+    right = sum(map(eq, answers, wanted))
+    lines = [f"{'right' if answer == want else 'wrong'}\t{answer}\t{want}" for answer, want in zip(answers, wanted)]
+    Output.of(args, args.verb).result(
+        "\n".join([*lines, f"{right} of {len(wanted)} right ({right / len(wanted):.1%}), {args.shots} shots"]),
+        answers=answers, wanted=wanted, right=right, shots=args.shots,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------ Hugging Face
@@ -194,18 +206,20 @@ def _prompt(args: argparse.Namespace) -> None:
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a GPT-2 or GPT-1 of Hugging Face")
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the model directory to write")
+    add_output_flags(parser, "what was written")
 
 
 def _import(args: argparse.Namespace) -> None:
     from fasttfm.interop.gpt import import_folder
 
     import_folder(args.folder, args.out)
-    print(f"model: {args.out}")
+    Output.of(args, args.verb).result(f"model: {args.out}", model=str(args.out))
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    add_output_flags(parser, "what was written")
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -214,7 +228,7 @@ def _export(args: argparse.Namespace) -> None:
     from fasttfm.models.gpt import GPT
 
     write(GPT.from_pretrained(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
-    print(f"Hugging Face folder: {args.out}")
+    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out))
 
 
 _VERBS = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.lm import add_prepare_flags, run_prepare
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
@@ -75,13 +76,15 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DATA", help="prepared documents, whose held-out part is taken"
     )
+    add_output_flags(parser, "the score")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
     from fasttfm.decoding.translator import pick_device
     from fasttfm.training.masked_modelling import evaluate
 
-    print(evaluate(args.model, args.data, args.checkpoint, pick_device(args.device)))
+    score = evaluate(args.model, args.data, args.checkpoint, pick_device(args.device))
+    Output.of(args, args.verb).result(str(score), **score.record())
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +94,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("attention.png"), metavar="FILE", help="picture (default: %(default)s)"
     )
     parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,4 (default: all)")
+    add_output_flags(parser, "where the picture is")
 
 
 def _attention(args: argparse.Namespace) -> None:
@@ -105,13 +109,14 @@ def _attention(args: argparse.Namespace) -> None:
         raise UserError(f"--layers {args.layers!r}: give numbers such as 1,4") from None
     body = read_encoder_body(args.model, args.checkpoint)
     draw_attention(attention_of_text(body, load_text_tokenizer(args.model), args.text), args.out, layers)
-    print(args.out)
+    Output.of(args, args.verb).result(str(args.out), picture=str(args.out))
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a BERT, an ALBERT or an ELECTRA of Hugging Face")
     parser.add_argument("--generator", type=Path, metavar="FOLDER", help="of an ELECTRA, its generator")
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the model directory to write")
+    add_output_flags(parser, "what was written")
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -119,12 +124,17 @@ def _import(args: argparse.Namespace) -> None:
 
     model = import_folder(args.folder, args.out, args.generator)
     size = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{args.out}: {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} tokens")
+    tokens = model.config.vocab_size
+    Output.of(args, args.verb).result(
+        f"{args.out}: {size / 1e6:,.1f} million parameters, {tokens:,} tokens",
+        model=str(args.out), parameters=size, tokens=tokens,
+    )  # fmt: skip
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    add_output_flags(parser, "what was written")
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -133,7 +143,7 @@ def _export(args: argparse.Namespace) -> None:
     from fasttfm.models.encoders import read_encoder
 
     export_folder(read_encoder(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
-    print(f"Hugging Face folder: {args.out}")
+    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out))
 
 
 _VERBS = {

@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -57,6 +58,44 @@ class Output:
 
         with tqdm(file=sys.stderr, dynamic_ncols=True, disable=self.quiet or not sys.stderr.isatty(), **options) as bar:
             yield bar
+
+    def progress(self, name: str, unit: str) -> Callable[[int, int | None], None]:
+        """A function that is told what is done and what there is in all, None where that is not known.
+
+        A bar with the time left on a terminal, elsewhere a line for each tenth. unit: in the plural; bytes are scaled.
+        """
+        if self.quiet:
+            return lambda done, total: None
+        if not sys.stderr.isatty():
+            return self._tenths(name, unit)
+        from tqdm import tqdm
+
+        scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if unit == "bytes" else {"unit": f" {unit}"}
+        bar = tqdm(desc=name, file=sys.stderr, dynamic_ncols=True, **scale)
+
+        def move(done: int, total: int | None) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+            if done == total:
+                bar.close()
+
+        return move
+
+    def _tenths(self, name: str, unit: str) -> Callable[[int, int | None], None]:
+        began, first, tenths = time.monotonic(), None, 0
+
+        def tell(done: int, total: int | None) -> None:
+            nonlocal first, tenths
+            first = done if first is None else first
+            if done == total and not tenths:  # quickly done: not worth a line
+                return
+            if total and done * 10 // total > tenths:
+                tenths = done * 10 // total
+                left = (time.monotonic() - began) * (total - done) / max(done - first, 1)
+                rest = f", about {left:,.0f} s left" if done > first and done < total else ""
+                self.note(f"{name}: {done:,} of {total:,} {unit}{rest}")
+
+        return tell
 
     def over(self, items: Iterable[Item], **options: Any) -> Iterator[Item]:
         """The items, with a bar that counts them."""

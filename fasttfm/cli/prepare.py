@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -195,7 +194,9 @@ def run(args) -> None:
         valid_source_tags=tuple(args.valid_source_tag),
         replace_invalid=args.replace_invalid,
     )
-    prepare(*_texts(args, output), args.out, options, models=args.spm, threads=args.threads, say=output.note)
+    progress = partial(output.progress, unit="pairs")
+    texts = _texts(args, output)
+    prepare(*texts, args.out, options, models=args.spm, threads=args.threads, say=output.note, progress=progress)
     if args.json:
         output.result("", out=str(args.out), notes=output.notes)
 
@@ -225,31 +226,12 @@ def _texts(args, output: Output) -> tuple[Sequence[Path], Sequence[Path], Sequen
         from fasttfm.data.datasets import fetch_dataset
 
         texts = fetch_dataset(
-            args.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=partial(_progress, output)
+            args.dataset,
+            args.data_dir,
+            mirrors=args.mirror,
+            say=output.note,
+            progress=partial(output.progress, unit="bytes"),
         )
     for name, (source, target) in texts.tests.items():
         output.note(f"test set {name}: {source} and {target}")
     return *texts.train, *texts.valid
-
-
-def _progress(output: Output, name: str) -> Callable[[int, int | None], None]:
-    """A bar on a terminal, elsewhere a line for each tenth."""
-    if sys.stderr.isatty() and not output.quiet:
-        from tqdm import tqdm
-
-        bar = tqdm(desc=name, unit="B", unit_scale=True, unit_divisor=1024)
-
-        def move(done: int, total: int | None) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        return move
-    tenths = 0
-
-    def tell(done: int, total: int | None) -> None:
-        nonlocal tenths
-        if total and done * 10 // total > tenths:
-            tenths = done * 10 // total
-            output.note(f"{name}: {done:,} of {total:,} bytes")
-
-    return tell

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.errors import UserError
 
 
@@ -137,6 +139,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="X",
         help="print how long training takes at X target tokens/s, as your log or a record tells them, and stop",
     )
+    add_output_flags(parser, "the score, or with --estimate the estimate")
     parser.add_argument("--price", type=float, metavar="P", help="of an hour of the machine, for --estimate")
     parser.add_argument(
         "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="all that follows goes to fasttfm train"
@@ -149,14 +152,16 @@ def run(args: argparse.Namespace) -> None:
 
     if args.name not in RECIPES:
         raise UserError(f"{args.name}: one of {', '.join(RECIPES)} is allowed")
-    recipe = RECIPES[args.name]
+    recipe, output = RECIPES[args.name], Output.of(args, "recipe")
     if args.estimate is not None:
-        _say(estimate(recipe, args.estimate, args.price))
+        line = estimate(recipe, args.estimate, args.price)
+        output.result(f"fasttfm recipe: {line}", recipe=args.name, estimate=line)
         return
     work = args.work or Path("runs") / args.name
     if recipe.source:
-        _say(recipe.source)
-    texts = fetch_dataset(recipe.dataset, args.data_dir, mirrors=args.mirror, say=_say)
+        output.note(recipe.source)
+    progress = partial(output.progress, unit="bytes")
+    texts = fetch_dataset(recipe.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=progress)
     turn = -1 if recipe.reverse else 1
     source, target = texts.tests[recipe.test][::turn]
     files: dict[str, Any] = dict(zip(("--src", "--tgt"), texts.train[::turn]))
@@ -166,10 +171,10 @@ def run(args: argparse.Namespace) -> None:
     prepare += ["--vocab-size", str(size), *recipe.clean, *(_DRY_PREPARE if args.dry_run else ())]
     train = ["--preset", recipe.preset, *recipe.train, *(_DRY_TRAIN if args.dry_run else ()), *args.train]
     data, model, out = work / "data", work / "model", work / f"{recipe.test}.{target.suffix.removeprefix('.')}"
-    _run("prepare", *prepare, "--out", str(data))
-    _run("train", *train, "--data", str(data), "--out", str(model))
-    _run("translate", str(model), read=source, write=out)
-    _run("score", "--ref", str(target), *recipe.score, read=out)
+    _run(output, "prepare", *prepare, "--out", str(data))
+    _run(output, "train", *train, "--data", str(data), "--out", str(model))
+    _run(output, "translate", str(model), read=source, write=out)
+    _run(output, "score", "--ref", str(target), *recipe.score, read=out)
 
 
 def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = None) -> str:
@@ -189,22 +194,23 @@ def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = Non
     )
 
 
-def _say(line: str) -> None:
-    print(f"fasttfm recipe: {line}", flush=True)
-
-
-def _run(*words: str, read: Path | None = None, write: Path | None = None) -> None:
+def _run(output: Output, *words: str, read: Path | None = None, write: Path | None = None) -> None:
     """Print a command and run it; SystemExit with its status where it fails, after its own message."""
     shown = shlex.join(["fasttfm", *words])
     shown += f" < {shlex.quote(str(read))}" * (read is not None) + f" > {shlex.quote(str(write))}" * (write is not None)
-    print(f"\n$ {shown}", flush=True)
-    command = [sys.executable, "-m", "fasttfm", *words]
-    partial = None if write is None else write.with_name(f".{write.name}")
+    is_result = words[0] == "score"
+    if not output.quiet:
+        print(f"\n$ {shown}", file=sys.stderr if output.as_json else sys.stdout, flush=True)
+    # before the recipe's own flags: what follows may be all of --train
+    flags = ["--quiet"] * output.quiet + ["--json"] * (output.as_json and is_result)
+    command = [sys.executable, "-m", "fasttfm", words[0], *flags, *words[1:]]
+    unfinished = None if write is None else write.with_name(f".{write.name}")
     with ExitStack() as files:
         stdin = subprocess.DEVNULL if read is None else files.enter_context(read.open("rb"))
-        stdout = None if partial is None else files.enter_context(partial.open("wb"))
+        hidden = sys.stderr if output.as_json and not is_result else None  # standard output is for the document
+        stdout = hidden if unfinished is None else files.enter_context(unfinished.open("wb"))
         status = subprocess.run(command, stdin=stdin, stdout=stdout, check=False).returncode
     if status:
         raise SystemExit(status)
-    if partial is not None and write is not None:
-        partial.replace(write)  # never half a translation under the name of a whole one
+    if unfinished is not None and write is not None:
+        unfinished.replace(write)  # never half a translation under the name of a whole one

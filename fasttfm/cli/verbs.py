@@ -26,7 +26,8 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb]) -> Non
     for name, verb in verbs.items():
         description = verb.description or f"{verb.summary[0].upper()}{verb.summary[1:]}."
         verb_parser = subparsers.add_parser(name, help=verb.summary, description=description)
-        verb_parser.set_defaults(perform=verb.perform)
+        # the words after fasttfm, by which the verb calls itself
+        verb_parser.set_defaults(perform=verb.perform, verb=f"{parser.prog.rpartition(' ')[2]} {name}")
         verb.add_arguments(verb_parser)
 
 

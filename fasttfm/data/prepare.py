@@ -33,6 +33,8 @@ from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.wording import counted
 
+Progress = Callable[[int, int], None]
+"""Told what is done, and of how many."""
 _CHUNK = 20_000  # pairs split at a time
 _MOST_THREADS = 1024
 _LARGEST_WEIGHT = 1000
@@ -119,9 +121,11 @@ def prepare(
     models: Sequence[Path] = (),
     threads: int = 1,
     say: Callable[[str], None] = print,
+    progress: Callable[[str], Progress] | None = None,
 ) -> None:
-    """Write the prepared directory `out`; `say` gets progress and warnings, a line each.
+    """Write the prepared directory `out`; `say` gets what was done and warnings, a line each.
 
+    progress: of a split's noun, makes the function that is told the pairs done and the pairs in all.
     models: SentencePiece models to take, one for both sides or the source's and the target's; none: they are trained.
     Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
     an `out` that holds anything else; `out` then stays as it was.
@@ -155,7 +159,9 @@ def prepare(
                 fresh.wanted = False
                 say(f"{out} already holds this data, nothing to do")
                 return
-            _fill(fresh.path, stored["train"], stored["valid"], options, given, threads, say, files, fingerprint)
+            _fill(
+                fresh.path, stored["train"], stored["valid"], options, given, threads, say, files, fingerprint, progress
+            )
             for text in stored.values():
                 text.delete()
     except BrokenPipeError:
@@ -195,6 +201,7 @@ def _fill(
     say: Callable[[str], None],
     files: Sequence[Path],
     fingerprint: dict[str, Any],
+    progress: Callable[[str], Progress] | None,
 ) -> None:
     """Write everything but the manifest into an empty directory."""
     tokenizers = (given[0], given[-1]) if given else _train_vocabulary(train_text, options)
@@ -215,7 +222,8 @@ def _fill(
         (options.source_script, options.target_script),
         repeated_pairs(train_text, len(train_text), directory) if options.drop_duplicates else None,
     )
-    train = _write_split(directory, "train", train_text, tokenizers, rules, threads, valid.keys, options.weights)
+    move = None if progress is None else progress("training text")
+    train = _write_split(directory, "train", train_text, tokenizers, rules, threads, valid.keys, options.weights, move)
     report("train", rules.dropped, options.max_length, say)
     _warn_of_overlap(valid.keys, train.keys, say)
     prepared.save_description(
@@ -287,6 +295,7 @@ def _write_split(
     threads: int,
     held_out: set[bytes] | None = None,
     weights: Sequence[float] = (),
+    progress: Progress | None = None,
 ) -> _Split:
     """Write the ids of one split, and its text where it is held out, a chunk at a time: memory does not grow with it.
 
@@ -295,7 +304,7 @@ def _write_split(
     dtypes = [prepared.id_dtype(len(tokenizer)) for tokenizer in tokenizers]
     writers = [prepared.SideWriter(directory, name, side, dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
     keys: set[bytes] = set()
-    pairs = iter(text)
+    pairs, done = iter(text), 0
     weighting = _Weighting([count for _, count in text.parts], weights)
     with ExitStack() as files:
         copies = [
@@ -318,6 +327,9 @@ def _write_split(
                     keys.add(key)
                 for copy, line in zip(copies, (pair.source, pair.target)):
                     copy.write(line.encode() + b"\n")
+            done += len(chunk)
+            if progress is not None:
+                progress(done, len(text))
     for writer in writers:
         writer.close()
     if not writers[0].sentences:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.data.prepare import PrepareOptions, prepare
+from fasttfm.data.prepare import PrepareOptions, Progress, prepare
 from fasttfm.data.prepared import PreparedData
 from fasttfm.decoding import Translator
 from fasttfm.errors import UserError
@@ -37,6 +37,7 @@ def distill_translation(
     checkpoint: str = "best",
     device: torch.device | None = None,
     say: Callable[[str], None] = print,
+    progress: Callable[[str], Progress] | None = None,
     **decoding: Any,
 ) -> None:
     """Write a prepared directory `out` of the sources in data_dir with the teacher's translations as targets.
@@ -52,7 +53,7 @@ def distill_translation(
     part = out.with_name(f"{out.name}.partial")
     with translator, locked(part, "translating into it"):
         _begin(part, teacher, checkpoint, data, translator)
-        _translate(translator, data, part, say)
+        _translate(translator, data, part, say, None if progress is None else progress("sources"))
         prepare(
             [part / "train.src"],
             [part / "train.tgt"],
@@ -62,6 +63,7 @@ def distill_translation(
             PrepareOptions(max_length=data.description["fingerprint"]["options"]["max_length"]),
             models=[path for path in data.model_files if path.suffix == ".model"],
             say=say,
+            progress=progress,
         )
     shutil.rmtree(part)
 
@@ -87,7 +89,9 @@ def _begin(part: Path, teacher: Path, checkpoint: str, data: PreparedData, trans
     replace_file(path, description)
 
 
-def _translate(translator: Translator, data: PreparedData, work: Path, say: Callable[[str], None]) -> None:
+def _translate(
+    translator: Translator, data: PreparedData, work: Path, say: Callable[[str], None], progress: Progress | None
+) -> None:
     """Bring train.src and train.tgt of the work folder to the whole training text."""
     source, target = work / "train.src", work / "train.tgt"
     done = _whole_lines(target)
@@ -104,7 +108,10 @@ def _translate(translator: Translator, data: PreparedData, work: Path, say: Call
                 file.write("".join(f"{text}\n" for text in texts).encode())
                 file.flush()
             done += len(chunk)
-            say(f"translated {done:,} of {total:,} sentences")
+            if progress is None:
+                say(f"translated {done:,} of {total:,} sentences")
+            else:
+                progress(done, total)
 
 
 def _sources(data: PreparedData, first: int) -> Iterator[str]:

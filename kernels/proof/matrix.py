@@ -23,6 +23,7 @@ import pkgutil
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -269,6 +270,21 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
+def _progress() -> Callable[[int, int], None]:
+    """Cases done and the time left: one line that is written over on a terminal, elsewhere a line a hundred."""
+    began = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        left = (time.monotonic() - began) * (total - done) / done
+        line = f"{done}/{total} compiled, about {left / 60:.0f} min left"
+        if sys.stderr.isatty():
+            print(f"\r{line}", end=" " if done < total else "\n", file=sys.stderr, flush=True)
+        elif done % 100 == 0 or done == total:
+            print(line, file=sys.stderr, flush=True)
+
+    return tell
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fasttfm.kernels.proof.matrix", description=__doc__.split("\n")[0])
     parser.add_argument("--report", action="store_true", help="print the worst of every kernel on every chip")
@@ -284,6 +300,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="append what broke a rule as a line of JSON")
     parser.add_argument("--workers", type=int, help="parallel processes (default: one a core)")
+    parser.add_argument("--quiet", action="store_true", help="no progress; the outcome and errors stay")
+    parser.add_argument("--json", action="store_true", help="print the outcome as one JSON document on standard output")
     args = parser.parse_args(argv)
     unknown = [name for name in args.chips.split(",") if name not in CHIPS]
     if unknown:
@@ -297,20 +315,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.unrecorded:
         cases = {task: cases[task] for task in unrecorded(cases)}
 
-    def progress(done: int, total: int) -> None:
-        if sys.stderr.isatty() or done % 100 == 0 or done == total:
-            print(f"\r{done}/{total} compiled", end="" if done < total else "\n", file=sys.stderr, flush=True)
-
-    outcomes = compile_tasks(list(cases), args.workers, progress)
+    outcomes = compile_tasks(list(cases), args.workers, None if args.quiet else _progress())
     if args.update_budgets:
         _update(cases, outcomes)
     if args.record:
         write_record(args.record, cases, outcomes)
     version, recorded = budgets.read()
     rows = [(CHIPS[task.chip], case, outcomes[task]) for task, case in cases.items()]
-    if args.report:
+    if args.report and not args.json:
         print(compile_report.by_kernel(rows))
-    if args.cases:
+    if args.cases and not args.json:
         print(compile_report.by_case(rows))
     failures = [
         f"{task.chip} {case.name} {case.dtype}: {complaint}"
@@ -326,6 +340,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for failure in failures:
         print(failure, file=sys.stderr)
     print(f"{len(cases)} cases on {len(args.chips.split(','))} chips, {len(failures)} complaints", file=sys.stderr)
+    if args.json:
+        compiled = sum(outcome.resources is not None for outcome in outcomes.values())
+        print(json.dumps({"cases": len(cases), "compiled": compiled, "complaints": failures}))
     return 1 if failures else 0
 
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks`: runs, refuses in one line, and keeps what it measured when it is stopped."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -85,6 +86,17 @@ def test_toy_shapes_are_kept_only_where_one_asks_for_it(group, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
     assert command.main(["--quick", "--only", "first"]) == 0
     assert {row["case"] for row in rows_in(tmp_path)} == {"first"}
+
+
+def test_json_prints_the_rows_and_quiet_says_nothing_of_a_case(group, tmp_path, capsys):
+    assert command.main(["--smoke", "--json", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert [json.loads(line) for line in said.out.splitlines()] == rows_in(tmp_path)
+    assert "[1/2]" in said.err
+    assert command.main(["--smoke", "--quiet", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [f"kept in {path}" for path in tmp_path.iterdir()]
+    assert said.err == ""
 
 
 def test_times_that_scatter_are_said_to(group, tmp_path, monkeypatch, capsys):

@@ -35,6 +35,10 @@ def test_evaluate_prints_loss_perplexity_and_bits_per_byte(made, capsys):
         assert main(["lm", "evaluate", str(made / "M"), *source]) == 0
         told = capsys.readouterr().out
         assert all(word in told for word in ("loss", "perplexity", "bits per byte"))
+    assert main(["lm", "evaluate", str(made / "M"), "--data", str(made / "D"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["command"] == "lm evaluate"
+    assert set(told) == {"command", "loss", "nll", "perplexity", "bits_per_byte"}
     assert main(["lm", "evaluate", str(made / "M")]) == 2
     assert "--data DATA or --text FILE" in capsys.readouterr().err
 
@@ -47,6 +51,8 @@ def test_generate_prints_texts_that_begin_with_the_prompt(made, capsys):
     assert "\n---\nLine" in first
     assert main(words) == 0
     assert capsys.readouterr().out == first
+    assert main([*words, "--json"]) == 0
+    assert "\n---\n".join(json.loads(capsys.readouterr().out)["texts"]) == first.rstrip("\n")
     assert main([*words, "--tokens", "200"]) == 2
     assert "32 positions" in capsys.readouterr().err
 

@@ -13,20 +13,39 @@ import torch
 from fasttfm.cli import main as cli
 from fasttfm.cli.output import Output
 
-LONG = ("prepare", "train", "translate", "score", "score-pairs", "average", "export", "import", "quantize", "tune")
+LONG = (
+    *("prepare", "train", "translate", "score", "score-pairs", "average", "export", "import", "quantize", "tune"),
+    *("consolidate", "distill", "finetune", "lm", "mlm", "recipe"),
+)
+
+
+def verbs_of(parser):
+    commands = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return commands[0].choices if commands else {}
 
 
 def flags_of(name):
-    parser, _ = cli.build_parser([name])
-    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return commands.choices[name]
+    return verbs_of(cli.build_parser([name])[0])[name]
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_what_may_take_long_has_json_and_quiet(name):
-    known = flags_of(name)._option_string_actions
-    assert "--json" in known
-    assert "--quiet" in known
+    command = flags_of(name)
+    for parser in verbs_of(command).values() or [command]:
+        assert {"--json", "--quiet"} <= set(parser._option_string_actions), parser.prog
+
+
+def test_progress_is_a_line_a_tenth_where_nobody_sees_a_bar(capsys):
+    move = Output("prepare").progress("training text", "pairs")
+    for done in range(50, 1001, 50):
+        move(done, 1000)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith("fasttfm prepare: training text: 100 of 1,000 pairs, about ")
+    assert lines[-1] == "fasttfm prepare: training text: 1,000 of 1,000 pairs"
+    for output, done in ((Output("prepare"), 1000), (Output("prepare", quiet=True), 500)):
+        output.progress("training text", "pairs")(done, 1000)
+    assert capsys.readouterr().out == "", "done at once, or --quiet"
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ import pytest
 from fasttfm.cli.main import main
 from fasttfm.cli.recipe import RECIPES
 from fasttfm.config import gather, with_defaults
-from fasttfm.data.datasets import DATASETS
+from fasttfm.data import datasets
+from fasttfm.data.datasets import DATASETS, Texts
 from fasttfm.folders import replacing
 from fasttfm.presets import preset_names
 
@@ -71,3 +75,30 @@ def test_an_estimate_multiplies_and_says_that_it_is_one(capsys):
     page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert f"| `paper-base-en-de` | {tokens / 1e6:,.0f} million |" in page
     assert main(["recipe", "multi30k", "--estimate", "0"]) == 2
+
+
+def test_json_is_the_score_alone_and_quiet_goes_to_every_command(tmp_path: Path, monkeypatch, capfd):
+    pair = tmp_path / "a", tmp_path / "b"
+    texts = Texts(
+        train=([pair[0]], [pair[1]]),
+        valid=([], []),
+        tests={"flickr2016": pair},
+    )
+    (tmp_path / "a").write_text("x\n")
+    monkeypatch.setattr(datasets, "fetch_dataset", lambda *args, **options: texts)
+    ran = []
+
+    def run(command, stdin, stdout, check):
+        ran.append((command[3], "--quiet" in command, "--json" in command, stdout))
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    work = tmp_path / "data"
+    work.mkdir()
+    assert main(["recipe", "multi30k", "--work", str(work), "--json", "--quiet"]) == 0
+    assert [each[:3] for each in ran] == [
+        ("prepare", True, False), ("train", True, False), ("translate", True, False), ("score", True, True)
+    ]  # fmt: skip
+    assert ran[0][3] is ran[1][3] is sys.stderr
+    assert ran[3][3] is None, "the document is the command's output"
+    assert capfd.readouterr().out == ""
