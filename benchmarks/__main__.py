@@ -59,6 +59,10 @@ DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""
 _NOISY = 4 / 3
+_NOISE = (
+    "times differ by more than a third between their 20th and 80th percentile: something else runs on this machine; "
+    "close it and measure again"
+)
 REAL_TEXT = "from real text to BLEU, hours: python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER"
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
 
@@ -243,11 +247,7 @@ def run_cases(
         timed += len(times)
         noisy += sum(time["p80"] > _NOISY * time["p20"] for time in times)
     if 4 * noisy > timed and setting.level != "smoke":
-        print(
-            f"{noisy} of {timed} times differ by more than a third between their 20th and 80th percentile: something "
-            "else runs on this machine; close it and measure again",
-            file=words,
-        )
+        print(f"{noisy} of {timed} {_NOISE}", file=words)
     for file in files:
         print(f"kept in {file}", file=words)
     if broken:
