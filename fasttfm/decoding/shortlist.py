@@ -87,13 +87,18 @@ class Shortlist:
         return cls(by_source.pop((), []), by_source)
 
     def save(self, path: Path, source: Tokenizer, target: Tokenizer) -> None:
-        """Write the file; OSError where that cannot be done."""
-        lines = [(), *sorted(self.by_source)]
-        content = "".join(
-            f"{' '.join(source.pieces(run))}\t{' '.join(target.pieces(self.by_source[run] if run else self.always))}\n"
-            for run in lines
-        )
+        """Write the file, without tokens that have its separators (a tab); OSError where that cannot be done."""
+        lines = [f"\t{_joined(target, self.always)}\n"]
+        for run in sorted(self.by_source):
+            if _joined(source, run):
+                lines.append(f"{_joined(source, run)}\t{_joined(target, self.by_source[run])}\n")
+        content = "".join(lines)
         replace_file(path, content.encode())
+
+
+def _joined(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
+    """The pieces that the file can hold."""
+    return " ".join(piece for piece in tokenizer.pieces(ids) if not set(piece) & set(" \t\r\n"))
 
 
 def _number(piece: str, ids: Mapping[str, int], where: str) -> int:

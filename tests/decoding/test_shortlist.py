@@ -181,6 +181,22 @@ def test_a_file_is_read_as_it_was_written(tokenizer, tmp_path):
     assert len(read.always) == 2
 
 
+def test_a_token_that_is_a_tab_is_left_out_of_the_file(tokenizer, tmp_path):
+    """German Multi30k has one: the file could not be read."""
+
+    class Odd:
+        def __len__(self):
+            return len(tokenizer)
+
+        def pieces(self, ids):
+            return ["\t" if number == 20 else piece for number, piece in zip(ids, tokenizer.pieces(ids))]
+
+    made = Shortlist([20, 30], {(20,): [40], (21,): [20, 41]})
+    made.save(tmp_path / "vmap.txt", Odd(), Odd())
+    read = Shortlist.load(tmp_path / "vmap.txt", Odd(), Odd())
+    assert read.tokens([20, 21]) == [30, 41]
+
+
 def test_runs_of_tokens_bring_their_own(tokenizer, tmp_path):
     """CTranslate2's files may have them."""
     one, two, three = tokenizer.pieces([10, 11, 12])
