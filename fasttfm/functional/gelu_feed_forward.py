@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm.functional import training_passes
 from fasttfm.functional.dropout import Dropout, as_factor, keep_mask
 from fasttfm.functional.network import (
     Derivatives,
@@ -67,8 +68,21 @@ class _Backward(NamedTuple):
 
 def _activated(before: Tensor, keep: Tensor, tanh: bool) -> Tensor:
     """gelu(before), zero where it is dropped, not scaled."""
+    if tanh and training_passes.takes(before):
+        return training_passes.gelu_tanh(before, keep)
     hidden = torch.nn.functional.gelu(before, approximate="tanh" if tanh else "none")
     return hidden.mul_(as_factor(keep, hidden.dtype)) if keep.numel() else hidden
+
+
+def _gradient(dhidden: Tensor, saved: _Saved) -> tuple[Tensor, Tensor]:
+    """The gradient of what GELU is applied to, in the memory of that of its result, and its result; (M, F)."""
+    if saved.tanh and training_passes.takes(saved.before, dhidden) and dhidden.is_contiguous():
+        return training_passes.gelu_tanh_gradient(dhidden, saved.before, saved.keep)
+    if saved.keep.numel():
+        dhidden *= as_factor(saved.keep, dhidden.dtype)
+    approximate = "tanh" if saved.tanh else "none"
+    dbefore = torch.ops.aten.gelu_backward(dhidden, saved.before, approximate=approximate)
+    return dbefore, _activated(saved.before, saved.keep, saved.tanh)
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,15 +147,12 @@ def _compute_backward(call: _Backward) -> Derivatives:
         dweight1, dbias1, dweight2, dbias2 = gradients
         return shaped(dx, saved.x), dweight1, dbias1, dweight2, dbias2
     dhidden = scaled_mm(dout, weight2, saved.dropout.scale)
-    if saved.keep.numel():
-        dhidden *= as_factor(saved.keep, dhidden.dtype)
-    approximate = "tanh" if saved.tanh else "none"
-    dbefore = torch.ops.aten.gelu_backward(dhidden, saved.before, approximate=approximate)
+    dbefore, hidden = _gradient(dhidden, saved)
     return (
         shaped(torch.mm(dbefore, weight1), saved.x),
         torch.mm(dbefore.t(), rows),
         bias1_gradient(saved, dbefore),
-        scaled_mm(dout.t(), _activated(saved.before, saved.keep, saved.tanh), saved.dropout.scale),
+        scaled_mm(dout.t(), hidden, saved.dropout.scale),
         dout.sum(0) if saved.has_bias2 else rows.new_empty(0),
     )
 

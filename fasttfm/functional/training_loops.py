@@ -14,6 +14,8 @@ from fasttfm.functional.step_loops import FAST, exp, read, round_to
 
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(32)
+_FAR = np.float32(13.0)
+"""Where GELU's factor, rounded to float32, has become 0 or 1."""
 _SUMMED = np.uintp(32)
 """Rows whose gradients of a norm's parameters are added up before they join the sum of all."""
 
@@ -160,6 +162,60 @@ def softmax_gradient(grad, weights, kept, lengths, heads, causal, offset, scale)
             for t in range(first + count, first + width):
                 flat_grad[t] = round_to(np.float32(0.0), flat_grad[t])
             first += width
+
+
+# ------------------------------------------------------------------------------------------------------------- GELU
+
+
+@njit(fastmath=FAST, error_model="numpy")  # a division that may raise is no vector
+def _of_tanh(x):
+    """(1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is 1 / (1 + exp(-2 u)), and its derivative;
+    |x| <= _FAR."""
+    square = np.float32(0.044715) * x * x
+    twice = np.float32(1.5957691) * x * (np.float32(1.0) + square)
+    tail = exp(-abs(twice)) * np.float32(abs(x) < _FAR)
+    inverse = np.float32(1.0) / (np.float32(1.0) + tail)
+    less = tail * inverse
+    derivative = inverse * less * np.float32(1.5957691) * (np.float32(1.0) + np.float32(3.0) * square)
+    return less if x < np.float32(0.0) else inverse, derivative
+
+
+@njit
+def _bounded(x):
+    return min(max(x, -_FAR), _FAR)
+
+
+@njit
+def _drop(flat, flat_keep):
+    for n in range(np.uintp(flat.shape[0])):
+        flat[n] = round_to(read(flat[n]) * np.float32(flat_keep[n]), flat[n])
+
+
+@njit(fastmath=FAST, nogil=True, cache=True, error_model="numpy")
+def gelu_tanh(before, keep, drops, hidden):
+    """hidden becomes x times _of_tanh's number, times keep where drops is true."""
+    flat, flat_hidden = before.reshape(-1), hidden.reshape(-1)
+    for n in range(np.uintp(flat.shape[0])):
+        x = read(flat[n])
+        flat_hidden[n] = round_to(x * _of_tanh(_bounded(x))[0], flat_hidden[n])
+    if drops:
+        _drop(flat_hidden, keep.reshape(-1))
+
+
+@njit(fastmath=FAST, nogil=True, cache=True, error_model="numpy")
+def gelu_tanh_gradient(grad, before, keep, drops, hidden):
+    """grad, of hidden, becomes that of before; hidden as gelu_tanh() makes it."""
+    flat_grad, flat, flat_hidden = grad.reshape(-1), before.reshape(-1), hidden.reshape(-1)
+    if drops:
+        _drop(flat_grad, keep.reshape(-1))
+    for n in range(np.uintp(flat.shape[0])):
+        x = read(flat[n])
+        near = _bounded(x)
+        phi, derivative = _of_tanh(near)
+        flat_hidden[n] = round_to(x * phi, flat_hidden[n])
+        flat_grad[n] = round_to(read(flat_grad[n]) * (phi + near * derivative), flat_grad[n])
+    if drops:
+        _drop(flat_hidden, keep.reshape(-1))
 
 
 # ------------------------------------------------------------------------------------------------------------- norm

@@ -78,6 +78,27 @@ def _seen(scores: Tensor, options: Options) -> tuple:
     return lengths.numpy(), heads, options.causal, options.causal_offset
 
 
+def gelu_tanh(before: Tensor, keep: Tensor) -> Tensor:
+    """GELU by tanh of before (M, F) contiguous, zero where keep, (M, F) bool or empty, is False; not scaled. That by
+    the error function is as fast in PyTorch."""
+    hidden = torch.empty_like(before)
+    loops().gelu_tanh(*_kept(before, keep), array(hidden))
+    return hidden
+
+
+def gelu_tanh_gradient(grad: Tensor, before: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient of gelu_tanh()'s result that of before, in grad's memory, and gelu_tanh() once more; all (M, F)
+    contiguous."""
+    hidden = torch.empty_like(before)
+    loops().gelu_tanh_gradient(array(grad), *_kept(before, keep), array(hidden))
+    return grad, hidden
+
+
+def _kept(before: Tensor, keep: Tensor) -> tuple:
+    """before and keep as the loops take them, and whether keep is to be looked at."""
+    return array(before), keep.view(torch.uint8).reshape(-1, before.shape[1]).numpy(), keep.numel() > 0
+
+
 def takes_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether residual_layer_norm() takes these."""
     return (

@@ -113,6 +113,29 @@ def test_residual_layer_norm_and_its_gradients_are_those_of_pytorch(p, post_norm
         )
 
 
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_by_tanh_and_its_gradient_are_those_of_the_formula(dtype, drops):
+    far = torch.tensor([0.0, 1e-30, 12.9, 13.1, 80.0, 1e10, 1e30, torch.finfo(dtype).max])
+    x = torch.cat([torch.linspace(-15, 15, 700 * 16), far, -far]).to(dtype).view(-1, 16)
+    grad = tensor(dtype, *x.shape)
+    keep = tensor(torch.float32, *x.shape, seed=1) > 0 if drops else torch.empty(0, dtype=torch.bool)
+    wide = x.double().requires_grad_()
+    with torch.enable_grad():
+        expected = reference.gelu(wide, tanh=True) * (keep if drops else 1.0)
+        expected.backward(grad.double())
+    hidden = training_passes.gelu_tanh(x, keep)
+    d_x, again = training_passes.gelu_tanh_gradient(grad.clone(), x, keep)
+    assert torch.equal(hidden, again)
+    same(hidden, expected.detach().to(dtype))
+    near = x.abs() < 1e10  # beyond, the formula itself takes infinity times zero
+    same(d_x[near], wide.grad.to(dtype)[near])
+    torch.testing.assert_close(d_x[~near], torch.where(x > 0, grad, 0.0)[~near] * (keep[~near] if drops else 1.0))
+    no_number, all_kept = torch.full((1, 16), torch.nan), torch.empty(0, dtype=torch.bool)
+    assert training_passes.gelu_tanh(no_number, all_kept).isnan().all()
+    assert training_passes.gelu_tanh_gradient(torch.ones(1, 16), no_number, all_kept)[0].isnan().all()
+
+
 def test_softmax_leaves_scores_alone_that_are_another_s():
     scores = tensor(torch.bfloat16, B, H, 160, 37)
     before = scores.clone()
