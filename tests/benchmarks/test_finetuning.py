@@ -23,7 +23,7 @@ def test_both_starts_are_trained_alike_and_recorded(tmp_path, monkeypatch):
             out = Path(words[words.index("--out") + 1])
             out.mkdir()
             (out / "train.log.jsonl").write_text(json.dumps({"kind": "train", "step": 7, "nll": 2.5}) + "\n")
-        return json.dumps({"exact": 1.0, "f1": 2.0 + len(commands), "total": 3})
+        return json.dumps({"command": "finetune evaluate", "exact": 1.0, "f1": 2.0 + len(commands), "total": 3})
 
     monkeypatch.setattr(finetuning.command, "python", run)
     for name in ("squad1_sample_train.json.gz", "squad1_sample_valid.json.gz"):
