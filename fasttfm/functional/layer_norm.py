@@ -324,7 +324,7 @@ def _residual_compute(call: _ResidualNorm) -> tuple[Tensor, Tensor, Tensor, Tens
                 y, s = step_passes.add_layer_norm(rows, residual, weight, bias, eps)
                 absent = x.new_empty(0)
                 return shaped(y, x), shaped(s, x), absent, absent, x.new_empty(0, dtype=torch.bool)
-        if training_passes.takes_norm(rows, residual, weight, bias):
+        if training_passes.takes_norm(rows, residual, weight, bias, drops=dropout.active):
             y, s, *saved = training_passes.residual_layer_norm(rows, residual, weight, bias, eps, dropout)  # type: ignore[arg-type]
             return shaped(y, x), shaped(s, x), *saved  # type: ignore[return-value]
         # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
@@ -402,7 +402,7 @@ def _residual_rows_backward(
     rows = as_rows(s)
     dx: Tensor | None
     alike = dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
-    if weight is not None and alike and training_passes.takes_norm(dy, rows, weight, bias):
+    if weight is not None and alike and training_passes.takes_norm(dy, rows, weight, bias, drops=False):
         dx, dresidual, dweight, dbias = training_passes.residual_layer_norm_gradient(
             dy, ds, rows, (mean, rstd), weight, saved.keep, saved.dropout.scale
         )

@@ -3,8 +3,8 @@
 PyTorch takes several calls for each of them and writes float32 tensors between: at 256 tokens the softmax of attention,
 forward and backward, is eight passes over four times the memory of the weights. Here one pass reads and writes half
 precision. What a causal mask or a length hides is not computed. Same roundings as PyTorch's route, and the same dropout
-masks. Optional, as step_passes.py, whose pieces these are; one thread, so where PyTorch has more than _THREADS it is
-the faster.
+masks. Optional, as step_passes.py, whose pieces these are; one thread, so where PyTorch has more than _THREADS, or two
+for a norm that drops nothing, it is the faster.
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ def _kept(before: Tensor, keep: Tensor) -> tuple:
     return array(before), keep.view(torch.uint8).reshape(-1, before.shape[1]).numpy(), keep.numel() > 0
 
 
-def takes_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether residual_layer_norm() takes these."""
+def takes_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *, drops: bool) -> bool:
+    """Whether residual_layer_norm() takes these, or its gradient, which drops nothing by itself."""
     return (
-        weight is not None
+        (drops or torch.get_num_threads() == 1)
+        and weight is not None
         and bias is not None
         and all(p.dim() == 1 and p.dtype == torch.float32 and p.is_contiguous() for p in (weight, bias))
         and residual.dtype in (torch.float32, x.dtype)
