@@ -129,6 +129,10 @@ def joined(device: torch.device) -> Iterator[Workers]:
         torch.cuda.set_device(device)
     store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=_PATIENCE_TO_JOIN))
     store = store_of_attempt(store, rank, size, _PATIENCE_TO_JOIN)
+    # What imports it later makes the group a default argument there, so that it outlives destroy_process_group(): its
+    # threads run on while Python ends, and one that then wants Python's lock aborts the process
+    from torch.distributed.nn import functional  # noqa: F401
+
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=_PATIENCE, store=store, rank=rank, world_size=size)
     try:

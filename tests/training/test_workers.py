@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -199,6 +200,30 @@ def test_wrong_data_is_told_once(tmp_path):
     assert statuses == [2, LOST_PEER]
     assert len(stderr.splitlines()) == 1
     assert "not a prepared data directory" in stderr
+
+
+JOINS = """
+import os, torch
+from fasttfm.training.workers import joined
+with joined(torch.device("cpu")) as workers:
+    import torch.distributed.nn.functional, torch.distributed.fsdp
+    workers.wait()
+print(*sorted(open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+def test_no_thread_of_the_process_group_outlives_it():
+    """One that wants Python's lock while Python ends aborts the process."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    command = [sys.executable, "-c", JOINS]
+    ranks = [start(command, env={**os.environ, **address, "RANK": str(rank)}) for rank in (0, 1)]
+    for rank in ranks:
+        stdout, stderr = rank.communicate(timeout=300)
+        assert rank.returncode == 0, stderr
+        assert "gloo" not in stdout
 
 
 # By the launcher
