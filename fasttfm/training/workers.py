@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,8 @@ _PATIENCE = datetime.timedelta(hours=3)
 """How long ranks wait for one another: for rank 0 while it validates. Of a process that has ended they hear at once."""
 _PATIENCE_TO_JOIN = datetime.timedelta(minutes=30)
 """How long ranks wait for one another at the start."""
+_LAST_TENSORS = 0.1
+"""Seconds; microseconds suffice where the machine is not busy."""
 
 
 class Workers:
@@ -143,6 +146,8 @@ def joined(device: torch.device) -> Iterator[Workers]:
         raise SystemExit(interrupted(interrupt)) from interrupt
     finally:
         dist.destroy_process_group()
+        # Caches of a sharded model keep the group all the same: its threads get time to put their last tensors away
+        time.sleep(_LAST_TENSORS)
 
 
 def device_of_rank(device: torch.device) -> torch.device:
