@@ -79,7 +79,7 @@ def taken_over() -> int | None:
 
 
 def ignore_repeats() -> None:
-    """The command ends because of a signal: SIGTERM and SIGHUP that follow soon are not raised."""
+    """The command ends because of a signal or a lost peer: SIGTERM and SIGHUP that follow soon are not raised."""
     _request.stopped = time.monotonic()
 
 

@@ -88,7 +88,8 @@ def launch(workers: int, arguments: Sequence[str]) -> int:
 def _status(statuses: dict[int, int]) -> int:
     """The exit status of a run whose ranks ended with these; UserError for a rank that a signal has killed."""
     # a rank that ends with another, on its own or by the launcher, is not the one that failed
-    rank, status = min(statuses.items(), key=lambda item: (item[1] in (LOST_PEER, -signal.SIGTERM), item[0]))
+    led = (LOST_PEER, -signal.SIGTERM, 128 + signal.SIGTERM)
+    rank, status = min(statuses.items(), key=lambda item: (item[1] in led, item[0]))
     if status < 0:
         name = signal.Signals(-status).name
         cause = " (memory may not have sufficed)" if name == "SIGKILL" else ""

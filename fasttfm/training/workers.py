@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fasttfm.errors import LOST_PEER, UserError, interrupted
+from fasttfm.signals import ignore_repeats
 from fasttfm.training.rendezvous import store_of_attempt
 
 _PATIENCE = datetime.timedelta(hours=3)
@@ -187,4 +188,5 @@ def _ending_with_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        ignore_repeats()  # the launcher's SIGTERM, which comes when it has noticed the other one's end too
         raise SystemExit(LOST_PEER) from error
