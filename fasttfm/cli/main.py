@@ -49,7 +49,7 @@ GROUPS = {
         "export": ("export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
         "import": ("import_", "make a model directory of another tool's model"),
         "quantize": ("quantize", "write a model directory with 8-bit matrices"),
-        "shortlist": ("shortlist", "make a vocabulary map from training data, for faster searches"),
+        "shortlist": ("shortlist", "make a vocabulary map from training data"),
     },
     "language models": {
         "lm": ("lm", "prepare text, train a GPT on it, evaluate, generate, prompt"),

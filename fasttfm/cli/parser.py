@@ -82,3 +82,12 @@ def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> N
         help="type of the weights and matrix products; int8: of the products, on a CPU (default: fp32, or int8 for a "
         "model of fasttfm quantize)",
     )
+
+
+def worker_count(text: str) -> int | None:
+    """The number of processes that --workers asks for, None for auto."""
+    if text == "auto":
+        return None
+    if not WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be auto or a number from 1 to 1024")
+    return int(text)

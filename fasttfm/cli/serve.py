@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttfm.config.convert import WHOLE_NUMBER, to_float, to_int
+from fasttfm.cli.parser import worker_count
+from fasttfm.config.convert import to_float, to_int
 from fasttfm.errors import UserError
 from fasttfm.signals import taken_over
 
@@ -44,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--workers",
         default="1",
-        type=_workers,
+        type=worker_count,
         metavar="auto|N",
         help="processes that translate on a CPU, with one copy of the weights and one queue; auto: as many as PyTorch "
         "would compute with, OMP_NUM_THREADS or one a core (default: %(default)s)",
@@ -114,15 +115,6 @@ def run(args: argparse.Namespace) -> None:
     if isinstance(app.engine, Pool) and app.engine.failure is not None:
         raise UserError(app.engine.failure)
     print("stopped", flush=True)
-
-
-def _workers(text: str) -> int | None:
-    """The number of processes that --workers asks for, None for auto."""
-    if text == "auto":
-        return None
-    if not WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be auto or a number from 1 to 1024")
-    return int(text)
 
 
 def _count(workers: int | None, translators: Iterable[Translator]) -> int:

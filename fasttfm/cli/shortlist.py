@@ -13,7 +13,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "shortlist",
-        help="make a vocabulary map from training data, for faster searches",
+        help="make a vocabulary map from training data",
         description="Writes which target tokens each source token may bring into a translation (IBM model 1), in the "
         "format of CTranslate2's vmap.txt. fasttfm translate --shortlist FILE then computes these alone.",
     )
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the file and say how many tokens sentences keep."""
     import numpy as np
 
-    from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES
+    from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
     from fasttfm.data.prepared import ParallelTokens, PreparedData
     from fasttfm.decoding.shortlist import FILE_NAME, Shortlist
 
@@ -60,10 +60,7 @@ def run(args: argparse.Namespace) -> None:
     if not (args.model / "config.yaml").exists():
         raise UserError(f"{args.model}: not a model directory (no config.yaml): give one that fasttfm train made")
     data = PreparedData.open(args.data)
-    for name in VOCABULARY_FILES:
-        ours, theirs = (folder / name for folder in (args.model, args.data))
-        if ours.exists() != theirs.exists() or (ours.exists() and ours.read_bytes() != theirs.read_bytes()):
-            raise UserError(f"{args.data}: its {name} is not that of {args.model}: give the data it was trained on")
+    refuse_another_vocabulary(data, args.model)
     chosen = np.unique(np.linspace(0, len(data.train) - 1, min(args.pairs, len(data.train))).astype(int))
     sides = ([get(i).tolist() for i in chosen] for get in (data.train.source, data.train.target))
     pairs = ParallelTokens.from_lists(*sides)
@@ -73,19 +70,14 @@ def run(args: argparse.Namespace) -> None:
     )
     out = args.out or args.model / FILE_NAME
     shortlist.save(out, source, target)
-    some = range(0, len(pairs), max(1, len(pairs) // 1000))
-    kept = float(np.mean([len(shortlist.tokens(pairs.source(i).tolist())) for i in some]))
-    missing = 1 - float(np.mean([_share(pairs.target(i), shortlist.tokens(pairs.source(i).tolist())) for i in some]))
+    valid = data.valid  # of the training pairs next to nothing is left out
+    kept = [shortlist.tokens(valid.source(i).tolist()) for i in range(len(valid))]
+    missing = sum(int((~np.isin(valid.target(i), tokens)).sum()) for i, tokens in enumerate(kept))
+    left_out = missing / max(1, sum(len(valid.target(i)) for i in range(len(valid))))
+    tokens_kept = sum(map(len, kept)) / max(1, len(kept))
     Output.of(args, "shortlist").result(
-        f"{out}: a sentence keeps {kept:,.0f} of {len(target):,} target tokens; {missing:.2%} of the training data's "
-        "target tokens are left out",
-        out=str(out), pairs=len(pairs), tokens_kept=round(kept, 1), vocabulary=len(target),
-        left_out=round(missing, 6),
+        f"{out}: a validation sentence keeps {tokens_kept:,.0f} of {len(target):,} target tokens; {left_out:.2%} of "
+        "its reference's are left out",
+        out=str(out), pairs=len(pairs), tokens_kept=round(tokens_kept, 1), vocabulary=len(target),
+        left_out=round(left_out, 6),
     )  # fmt: skip
-
-
-def _share(target, tokens) -> float:
-    """Of a target's tokens those that are kept; 1 for an empty one."""
-    import numpy as np
-
-    return float(np.isin(target, tokens).mean()) if len(target) else 1.0

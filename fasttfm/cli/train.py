@@ -11,9 +11,9 @@ from typing import Any
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.fairseq_flags import add_fairseq_flags
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.cli.parser import worker_count
 from fasttfm.cli.workers import launch, number_of_workers
 from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
-from fasttfm.config.convert import WHOLE_NUMBER
 from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names, preset_summary
 
@@ -143,15 +143,6 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         **{what.replace(" ", "_"): value for what, value in told.items()},
     )
     return 0
-
-
-def worker_count(text: str) -> int | None:
-    """The number of workers that --workers asks for, None for auto."""
-    if text == "auto":
-        return None
-    if not WHOLE_NUMBER.fullmatch(text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be auto or a number from 1")
-    return int(text)
 
 
 def _drawn_curve(model_dir: Path) -> Path | None:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttfm.cli.parser import add_checkpoint, add_device, add_precision
+from fasttfm.cli.parser import add_checkpoint, add_device, add_precision, worker_count
 from fasttfm.config import add_flags, flag_values
-from fasttfm.config.convert import WHOLE_NUMBER
 from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--workers",
         default="auto",
-        type=_workers,
+        type=worker_count,
         metavar="auto|N",
         help="processes that each translate sentences of their own on a CPU, with one copy of the weights; auto: as "
         "many as PyTorch would compute with, OMP_NUM_THREADS or one a core, when there is enough to do (default: "
@@ -197,12 +196,3 @@ def _write(number: int, translations: list[Translation], numbered: bool, as_json
         text = f"{translations[0].text}\n"
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
-
-
-def _workers(text: str) -> int | None:
-    """The number of processes that --workers asks for, None for auto."""
-    if text == "auto":
-        return None
-    if not WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be auto or a number from 1 to 1024")
-    return int(text)

@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_one_line(folder, tmp_path, capsys):
     other = write_model_dir(tmp_path / "other", trained=False)
     (other / "spm.model").write_bytes((other / "spm.model").read_bytes() + b"\n")
     cases = [
-        ([other, "--data", folder / "data"], "is not that of"),
+        ([other, "--data", folder / "data"], "is of another vocabulary than"),
         ([folder / "data", "--data", folder / "data"], "not a model directory"),
         ([folder / "model", "--data", folder / "data", "--best", 0], "--best 0"),
     ]
