@@ -11,21 +11,21 @@ ALBERT is the same with other fields of the configuration (models/albert.py), EL
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.attention import Attention, Lengths
+from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.loss import logits
-from fasttfm.blocks.merging import Rows, Work, merged
+from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
 from fasttfm.config.bert import BertConfig
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.linear import linear
-from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack
+from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack, reset_parameters
+from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
 
 
 class Embeddings(nn.Module):
@@ -52,7 +52,7 @@ class Embeddings(nn.Module):
         return F.layer_norm(x, self.norm.weight, self.norm.bias, self.norm.eps)
 
 
-class Bert(nn.Module):
+class Bert(Model):
     """The body: tokens to hidden states, and the pooled vector of a whole sequence."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -77,7 +77,7 @@ class Bert(nn.Module):
         if self.embedding_projection is not None:
             x = self.embedding_projection(x)
         seed = F.draw_seed(x.device) if self.training else None
-        with self._merged(tokens, lengths):
+        with merged_pass(Work(self.encoder, rows_of(tokens, lengths))):
             return self.encoder(x, lengths, seed=seed)
 
     def pooled(self, hidden: Tensor, lengths: Lengths = None) -> Tensor:
@@ -86,40 +86,17 @@ class Bert(nn.Module):
             raise ValueError("this body has no pooler: its configuration says pooler: false")
         return torch.tanh(self.pooler(first_tokens(hidden, lengths)))
 
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass."""
-        self.encoder.checkpoint_activations = enabled
-
     @torch.no_grad()
     def attention_weights(
         self, tokens: Tensor, segments: Tensor | None = None, lengths: Tensor | None = None
     ) -> list[Tensor]:
         """Every layer's weights, (B, H, L, L), without dropout."""
-        weights: list[Tensor] = []
-        modules = dict.fromkeys(layer.self_attn for layer in self.encoder.layers)
-
-        def record(module: Any, inputs: Any, options: Any) -> None:
-            weights.append(module.weights(*inputs, **options))
-
         mode = self.training
         self.eval()
-        with contextlib.ExitStack() as hooks:
-            for module in modules:
-                hooks.callback(module.register_forward_pre_hook(record, with_kwargs=True).remove)
+        with recorded_weights(layer.self_attn for layer in self.encoder.layers) as weights:
             self(tokens, segments, lengths)
         self.train(mode)
         return weights
-
-    def _merged(self, tokens: Tensor, lengths: Lengths) -> contextlib.AbstractContextManager[None]:
-        """The pass with its launches merged, where that is of use."""
-        # a layer that is computed again reads the parameters themselves
-        if torch.compiler.is_compiling() or self.encoder.checkpoint_activations:
-            return contextlib.nullcontext()
-        if isinstance(lengths, Packing):
-            rows = Rows(lengths.batch, lengths.tokens, lengths.longest)
-        else:
-            rows = Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])
-        return merged(Work(self.encoder, rows))
 
 
 def first_tokens(hidden: Tensor, lengths: Lengths = None) -> Tensor:
@@ -137,21 +114,6 @@ def _layers(config: BertConfig) -> list[EncoderLayer]:
         elif config.share == "ffn":
             layer.linear1, layer.linear2, layer.norm2 = first.linear1, first.linear2, first.norm2
     return layers * config.layers if config.share == "all" else layers
-
-
-@torch.no_grad()
-def reset_parameters(model: nn.Module, std: float) -> None:
-    """Draws fresh weights: normal(0, std) matrices, biases 0, norms 1."""
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.reset_parameters()
-        elif isinstance(module, Attention):
-            nn.init.normal_(module.in_proj_weight, std=std)
-            nn.init.zeros_(module.in_proj_bias)
-        elif isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=std)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 class MaskedHead(nn.Module):
@@ -181,7 +143,7 @@ class Predictions(NamedTuple):
     """(B, 2): logits of 0, the second segment follows the first, and 1, it does not; None without that head."""
 
 
-class BertPretraining(nn.Module):
+class BertPretraining(Model):
     """BERT with the heads of masked language modelling and, by the configuration, of sentence pairs."""
 
     body_class: type[Bert] = Bert
@@ -215,10 +177,6 @@ class BertPretraining(nn.Module):
         pooled = self.body.pooled(hidden, lengths)
         pooled = nn.functional.dropout(pooled, self.config.dropout, self.training)
         return Predictions(masked, logits(pooled, self.sentence))
-
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass."""
-        self.body.checkpoint_activations(enabled)
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """The loss of a data.masking.MaskedBatch, and that of its masked tokens alone without gradient, 0-d sums.

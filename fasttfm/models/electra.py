@@ -20,7 +20,9 @@ from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.packing import Packing
 from fasttfm.config.bert import BertConfig, ElectraConfig
 from fasttfm.functional.activations import ACTIVATIONS
-from fasttfm.models.bert import Bert, MaskedHead, inputs, reset_parameters
+from fasttfm.models.bert import Bert, MaskedHead, inputs
+from fasttfm.models.layers import reset_parameters
+from fasttfm.models.model import Model
 
 
 class ReplacedHead(nn.Module):
@@ -51,7 +53,7 @@ class Detection(NamedTuple):
     """Of the same shape: the discriminator's logits of being replaced."""
 
 
-class Electra(nn.Module):
+class Electra(Model):
     """Generator and discriminator; sampling draws from torch's generator, so that torch.manual_seed decides it."""
 
     def __init__(self, config: ElectraConfig) -> None:
@@ -81,11 +83,6 @@ class Electra(nn.Module):
         seen = corrupted.view_as(tokens)
         replaced = self.replaced(self.discriminator(seen, segments, lengths))  # (B, L)
         return Detection(masked, seen, is_replaced.view_as(tokens), replaced)
-
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass."""
-        self.generator.checkpoint_activations(enabled)
-        self.discriminator.checkpoint_activations(enabled)
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """The loss of a data.masking.MaskedBatch, and the generator's alone without gradient, 0-d sums.

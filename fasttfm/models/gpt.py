@@ -9,7 +9,6 @@ Rows are padded on the right, with lengths (B,), or lie packed one after the oth
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.attention import Attention, Lengths
+from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.loss import logits, token_loss
-from fasttfm.blocks.merging import Rows, Work, merged
+from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
 from fasttfm.checkpoints.saved import read_run
 from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config.gpt import GPTConfig
-from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack
+from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack, reset_parameters
+from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
 from fasttfm.presets import preset_section
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ IGNORED = -100
 _STD = 0.02
 
 
-class GPT(nn.Module):
+class GPT(Model):
     """p(token | the tokens before it); see GPTConfig for every choice."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -73,21 +73,11 @@ class GPT(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Normal(0, 0.02) matrices, those that end a sub-layer as config.branch_std says; biases 0, norms 1."""
-        for module in self.modules():
-            if isinstance(module, Attention):
-                nn.init.normal_(module.in_proj_weight, std=_STD)
-                nn.init.zeros_(module.in_proj_bias)
-            elif isinstance(module, nn.Linear | nn.Embedding) and module is not self.output:
-                nn.init.normal_(module.weight, std=_STD)
-                if isinstance(module, nn.Linear):
-                    nn.init.zeros_(module.bias)
+        for part in (self.embedding, self.positions, self.decoder):  # the output's table is the embedding's
+            reset_parameters(part, _STD)
         for layer in self.decoder.layers:
             for last in (layer.self_attn.out_proj, layer.linear2):
                 nn.init.normal_(last.weight, std=self.config.branch_std)
-
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass."""
-        self.decoder.checkpoint_activations = enabled
 
     # ----------------------------------------------------------------------------------------------- the forward pass
 
@@ -117,7 +107,7 @@ class GPT(nn.Module):
         positions = self.positions.weight if packing is None else self.positions(packing.columns)
         dropout: dict[str, Any] = {} if seed is None else {"dropout_p": self.config.dropout, "seed": seed, "site": 0}
         x = F.embed(tokens, self.embedding.weight, positions, first_position=first, **dropout)  # (B, L, d)
-        with self._merged(tokens, packing):
+        with merged_pass(Work(self.decoder, rows_of(tokens, lengths))):
             return self.decoder(x, lengths, seed=seed, cache=cache)
 
     def batch_loss(
@@ -137,28 +127,12 @@ class GPT(nn.Module):
     @torch.no_grad()
     def attention_weights(self, tokens: Tensor) -> list[Tensor]:
         """Every layer's weights of tokens (B, L), (B, H, L, L), without dropout; row i looks at columns 0 to i."""
-        weights: list[Tensor] = []
-
-        def record(module: Any, inputs: Any, options: Any) -> None:
-            weights.append(module.weights(*inputs, **options))
-
         mode = self.training
         self.eval()
-        with contextlib.ExitStack() as hooks:
-            for layer in self.decoder.layers:
-                hooks.callback(layer.self_attn.register_forward_pre_hook(record, with_kwargs=True).remove)
+        with recorded_weights(layer.self_attn for layer in self.decoder.layers) as weights:
             self.hidden(tokens)
         self.train(mode)
         return weights
-
-    def _merged(self, tokens: Tensor, packing: Packing | None) -> contextlib.AbstractContextManager[None]:
-        """The pass with its launches merged, where that is of use."""
-        # a layer that is computed again reads the parameters themselves
-        if torch.compiler.is_compiling() or self.decoder.checkpoint_activations:
-            return contextlib.nullcontext()
-        if packing is not None:
-            return merged(Work(self.decoder, Rows(packing.batch, packing.tokens, packing.longest)))
-        return merged(Work(self.decoder, Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])))
 
     # ------------------------------------------------------------------------------------------ step-by-step decoding
 

@@ -18,13 +18,14 @@ from fasttfm.blocks.loss import token_loss
 from fasttfm.config.tasks import GPTClassifierConfig
 from fasttfm.functional.linear import linear
 from fasttfm.models.gpt import GPT, IGNORED
-from fasttfm.models.heads import choice_loss
+from fasttfm.models.heads import TaskModel
+from fasttfm.models.layers import reset_parameters
 
 MARKERS = 3
 """start, delimiter and extract."""
 
 
-class GPTClassifier(nn.Module):
+class GPTClassifier(TaskModel):
     """A GPT with a score for each class, or for each of the choices of an example."""
 
     def __init__(self, config: GPTClassifierConfig) -> None:
@@ -32,8 +33,7 @@ class GPTClassifier(nn.Module):
         self.config = config
         self.body = GPT(config)
         self.classifier = nn.Linear(config.d_model, config.labels)
-        nn.init.normal_(self.classifier.weight, std=0.02)
-        nn.init.zeros_(self.classifier.bias)
+        reset_parameters(self.classifier, 0.02)
 
     def forward(self, batch: Any, packed: bool = False) -> Tensor:
         """The scores of a data.task_batches.TaskBatch, (B, labels), or (B, C) of C choices, float32."""
@@ -51,14 +51,6 @@ class GPTClassifier(nn.Module):
             predicted = batch.source_tokens - len(batch.tokens)
             loss = loss + self.config.lm_weight * len(batch.labels) * text / predicted
         return loss, nll
-
-    def loss_of(self, scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The task's loss of what forward() gave, summed over examples, and that without smoothing."""
-        return choice_loss(scores, labels, label_smoothing)
-
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass."""
-        self.body.checkpoint_activations(enabled)
 
     def _scores(self, hidden: Tensor, batch: Any) -> Tensor:
         last = hidden[torch.arange(len(hidden), device=hidden.device), batch.lengths - 1]  # (R, d)

@@ -19,7 +19,9 @@ from fasttfm.blocks.packing import Packing
 from fasttfm.config.bert import BertConfig
 from fasttfm.config.tasks import BertClassifierConfig
 from fasttfm.functional.linear import linear
-from fasttfm.models.bert import Bert, reset_parameters
+from fasttfm.models.bert import Bert
+from fasttfm.models.layers import reset_parameters
+from fasttfm.models.model import Model
 
 
 def choice_loss(scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -47,7 +49,19 @@ def hidden_states(body: Bert, batch: Any, packed: bool) -> tuple[Tensor, Lengths
     return body(tokens, segments, packing), packing
 
 
-class Answerer(nn.Module):
+class TaskModel(Model):
+    """A body with the head of a task; forward() gives the scores of a data.task_batches.TaskBatch."""
+
+    def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
+        """loss_of() the scores of a batch. packed: the layers see no padding."""
+        return self.loss_of(self(batch, packed), batch.labels, label_smoothing)
+
+    def loss_of(self, scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Cross entropy of what forward() gave, summed over examples, and that without smoothing; 0-d."""
+        return choice_loss(scores, labels, label_smoothing)
+
+
+class Answerer(TaskModel):
     """A body with two scores a token: that an answer begins there, and that it ends there."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -69,25 +83,17 @@ class Answerer(nn.Module):
         padding = torch.arange(batch.tokens.shape[1], device=scores.device) >= batch.lengths[:, None]  # (R, S)
         return scores.masked_fill(padding[..., None], -torch.inf).permute(2, 0, 1)
 
-    def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
+    def loss_of(self, scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """The mean of both places' cross entropies, summed over rows, and that without smoothing; 0-d.
 
-        batch.labels (R, 2): the first and the last token of the answer.
+        labels (R, 2): the first and the last token of the answer.
         """
-        return self.loss_of(self(batch, packed), batch.labels, label_smoothing)
-
-    def loss_of(self, scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """batch_loss() of what forward() gave."""
         first = choice_loss(scores[0], labels[:, 0], label_smoothing)
         last = choice_loss(scores[1], labels[:, 1], label_smoothing)
         return (first[0] + last[0]) / 2, (first[1] + last[1]) / 2
 
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass."""
-        self.body.checkpoint_activations(enabled)
 
-
-class Classifier(nn.Module):
+class Classifier(TaskModel):
     """A body with a score for each class, or for each of the choices of an example."""
 
     def __init__(self, config: BertClassifierConfig) -> None:
@@ -106,15 +112,3 @@ class Classifier(nn.Module):
         pooled = nn.functional.dropout(self.body.pooled(hidden, lengths), self.config.dropout, self.training)  # (R, d)
         scores = linear(pooled, self.classifier.weight, self.classifier.bias).float()
         return scores.view(len(batch.labels), -1)
-
-    def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
-        """Cross entropy summed over examples, and that without smoothing; 0-d."""
-        return self.loss_of(self(batch, packed), batch.labels, label_smoothing)
-
-    def loss_of(self, scores: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """batch_loss() of what forward() gave."""
-        return choice_loss(scores, labels, label_smoothing)
-
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass."""
-        self.body.checkpoint_activations(enabled)

@@ -197,3 +197,18 @@ class Stack(nn.Module):
         if isinstance(stream, Residual):
             return stream.value(self.norm)
         return stream if self.norm is None else self.norm(stream)
+
+
+@torch.no_grad()
+def reset_parameters(model: nn.Module, std: float) -> None:
+    """Draws fresh weights: normal(0, std) matrices, biases 0, norms 1."""
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        elif isinstance(module, Attention):
+            nn.init.normal_(module.in_proj_weight, std=std)
+            nn.init.zeros_(module.in_proj_bias)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)

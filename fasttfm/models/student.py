@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.config.distillation import StudentConfig
-from fasttfm.models.bert import BertPretraining, inputs, reset_parameters
+from fasttfm.models.bert import BertPretraining, inputs
 from fasttfm.models.distillation import (
     Trace,
     attention_loss,
@@ -22,6 +22,7 @@ from fasttfm.models.distillation import (
     soft_target_loss,
     watch,
 )
+from fasttfm.models.layers import reset_parameters
 
 
 class Student(BertPretraining):

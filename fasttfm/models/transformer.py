@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.dropout import NO_DROPOUT, Dropout
 from fasttfm.blocks.embedding import Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
-from fasttfm.blocks.merging import Rows, Work, merged
+from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.step_cache import StepCache
 from fasttfm.checkpoints.weights import load_weights, model_weights
@@ -24,6 +23,7 @@ from fasttfm.functional.backends import chosen
 from fasttfm.functional.step_passes import takes
 from fasttfm.models.decoder_step import DecoderStep, runs_straight
 from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
+from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
 from fasttfm.presets import preset_section
 
@@ -41,7 +41,7 @@ class _Targets(NamedTuple):
     packed_tokens: tuple[int, int] | None
 
 
-class Transformer(nn.Module):
+class Transformer(Model):
     """An encoder-decoder Transformer; see TransformerConfig for every choice.
 
     Tokens are int64; config.pad_id fills short sequences. Sources end in the end-of-sentence token; target inputs begin
@@ -107,11 +107,6 @@ class Transformer(nn.Module):
     def _final_norm(self) -> nn.LayerNorm | None:
         return nn.LayerNorm(self.config.d_model, self.config.layer_norm_eps) if self.config.final_norm else None
 
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Let layers keep only what they are given, and be computed again in the backward pass: less memory, the same
-        gradients bit by bit."""
-        self.encoder.checkpoint_activations = self.decoder.checkpoint_activations = enabled
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws fresh weights as config.init says; biases 0 and norms 1 under xavier."""
@@ -167,7 +162,8 @@ class Transformer(nn.Module):
             lengths = self._packings(source, target, source_lengths, target_lengths, targets.packed_tokens)
             source, target = (x.pack_tokens(tokens) for x, tokens in zip(lengths, (source, target)))
             targets = targets._replace(tokens=lengths[1].pack_tokens(targets.tokens))
-        with self._merged(source, target, *lengths):
+        source_rows, target_rows = rows_of(source, lengths[0]), rows_of(target, lengths[1])
+        with merged_pass(Work(self.encoder, source_rows), Work(self.decoder, target_rows, source_rows)):
             memory = self._encode(source, lengths[0], seed)  # (B, S, d)
             hidden = self._decode(target, lengths[1], memory, lengths[0], seed)  # (B, L, d)
         if targets is None:
@@ -228,16 +224,6 @@ class Transformer(nn.Module):
             Packing.from_lengths(target_lengths, target.shape[1], tokens[1]),
         )
 
-    def _merged(
-        self, source: Tensor, target: Tensor, source_lengths: Any, target_lengths: Any
-    ) -> contextlib.AbstractContextManager[None]:
-        """The pass with its launches merged, where that is of use."""
-        # a layer that is computed again reads the parameters themselves
-        if torch.compiler.is_compiling() or self.encoder.checkpoint_activations:
-            return contextlib.nullcontext()
-        from_source, from_target = _rows(source, source_lengths), _rows(target, target_lengths)
-        return merged(Work(self.encoder, from_source), Work(self.decoder, from_target, from_source))
-
     def _embed(self, embedding: nn.Embedding, tokens: Tensor, site: int, seed: Tensor | None, **given: Any) -> Tensor:
         dropout = NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, site)
         return embed(tokens, embedding, self.positions, pad_id=self.config.pad_id, dropout=dropout, **given)
@@ -263,19 +249,14 @@ class Transformer(nn.Module):
         target_lengths: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
         """Every layer's weights, without dropout: encoder (B, H, S, S), decoder (B, H, L, L), cross (B, H, L, S)."""
-        attentions = {
-            "encoder": [layer.self_attn for layer in self.encoder.layers],
-            "decoder": [layer.self_attn for layer in self.decoder.layers],
-            "cross": [layer.multihead_attn for layer in self.decoder.layers],
-        }
-        weights: dict[str, list[Tensor]] = {kind: [] for kind in attentions}
-        with contextlib.ExitStack() as hooks:
-            for kind, modules in attentions.items():
-                for module in modules:
-                    hooks.enter_context(_recorded(module, weights[kind]))
+        with (
+            recorded_weights(layer.self_attn for layer in self.encoder.layers) as encoder,
+            recorded_weights(layer.self_attn for layer in self.decoder.layers) as decoder,
+            recorded_weights(layer.multihead_attn for layer in self.decoder.layers) as cross,
+        ):
             memory = self._encode(source, source_lengths, None)
             self._decode(target, target_lengths, memory, source_lengths, None)
-        return weights
+        return {"encoder": encoder, "decoder": decoder, "cross": cross}
 
     @torch.no_grad()
     def cross_attention(
@@ -295,8 +276,8 @@ class Transformer(nn.Module):
         layers = len(self.decoder.layers)
         if not 0 <= layer <= layers:
             raise ValueError(f"layer {layer} is not there: the model has layers 1 to {layers}")
-        weights: list[Tensor] = []
-        with _recorded(self.decoder.layers[(layer or max(min(2, layers), layers - 1)) - 1].multihead_attn, weights):
+        chosen_layer = self.decoder.layers[(layer or max(min(2, layers), layers - 1)) - 1]
+        with recorded_weights([chosen_layer.multihead_attn]) as weights:
             memory = self._encode(source, source_lengths, None)
             self._decode(target, target_lengths, memory, source_lengths, None)
         return weights[0].float().mean(dim=1)
@@ -377,24 +358,3 @@ def _share_tables(model: Transformer, _: Any = None) -> None:
     """Makes shared tables one parameter again, which load_state_dict(assign=True) does not."""
     if model.config.share_embeddings != "none":
         model.output.weight = model.target_embedding.weight
-
-
-def _rows(tokens: Tensor, lengths: Any) -> Rows:
-    """What layers see of tokens (B, L), padding included, or of packed ones (1, T)."""
-    if isinstance(lengths, Packing):
-        return Rows(lengths.batch, lengths.tokens, lengths.longest)
-    return Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])
-
-
-@contextlib.contextmanager
-def _recorded(attention: Attention, weights: list[Tensor]) -> Any:
-    """Inside, every call of the attention appends its weights."""
-
-    def record(module: Any, inputs: Any, options: Any) -> None:
-        weights.append(module.weights(*inputs, **options))
-
-    handle = attention.register_forward_pre_hook(record, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()

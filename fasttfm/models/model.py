@@ -1,0 +1,55 @@
+"""What whole models share besides their layers: passes that are merged, computed again, or looked into."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.blocks.attention import Attention, Lengths
+from fasttfm.blocks.merging import Rows, Work, merged
+from fasttfm.blocks.packing import Packing
+from fasttfm.models.layers import Stack
+
+
+class Model(nn.Module):
+    """A module with stacks of layers somewhere in it."""
+
+    def checkpoint_activations(self, enabled: bool = True) -> None:
+        """Let layers keep only what they are given, and be computed again in the backward pass: less memory, the same
+        gradients bit by bit."""
+        for module in self.modules():
+            if isinstance(module, Stack):
+                module.checkpoint_activations = enabled
+
+
+def rows_of(tokens: Tensor, lengths: Lengths) -> Rows:
+    """What layers see of tokens (B, L), padding included, or of packed ones (1, T)."""
+    if isinstance(lengths, Packing):
+        return Rows(lengths.batch, lengths.tokens, lengths.longest)
+    return Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])
+
+
+def merged_pass(*works: Work) -> contextlib.AbstractContextManager[None]:
+    """The pass through these stacks with its launches merged, where that is of use."""
+    # a layer that is computed again reads the parameters themselves
+    if torch.compiler.is_compiling() or works[0].stack.checkpoint_activations:
+        return contextlib.nullcontext()
+    return merged(*works)
+
+
+@contextlib.contextmanager
+def recorded_weights(attentions: Iterable[Attention]) -> Iterator[list[Tensor]]:
+    """Inside, every call of these attentions appends its weights (B, H, L, S), without dropout, to the list."""
+    weights: list[Tensor] = []
+
+    def record(module: Any, inputs: Any, options: Any) -> None:
+        weights.append(module.weights(*inputs, **options))
+
+    with contextlib.ExitStack() as hooks:
+        for attention in dict.fromkeys(attentions):  # a layer may be used several times
+            hooks.callback(attention.register_forward_pre_hook(record, with_kwargs=True).remove)
+        yield weights
