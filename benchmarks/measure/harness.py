@@ -30,7 +30,8 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,7 +209,8 @@ def _check(entries: dict[str, Entry], case: Case, work: Work, inputs: tuple, gua
         entry.allowed = numerics.allowed(case.dtype, plain) if work.allowed is None else work.allowed
         try:
             operands = numerics.copied(inputs) if name in work.overwrites else inputs
-            result = _when_time_is_up(clock, case, work, compared[name], operands, expected)
+            with same_threads():
+                result = _when_time_is_up(clock, case, work, compared[name], operands, expected)
             _compare(entry, work, result, expected, entry.allowed)
             if entry.status == "timed" and work.without_dropout is not None:
                 _check_dropout(entry, case, work, inputs)
@@ -255,11 +257,26 @@ def _try(entries: dict[str, Entry], act: Callable[[str, Entry], None]) -> None:
     for name, entry in entries.items():
         if entry.status == "timed":
             try:
-                act(name, entry)
+                with same_threads():
+                    act(name, entry)
             except Wrong as error:
                 entry.fail("wrong", str(error))
             except REFUSALS as error:  # a provider that refuses these inputs is a result
                 entry.fail("refused", _words(error))
+
+
+@contextmanager
+def same_threads() -> Iterator[None]:
+    """The CPU threads that torch computes with are afterwards what they were.
+
+    OpenMP keeps one number for the whole thread: CTranslate2 with a thread for each of several workers sets it to 1,
+    and whoever came after it was timed with one core.
+    """
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def begun(
@@ -294,7 +311,8 @@ def run(
     now: Callable[[], float] = time.monotonic,
 ) -> list[Record]:
     """One record for every provider of the case, timed in turns for about `seconds` altogether."""
-    work = case.make(setting)
+    with same_threads():
+        work = case.make(setting)
     entries = _measure(case, work, setting, clock, seconds, least_rounds, now)
     result = [
         rows.record(case, work, name, entry, setting, clock, ceilings, machine) for name, entry in entries.items()

@@ -238,3 +238,21 @@ def test_a_fingerprint_knows_every_bit_and_place():
         flat[-1, -1] ^= 1
         assert numerics.fingerprint(x) != numerics.fingerprint(flat.view(dtype))
     assert numerics.fingerprint(([1, 2], {"a": "b"})) != numerics.fingerprint(([2, 1], {"a": "b"}))
+
+
+def test_the_number_of_threads_that_a_provider_sets_is_its_alone():
+    before = torch.get_num_threads()
+    seen = set()
+
+    def greedy(x):
+        torch.set_num_threads(before + 1)
+        return plain(x)
+
+    def next_to_it(x):
+        seen.add(torch.get_num_threads())
+        return plain(x)
+
+    results = rows({"greedy": greedy, "torch eager": plain, "fasttfm": next_to_it})
+    assert {row["status"] for row in results.values()} == {"timed"}
+    assert seen == {before}
+    assert torch.get_num_threads() == before
