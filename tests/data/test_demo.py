@@ -8,7 +8,7 @@ import pytest
 from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, german, write_demo_corpus
 from fasttfm.data.demo import clause as say
 from fasttfm.data.demo.clause import Clause, NounPhrase, Phrase
-from fasttfm.data.demo.lexicon import ABOUT_PEOPLE, ABOUT_THINGS, PERSONS, THINGS
+from fasttfm.data.demo.lexicon import ADJECTIVES, PERSONS, THINGS
 from fasttfm.data.demo.phrases import Phrases, digits, number
 from fasttfm.data.demo.sentences import Sentences
 from fasttfm.data.demo.verbs import DATIVE, INTRANSITIVE, MODALS, TRANSITIVE
@@ -37,7 +37,7 @@ def noun(en: str):
 
 
 def adjective(en: str):
-    return next(adjective for adjective in (*ABOUT_PEOPLE, *ABOUT_THINGS) if adjective.en == en)
+    return next(adjective for adjective in (*ADJECTIVES["persons"], *ADJECTIVES["things"]) if adjective.en == en)
 
 
 def verb(en: str):

@@ -15,7 +15,7 @@ from fasttfm.data.demo.verbs import Verb
 _PARTICLES = {"up", "along", "away"}  # English adverbs that a pronoun stands before: picks him up
 
 Modal = tuple[tuple[str, str], tuple[str, str, str], tuple[str, ...]]
-"""A row of demo_verbs.MODALS."""
+"""A row of verbs.MODALS."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ class Clause:
     """A predicate of "be"."""
 
 
+def statement(clause: Clause) -> tuple[str, str]:
+    """The clause in English and in German."""
+    return english(clause), german_main(clause)
+
+
 def english(clause: Clause) -> str:
     """The statement: The man does not buy the book."""
     return _words(clause.subject.en, *_english_verb_phrase(clause), *_english_tail(clause))
@@ -77,21 +82,8 @@ def english(clause: Clause) -> str:
 
 def english_question(clause: Clause) -> str:
     """Does the man buy the book"""
-    be = clause.verb is german.SEIN
-    auxiliary = {
-        "present": _english_be(clause) if be else _third(clause, "does", "do"),
-        "past": _english_be(clause) if be else "did",
-        "perfect": _third(clause, "has", "have"),
-        "future": "will",
-        "modal": _third(clause, *clause.modal[1][:2]) if clause.modal else "",
-    }[clause.tense]
-    main = clause.verb.en_participle if clause.tense == "perfect" else clause.verb.en
-    if be and clause.tense in ("present", "past"):
-        main = ""
-    often = clause.frequency.en if clause.frequency else ""
-    no = "not" if clause.negative else ""
-    to = clause.modal[1][2] if clause.modal else ""
-    return _words(auxiliary, clause.subject.en, no, often, to, *_english_objects(main, clause))
+    auxiliary, main = _english_verb(clause, is_question=True)
+    return _words(auxiliary, clause.subject.en, *_english_adverbs(clause), *_english_objects(main, clause))
 
 
 def english_infinitive(clause: Clause) -> str:
@@ -196,22 +188,29 @@ def _english_be(clause: Clause) -> str:
 
 def _english_verb_phrase(clause: Clause) -> list[str]:
     """Everything from the finite verb to the last object."""
+    auxiliary, main = _english_verb(clause)
+    return [auxiliary, *_english_adverbs(clause), *_english_objects(main, clause, tail=False)]
+
+
+def _english_verb(clause: Clause, is_question: bool = False) -> tuple[str, str]:
+    """The auxiliary, and what stands after it; empty is the one without an auxiliary, or the other after "be"."""
     verb, tense = clause.verb, clause.tense
-    often = clause.frequency.en if clause.frequency else ""
-    no = "not" if clause.negative else ""
+    if clause.modal:
+        third, others, *rest = clause.modal[int(is_question)]
+        return _third(clause, third, others), _words(*rest, verb.en)
     if verb is german.SEIN and tense in ("present", "past"):
-        return [_english_be(clause), no, often]
+        return _english_be(clause), ""
     if tense == "perfect":
-        return [_third(clause, "has", "have"), no, often, *_english_objects(verb.en_participle, clause, tail=False)]
+        return _third(clause, "has", "have"), verb.en_participle
     if tense == "future":
-        return ["will", no, often, *_english_objects(verb.en, clause, tail=False)]
-    if tense == "modal" and clause.modal:
-        return [_third(clause, *clause.modal[0]), *_english_objects(verb.en, clause, tail=False)]
-    if clause.negative:
-        auxiliary = "did" if tense == "past" else _third(clause, "does", "do")
-        return [auxiliary, "not", *_english_objects(verb.en, clause, tail=False)]
-    finite = verb.en_past if tense == "past" else _third(clause, verb.en_third, verb.en)
-    return [often, *_english_objects(finite, clause, tail=False)]
+        return "will", verb.en
+    if is_question or clause.negative:
+        return "did" if tense == "past" else _third(clause, "does", "do"), verb.en
+    return "", verb.en_past if tense == "past" else _third(clause, verb.en_third, verb.en)
+
+
+def _english_adverbs(clause: Clause) -> list[str]:
+    return ["not" if clause.negative else "", clause.frequency.en if clause.frequency else ""]
 
 
 def _english_objects(verb: str, clause: Clause, tail: bool = True) -> list[str]:
@@ -236,27 +235,10 @@ def _german_verb(clause: Clause) -> tuple[str, str, str]:
 
 
 def _german_middle(clause: Clause) -> list[str]:
-    dative = clause.dative.de["dat"] if clause.dative else ""
-    accusative = clause.accusative.de["acc"] if clause.accusative else ""
-    early = []
-    if clause.accusative and clause.accusative.early:
-        early.append(accusative)
-        accusative = ""
-    if clause.dative and clause.dative.early:
-        early.append(dative)
-        dative = ""
-
-    def de(phrase: Phrase | None) -> str:
-        return phrase.de if phrase else ""
-
-    return [
-        *early,
-        de(clause.time),
-        de(clause.frequency),
-        dative,
-        accusative,
-        "nicht" if clause.negative else "",
-        de(clause.manner),
-        de(clause.place),
-        de(clause.complement),
-    ]
+    objects = [(clause.accusative, "acc"), (clause.dative, "dat")]
+    early = [phrase.de[case] for phrase, case in objects if phrase and phrase.early]
+    late = [phrase.de[case] for phrase, case in reversed(objects) if phrase and not phrase.early]
+    no = ["nicht"] if clause.negative else []
+    before = [part.de for part in (clause.time, clause.frequency) if part]
+    after = [part.de for part in (clause.manner, clause.place, clause.complement) if part]
+    return [*early, *before, *late, *no, *after]

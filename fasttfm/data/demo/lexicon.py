@@ -54,10 +54,6 @@ def _nouns(table: str) -> list[Noun]:
     ]
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
 def _pairs(text: str) -> list[tuple[str, str]]:
     """English and German words in turn."""
     words = text.split()
@@ -172,11 +168,8 @@ gate gates n Tor Tores Tore
 
 PLACES = [
     Place(noun, at, de)
-    for at, de, table in (
-        (
-            "in",
-            "in",
-            """
+    for (at, de), table in {
+        ("in", "in"): """
 kitchen kitchens f Küche Küche Küchen
 garden gardens m Garten Gartens Gärten
 house houses n Haus Hauses Häuser
@@ -192,34 +185,21 @@ hospital hospitals n Krankenhaus Krankenhauses Krankenhäuser
 shop shops m Laden Ladens Läden
 room rooms n Zimmer Zimmers Zimmer
 """,
-        ),
-        (
-            "at",
-            "an",
-            """
+        ("at", "an"): """
 station stations m Bahnhof Bahnhofs Bahnhöfe
 airport airports m Flughafen Flughafens Flughäfen
 lake lakes m See Sees Seen
 river rivers m Fluss Flusses Flüsse
 """,
-        ),
-        (
-            "at",
-            "auf",
-            """
+        ("at", "auf"): """
 market markets m Markt Marktes Märkte
 """,
-        ),
-        (
-            "on",
-            "auf",
-            """
+        ("on", "auf"): """
 bridge bridges f Brücke Brücke Brücken
 mountain mountains m Berg Berges Berge
 street streets f Straße Straße Straßen
 """,
-        ),
-    )
+    }.items()
     for noun in _nouns(table)
 ]
 
@@ -240,7 +220,9 @@ COMPOUNDS = {
 }
 """(English modifier, German first part) -> heads: "kitchen table" is one German word, Küchentisch."""
 
-ABOUT_PEOPLE = _adjectives("""
+_ADJECTIVES = {
+    adjective.en: adjective
+    for adjective in _adjectives("""
 old alt older älter
 young jung younger jünger
 friendly freundlich friendlier freundlicher
@@ -251,10 +233,6 @@ rich reich richer reicher
 poor arm poorer ärmer
 strong stark stronger stärker
 tall groß taller größer
-""")
-
-ABOUT_THINGS = _adjectives("""
-old alt older älter
 new neu newer neuer
 big groß bigger größer
 small klein smaller kleiner
@@ -267,38 +245,26 @@ blue blau
 green grün
 white weiß
 black schwarz
-""")
-
-ABOUT_PLACES = _adjectives("""
-old alt older älter
-new neu newer neuer
-big groß bigger größer
-small klein smaller kleiner
-beautiful schön more_beautiful schöner
 quiet ruhig quieter ruhiger
 dark dunkel darker dunkler dunkl
 clean sauber cleaner sauberer
-""")
-
-ABOUT_FOOD = _adjectives("""
 fresh frisch fresher frischer
 warm warm warmer wärmer
 cold kalt colder kälter
-big groß bigger größer
-small klein smaller kleiner
-cheap billig cheaper billiger
-""")
-
-ABOUT_ANIMALS = _adjectives("""
-old alt older älter
-young jung younger jünger
-big groß bigger größer
-small klein smaller kleiner
-black schwarz
-white weiß
-strong stark stronger stärker
 hungry hungrig hungrier hungriger
 """)
+}
+ADJECTIVES = {
+    kind: [_ADJECTIVES[word] for word in words.split()]
+    for kind, words in {
+        "persons": "old young friendly clever tired happy rich poor strong tall",
+        "things": "old new big small heavy expensive cheap beautiful red blue green white black",
+        "places": "old new big small beautiful quiet dark clean",
+        "foods": "fresh warm cold big small cheap",
+        "animals": "old young big small black white strong hungry",
+    }.items()
+}
+"""Kind of noun -> the adjectives that suit it; of kinds that are not here, those of things."""
 
 # English subject, object and possessive; German nominative, accusative, dative and possessive stem; person.
 PRONOUNS = (
@@ -310,8 +276,8 @@ PRONOUNS = (
     ("they", "them", "their", "sie", "sie", "ihnen", "ihr", "3p"),
 )
 
-NAMES = _words("Anna Peter Maria Paul Julia Martin Lena Emma Robert Laura")
-SURNAMES = _words("Schneider Fischer Weber Wagner")
+NAMES = ["Anna", "Peter", "Maria", "Paul", "Julia", "Martin", "Lena", "Emma", "Robert", "Laura"]
+SURNAMES = ["Schneider", "Fischer", "Weber", "Wagner"]
 CITIES = _pairs("Berlin Berlin Hamburg Hamburg Munich München Cologne Köln Vienna Wien Paris Paris")
 MONTHS = _pairs(
     "January Januar February Februar March März April April May Mai June Juni July Juli August August "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fasttfm.data.demo import german, lexicon
@@ -65,12 +65,6 @@ class Phrases:
             Place(noun, place.en_at, place.de_at) for place in lexicon.PLACES for noun in _compounds([place.noun])
         ]
         self._relations = [noun for noun in lexicon.PERSONS if noun.en in _RELATIONS]
-        self._adjectives = {
-            "persons": lexicon.ABOUT_PEOPLE,
-            "animals": lexicon.ABOUT_ANIMALS,
-            "foods": lexicon.ABOUT_FOOD,
-            "places": lexicon.ABOUT_PLACES,
-        }
 
     def chance(self, probability: float) -> bool:
         return self._random.random() < probability
@@ -92,7 +86,7 @@ class Phrases:
 
     def adjectives(self, kind: str) -> list[Adjective]:
         """All that suit nouns of this kind."""
-        return self._adjectives.get(kind, lexicon.ABOUT_THINGS)
+        return lexicon.ADJECTIVES.get(kind, lexicon.ADJECTIVES["things"])
 
     def adjective(self, kind: str, said: str, comparable: bool = False) -> Adjective:
         """One that neither repeats nor contradicts what is said already, in English."""
@@ -226,53 +220,58 @@ class Phrases:
 
     def time(self, tense: str) -> Phrase:
         """When, fitting the tense: present, past or future."""
-        common: list[tuple[str, float]] = [
-            ("weekday", 3),
-            ("month", 1),
-            ("clock", 1.5),
-            ("daytime", 1.5),
-            ("both", 0.7),
+        common: list[tuple[Callable[[], Phrase], float]] = [
+            (self.weekday, 3),
+            (self._month, 1),
+            (self.clock, 1.5),
+            (lambda: self.pick(_DAYTIMES), 1.5),
+            (self._day_and_hour, 0.7),
         ]
-        special: dict[str, list[tuple[str, float]]] = {
-            "present": [("today", 1.5), ("every", 1.5)],
-            "past": [("yesterday", 2), ("last", 1.5), ("year", 1), ("date", 1.5), ("ago", 1)],
-            "future": [("tomorrow", 2), ("next", 1.5), ("coming", 1)],
+        special: dict[str, list[tuple[Callable[[], Phrase], float]]] = {
+            "present": [(lambda: TODAY, 1.5), (lambda: self._week("every", "jede"), 1.5)],
+            "past": [
+                (lambda: YESTERDAY, 2),
+                (lambda: self._week("last", "letzte"), 1.5),
+                (self._year, 1),
+                (self.date, 1.5),
+                (lambda: self._distance("{} ago", "vor {}"), 1),
+            ],
+            "future": [
+                (lambda: TOMORROW, 2),
+                (lambda: self._week("next", "nächste"), 1.5),
+                (lambda: self._distance("in {}", "in {}"), 1),
+            ],
         }
-        kind = self.weighted(common + special[tense])
-        if kind in _FIXED_TIMES:
-            return _FIXED_TIMES[kind]
-        if kind == "clock":
-            return self.clock()
-        if kind == "date":
-            return self.date()
-        if kind == "both":
-            day, hour = self.weekday(), self.clock()
-            return Phrase(f"{day.en} {hour.en}", f"{day.de} {hour.de}")
-        if kind == "month":
-            en, de = self.pick(lexicon.MONTHS)
-            return Phrase(f"in {en}", f"im {de}")
-        if kind == "daytime":
-            return self.pick(_DAYTIMES)
-        if kind == "year":
-            year = self.between(1900, 2019)
-            return Phrase(f"in {year}", f"im Jahr {year}")
-        if kind in ("every", "last", "next"):
-            de = {"every": "jede", "last": "letzte", "next": "nächste"}[kind]
-            if self.chance(0.4):
-                return Phrase(f"{kind} week", f"{de} Woche")
-            day_en, day_de = self.pick(lexicon.WEEKDAYS)
-            return Phrase(f"{kind} {day_en}", f"{de}n {day_de}")
-        if kind in ("ago", "coming"):
-            n = number(self.between(2, 12))
-            en, de = self.pick((("days", "Tagen"), ("weeks", "Wochen"), ("months", "Monaten"), ("years", "Jahren")))
-            if kind == "ago":
-                return Phrase(f"{n.en} {en} ago", f"vor {n.de} {de}")
-            return Phrase(f"in {n.en} {en}", f"in {n.de} {de}")
-        return self.weekday()
+        return self.weighted(common + special[tense])()
 
     def weekday(self) -> Phrase:
         en, de = self.pick(lexicon.WEEKDAYS)
         return Phrase(f"on {en}", f"am {de}")
+
+    def _day_and_hour(self) -> Phrase:
+        day, hour = self.weekday(), self.clock()
+        return Phrase(f"{day.en} {hour.en}", f"{day.de} {hour.de}")
+
+    def _month(self) -> Phrase:
+        en, de = self.pick(lexicon.MONTHS)
+        return Phrase(f"in {en}", f"im {de}")
+
+    def _year(self) -> Phrase:
+        year = self.between(1900, 2019)
+        return Phrase(f"in {year}", f"im Jahr {year}")
+
+    def _week(self, en: str, de: str) -> Phrase:
+        """every week, next Monday."""
+        if self.chance(0.4):
+            return Phrase(f"{en} week", f"{de} Woche")
+        day_en, day_de = self.pick(lexicon.WEEKDAYS)
+        return Phrase(f"{en} {day_en}", f"{de}n {day_de}")
+
+    def _distance(self, en: str, de: str) -> Phrase:
+        """two days ago, in seven weeks."""
+        n = number(self.between(2, 12))
+        unit_en, unit_de = self.pick(_UNITS_OF_TIME)
+        return Phrase(en.format(f"{n.en} {unit_en}"), de.format(f"{n.de} {unit_de}"))
 
     def _titled(self) -> NounPhrase:
         name = self.pick(lexicon.SURNAMES)
@@ -321,7 +320,7 @@ _POSITIONS = (
     ("in front of", "vor"),
 )
 TODAY, YESTERDAY, TOMORROW = Phrase("today", "heute"), Phrase("yesterday", "gestern"), Phrase("tomorrow", "morgen")
-_FIXED_TIMES = {"today": TODAY, "yesterday": YESTERDAY, "tomorrow": TOMORROW}
+_UNITS_OF_TIME = (("days", "Tagen"), ("weeks", "Wochen"), ("months", "Monaten"), ("years", "Jahren"))
 _DAYTIMES = (
     Phrase("in the morning", "am Morgen"),
     Phrase("in the evening", "am Abend"),

@@ -1,4 +1,4 @@
-"""Draws the sentences of the demo corpus: each kind is one function that returns the English and the German text."""
+"""Draws the sentences of the demo corpus: each kind is one function that returns the English and the German words."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class Sentences:
 
     def next(self) -> tuple[str, str]:
         """English and German."""
-        return self.draw.weighted(self._kinds)()
+        kind = self.draw.weighted(self._kinds)
+        english, german = kind()
+        mark = "?" if kind == self.question else "."
+        return say.finish(english, mark), say.finish(german, mark)
 
     def action(self, tense: str | None = None, subject: NounPhrase | None = None, rich: bool = True) -> Clause:
         """A clause with a full verb. rich: perhaps with time, place, manner and negation."""
@@ -77,10 +80,8 @@ class Sentences:
         clause = self.action()
         if clause.time and self.draw.chance(0.4):
             bare = replace(clause, time=None)
-            return say.finish(f"{clause.time.en} {say.english(bare)}"), say.finish(
-                say.german_main(bare, clause.time.de)
-            )
-        return say.finish(say.english(clause)), say.finish(say.german_main(clause))
+            return f"{clause.time.en} {say.english(bare)}", say.german_main(bare, clause.time.de)
+        return say.statement(clause)
 
     def because(self) -> tuple[str, str]:
         """A main and a subordinate clause, in either order."""
@@ -89,24 +90,23 @@ class Sentences:
         main = self.action(tense, rich=False)
         if draw.chance(0.7):
             en, de = draw.pick(_REASONS)
-            side = self._state(tense) if draw.chance(0.4) else self.action(tense)
+            side = self._state(tense, draw.subject()) if draw.chance(0.4) else self.action(tense)
         else:
             en, de = draw.pick(_PRESENT_OCCASIONS if tense == "present" else _OCCASIONS)
             side = self.action(tense, rich=False)
         if self.draw.chance(0.35):
-            german_side = f"{de} {say.german_final(side)} ,"
-            english = f"{en} {say.english(side)} , {say.english(main)}"
-            return say.finish(english), say.finish(say.german_main(main, german_side))
-        english = f"{say.english(main)} {en} {say.english(side)}"
-        return say.finish(english), say.finish(f"{say.german_main(main)} , {de} {say.german_final(side)}")
+            german = say.german_main(main, f"{de} {say.german_final(side)} ,")
+            return f"{en} {say.english(side)} , {say.english(main)}", german
+        german = f"{say.german_main(main)} , {de} {say.german_final(side)}"
+        return f"{say.english(main)} {en} {say.english(side)}", german
 
     def reported(self) -> tuple[str, str]:
         """She says that …"""
         tense = self.draw.pick(("present", "past"))
         speaker = Clause(self.draw.subject(), self.draw.pick(verbs.REPORTING), tense)
         said = self.action() if tense == "present" else self.action("past")
-        english = f"{say.english(speaker)} that {say.english(said)}"
-        return say.finish(english), say.finish(f"{say.german_main(speaker)} , dass {say.german_final(said)}")
+        german = f"{say.german_main(speaker)} , dass {say.german_final(said)}"
+        return f"{say.english(speaker)} that {say.english(said)}", german
 
     def purpose(self) -> tuple[str, str]:
         """He tries to …; he goes into the city in order to …"""
@@ -119,8 +119,8 @@ class Sentences:
         goal = self.action("present", subject=main.subject, rich=False)
         while goal.verb.en in _UNINTENDED:
             goal = self.action("present", subject=main.subject, rich=False)
-        english = f"{say.english(main)} {en} {say.english_infinitive(goal)}"
-        return say.finish(english), say.finish(f"{say.german_main(main)} , {de} {say.german_infinitive(goal)}")
+        german = f"{say.german_main(main)} , {de} {say.german_infinitive(goal)}"
+        return f"{say.english(main)} {en} {say.english_infinitive(goal)}", german
 
     def relative(self) -> tuple[str, str]:
         """The man who …, the book which …"""
@@ -137,7 +137,7 @@ class Sentences:
             other = draw.pick([entry[0] for entry in verbs.TRANSITIVE if kind in entry[1] and entry[0] is not verb])
             inner = Clause(draw.subject(), other, draw.pick(("present", "past", "perfect")))
             main = Clause(draw.subject(), verb, tense, accusative=say.with_relative(thing, inner, "acc"))
-        return say.finish(say.english(main)), say.finish(say.german_main(main))
+        return say.statement(main)
 
     def question(self) -> tuple[str, str]:
         draw = self.draw
@@ -146,7 +146,7 @@ class Sentences:
         if kind == "who":
             who = NounPhrase("who", {"nom": "wer"})
             clause = replace(self.action(subject=who), negative=False)
-            return say.finish(say.english(clause), "?"), say.finish(f"wer {say.german_rest(clause)}", "?")
+            return say.english(clause), f"wer {say.german_rest(clause)}"
         if kind == "what":
             verb, _ = draw.pick([entry for entry in verbs.TRANSITIVE if "things" in entry[1] or "foods" in entry[1]])
             clause = Clause(clause.subject, verb, draw.pick(("present", "past", "perfect", "future")))
@@ -155,9 +155,9 @@ class Sentences:
             clause = Clause(clause.subject, verb, draw.pick(("present", "past", "future")))
         english, german = say.english_question(clause), say.german_question(clause)
         if kind == "plain":
-            return say.finish(english, "?"), say.finish(german, "?")
+            return english, german
         asking = {"where": "wo", "when": "wann", "why": "warum", "what": "was"}[kind]
-        return say.finish(f"{kind} {english}", "?"), say.finish(f"{asking} {german}", "?")
+        return f"{kind} {english}", f"{asking} {german}"
 
     def description(self) -> tuple[str, str]:
         """The table is new; the cup is on the table; the girl is nine years old."""
@@ -165,7 +165,7 @@ class Sentences:
         tense = draw.weighted((("present", 3), ("past", 2)))
         kind = draw.weighted((("state", 3), ("where", 2), ("age", 1), ("thing", 2)))
         if kind == "state":
-            clause = self._state(tense)
+            clause = self._state(tense, draw.subject())
         elif kind == "age":
             years = number(draw.between(2, 99))
             age = Phrase(f"{years.en} years old", f"{years.de} Jahre alt")
@@ -175,11 +175,8 @@ class Sentences:
             clause = Clause(small, SEIN, tense, place=draw.beside_furniture())
         else:
             kinds = draw.pick(("things", "clothes", "animals", "foods", "places"))
-            subject = draw.noun_phrase(kinds, "subject")
-            adjective = draw.adjective(kinds, subject.en)
-            clause = Clause(subject, SEIN, tense, complement=Phrase(adjective.en, adjective.de))
-            clause = replace(clause, negative=draw.chance(0.2) and not subject.en.startswith(_NOT_NEGATED))
-        return say.finish(say.english(clause)), say.finish(say.german_main(clause))
+            clause = self._state(tense, draw.noun_phrase(kinds, "subject"), kinds)
+        return say.statement(clause)
 
     def comparison(self) -> tuple[str, str]:
         """older than, as old as, not as old as."""
@@ -196,7 +193,7 @@ class Sentences:
             phrase = Phrase(f"as {adjective.en} as {right.en}", f"so {adjective.de} wie {right.de['nom']}")
         tense = draw.weighted((("present", 3), ("past", 1)))
         clause = Clause(left, SEIN, tense, complement=phrase, negative=degree == "less")
-        return say.finish(say.english(clause)), say.finish(say.german_main(clause))
+        return say.statement(clause)
 
     def sequence(self) -> tuple[str, str]:
         """… and …; …, but …; two subjects."""
@@ -206,15 +203,15 @@ class Sentences:
         if kind == "together":
             pair = say.both(draw.person(), draw.person())
             clause = self.action(tense, subject=pair, rich=draw.chance(0.5))
-            return say.finish(say.english(clause)), say.finish(say.german_main(clause))
+            return say.statement(clause)
         first = self.action(tense, rich=False)
         if kind == "and":
             second = self.action(tense, subject=first.subject, rich=False)
-            english = f"{say.english(first)} and {say.english_rest(second)}"
-            return say.finish(english), say.finish(f"{say.german_main(first)} und {say.german_rest(second)}")
+            german = f"{say.german_main(first)} und {say.german_rest(second)}"
+            return f"{say.english(first)} and {say.english_rest(second)}", german
         second = self.action(tense, rich=False)
-        english = f"{say.english(first)} , but {say.english(second)}"
-        return say.finish(english), say.finish(f"{say.german_main(first)} , aber {say.german_main(second)}")
+        german = f"{say.german_main(first)} , aber {say.german_main(second)}"
+        return f"{say.english(first)} , but {say.english(second)}", german
 
     def count(self) -> tuple[str, str]:
         """Amounts and prices, in words and in digits."""
@@ -226,20 +223,15 @@ class Sentences:
             price = digits(euros)
             if draw.chance(0.5):
                 price = Phrase(f"{euros}.{cents:02d}", f"{euros},{cents:02d}")
-            return say.finish(f"{thing.en} costs {price.en} euros"), say.finish(
-                f"{thing.de['nom']} kostet {price.de} Euro"
-            )
+            return f"{thing.en} costs {price.en} euros", f"{thing.de['nom']} kostet {price.de} Euro"
         amount = draw.amount(draw.pick(("things", "clothes", "animals", "foods")), large=draw.chance(0.4))
         if kind == "there":
             place = draw.at_place()
-            return (
-                say.finish(f"there are {amount.en} {place.en}"),
-                say.finish(f"{place.de} gibt es {amount.de['acc']}"),
-            )
+            return f"there are {amount.en} {place.en}", f"{place.de} gibt es {amount.de['acc']}"
         verb = draw.pick([entry[0] for entry in verbs.TRANSITIVE[:4]])
         tense = draw.pick(("present", "past", "perfect", "future"))
         clause = Clause(draw.subject(), verb, tense, accusative=amount)
-        return say.finish(say.english(clause)), say.finish(say.german_main(clause))
+        return say.statement(clause)
 
     def calendar(self) -> tuple[str, str]:
         """Birthdays and beginnings."""
@@ -247,21 +239,16 @@ class Sentences:
         if draw.chance(0.5):
             person, date = draw.person("definite"), draw.date()
             were, wurde = ("was", "wurde") if person.person == "3s" else ("were", "wurden")
-            return (
-                say.finish(f"{person.en} {were} born {date.en}"),
-                say.finish(f"{person.de['nom']} {wurde} {date.de} geboren"),
-            )
+            return f"{person.en} {were} born {date.en}", f"{person.de['nom']} {wurde} {date.de} geboren"
         what_en, what_de, verb_en, verb_de = draw.pick(_BEGINNINGS)
         end = "ab" if verb_de == "fährt" else ""
         day = draw.weighted(((draw.weekday, 3), (draw.date, 1), (lambda: TODAY, 1), (lambda: TOMORROW, 1)))()
         hour = draw.clock()
-        when_en, when_de = f"{day.en} {hour.en}", f"{day.de} {hour.de}"
-        return say.finish(f"{what_en} {verb_en} {when_en}"), say.finish(f"{what_de} {verb_de} {when_de} {end}")
+        return f"{what_en} {verb_en} {day.en} {hour.en}", f"{what_de} {verb_de} {day.de} {hour.de} {end}"
 
-    def _state(self, tense: str) -> Clause:
-        """Somebody is tired."""
-        subject = self.draw.subject()
-        adjective = self.draw.adjective("persons", subject.en)
+    def _state(self, tense: str, subject: NounPhrase, kind: str = "persons") -> Clause:
+        """Somebody is tired, the table is new."""
+        adjective = self.draw.adjective(kind, subject.en)
         negative = self.draw.chance(0.2) and not subject.en.startswith(_NOT_NEGATED)
         return Clause(subject, SEIN, tense, complement=Phrase(adjective.en, adjective.de), negative=negative)
 

@@ -67,14 +67,10 @@ def _regular(infinitive: str, prefix: str) -> list[str]:
     return [f"{stem}e", second, f"{stem}{link}t", f"{stem}{link}te", participle]
 
 
-_GOODS = "things clothes"
-
 TRANSITIVE = [
     (verb, classes.split())
-    for classes, table in (
-        (
-            f"{_GOODS} foods animals",
-            """
+    for classes, table in {
+        "things clothes foods animals": """
 buy buys bought: kaufen
 sell sells sold: verkaufen
 need needs needed: brauchen
@@ -82,10 +78,7 @@ look_for looks_for looked_for: suchen
 find finds found: finden finde findest findet fand gefunden
 carry carries carried: tragen trage trägst trägt trug getragen
 """,
-        ),
-        (
-            _GOODS,
-            """
+        "things clothes": """
 repair repairs repaired: reparieren
 lose loses lost: verlieren verliere verlierst verliert verlor verloren
 hide hides hid hidden: verstecken
@@ -94,19 +87,13 @@ pack packs packed: ein|packen
 throw_away throws_away threw_away thrown_away: weg|werfen werfe wirfst wirft warf weggeworfen
 clean cleans cleaned: putzen
 """,
-        ),
-        (
-            "persons animals",
-            """
+        "persons animals": """
 see sees saw seen: sehen sehe siehst sieht sah gesehen
 hear hears heard: hören
 love loves loved: lieben
 wake_up wakes_up woke_up woken_up: auf|wecken
 """,
-        ),
-        (
-            "persons",
-            """
+        "persons": """
 visit visits visited: besuchen
 call calls called: an|rufen rufe rufst ruft rief angerufen
 invite invites invited: ein|laden lade lädst lädt lud eingeladen
@@ -114,31 +101,23 @@ pick_up picks_up picked_up: ab|holen
 understand understands understood: verstehen verstehe verstehst versteht verstand verstanden
 ask asks asked: fragen
 """,
-        ),
-        ("animals", "feed feeds fed: füttern\n"),
-        (
-            "foods",
-            """
+        "animals": """
+feed feeds fed: füttern
+""",
+        "foods": """
 eat eats ate eaten: essen esse isst isst aß gegessen
 cook cooks cooked: kochen
 """,
-        ),
-        (
-            "openings",
-            """
+        "openings": """
 open opens opened: öffnen
 close closes closed: zu|machen
 paint paints painted: streichen streiche streichst streicht strich gestrichen
 """,
-        ),
-        (
-            "places",
-            """
+        "places": """
 admire admires admired: bewundern
 leave leaves left: verlassen verlasse verlässt verlässt verließ verlassen
 """,
-        ),
-    )
+    }.items()
     for verb in _verbs(table)
 ]
 """(verb, classes of nouns that can be its accusative object)."""
