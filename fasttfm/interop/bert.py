@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.errors import UserError
-from fasttfm.files import read_json, write_file
+from fasttfm.files import write_file
+from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.exchange import read_tensors
+from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, theirs
 from fasttfm.models.albert import Albert, AlbertPretraining
 from fasttfm.models.bert import Bert, BertPretraining, MaskedHead
 from fasttfm.models.electra import Electra, ReplacedHead
@@ -31,23 +33,35 @@ _ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
+_FIELDS = (
+    Field("vocab_size", "vocab_size"),
+    Field("d_model", "hidden_size"),
+    Field("layers", "num_hidden_layers"),
+    Field("heads", "num_attention_heads"),
+    Field("d_ff", "intermediate_size"),
+    Field("dropout", "hidden_dropout_prob", 0.1),
+    Field("attention_dropout", "attention_probs_dropout_prob", 0.1),
+    Field("max_length", "max_position_embeddings"),
+    Field("segments", "type_vocab_size", 2),
+    Field("init_std", "initializer_range", 0.02),
+    Field("layer_norm_eps", "layer_norm_eps", 1e-12),
+)
 _THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
-_EMBEDDINGS = {
-    "embeddings.word.weight": "embeddings.word_embeddings.weight",
-    "embeddings.position.weight": "embeddings.position_embeddings.weight",
-    "embeddings.segment.weight": "embeddings.token_type_embeddings.weight",
-    "embeddings.norm": "embeddings.LayerNorm",
+_TABLES = {
+    "embeddings.word": "embeddings.word_embeddings",
+    "embeddings.position": "embeddings.position_embeddings",
+    "embeddings.segment": "embeddings.token_type_embeddings",
 }
-_BERT_LAYER = {
-    "self_attn.in_proj": "attention.self.",
+_BERT_LAYER: Table = {
+    "self_attn.in_proj": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "self_attn.out_proj": "attention.output.dense",
     "norm1": "attention.output.LayerNorm",
     "linear1": "intermediate.dense",
     "linear2": "output.dense",
     "norm2": "output.LayerNorm",
 }
-_ALBERT_LAYER = {
-    "self_attn.in_proj": "attention.",
+_ALBERT_LAYER: Table = {
+    "self_attn.in_proj": ("attention.query", "attention.key", "attention.value"),
     "self_attn.out_proj": "attention.dense",
     "norm1": "attention.LayerNorm",
     "linear1": "ffn",
@@ -64,7 +78,7 @@ class _Family(NamedTuple):
     pooler: str
     layer: str
     """The prefix of a layer, with its number to be put in."""
-    names: Mapping[str, str]
+    names: Table
     """Our parts of a layer -> theirs."""
     masked: tuple[str, str, str, str]
     """The head of masked tokens: transform, norm, the table of the logits, their bias."""
@@ -102,7 +116,7 @@ def read_body(folder: Path) -> Bert:
     family, config, weights = _read(folder)
     config = dataclasses.replace(config, sentence_head=False, pooler=_has(weights, family, family.pooler))
     body = Albert(config) if isinstance(config, AlbertConfig) else Bert(config)
-    _Reader(folder, weights).fill(body, dict(_body_names(body, family)))
+    _fill(body, weights, _body_parameters(body, family))
     return body.eval()
 
 
@@ -117,12 +131,11 @@ def read_pretraining(folder: Path) -> BertPretraining:
     sentence = f"{family.sentence}.weight" in weights
     config = dataclasses.replace(config, sentence_head=sentence, pooler=_has(weights, family, family.pooler))
     model = AlbertPretraining(config) if isinstance(config, AlbertConfig) else BertPretraining(config)
-    names = {f"body.{ours}": theirs for ours, theirs in _body_names(model.body, family)}
+    _fill(model.body, weights, _body_parameters(model.body, family))
     if f"{family.masked[0]}.weight" in weights:
-        names |= {f"masked.{ours}": theirs for ours, theirs in _masked_names(family)}
-    if sentence:
-        names |= {f"sentence.{kind}": f"{family.sentence}.{kind}" for kind in ("weight", "bias")}
-    _Reader(folder, weights).fill(model, names)
+        _fill(model.masked, weights, _masked_parameters(family))
+    if model.sentence is not None:
+        _fill(model, weights, parameters({"sentence": family.sentence}))
     return model.eval()
 
 
@@ -139,25 +152,19 @@ def read_electra(discriminator: Path, generator: Path | None = None) -> Electra:
     else:
         _, small, other = _read(generator)
         model = Electra(_electra_config(config, small, fields, discriminator, generator))
-    names = {f"discriminator.{ours}": theirs for ours, theirs in _body_names(model.discriminator, family)}
+    _fill(model.discriminator, weights, _body_parameters(model.discriminator, family))
     if f"{_REPLACED['output']}.weight" in weights:
-        names |= {
-            f"replaced.{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _REPLACED.items() for kind in _KINDS
-        }
-    _Reader(discriminator, weights).fill(model, names)
+        _fill(model.replaced, weights, parameters(_REPLACED))
     if generator is None:
         return model.eval()
-    names = {
-        f"generator.{ours}": theirs
-        for ours, theirs in _body_names(model.generator, family)
-        if not ours.startswith("embeddings.")
-    }
-    names |= {f"masked.{ours}": theirs for ours, theirs in _masked_names(family)}
-    _Reader(generator, other).fill(model, names)
-    for ours, theirs in _EMBEDDINGS.items():
-        if ours.endswith("weight") and not torch.equal(weights[family.prefix + theirs], other[family.prefix + theirs]):
+    layers = (each for each in _body_parameters(model.generator, family) if not each.ours.startswith("embeddings."))
+    _fill(model.generator, other, layers)
+    _fill(model.masked, other, _masked_parameters(family))
+    for table in _TABLES.values():
+        name = f"{family.prefix}{table}.weight"
+        if not torch.equal(weights[name], other[name]):
             raise UserError(
-                f"{generator}: has other {theirs} than {discriminator}: they were not trained with one table"
+                f"{generator}: has other {table}.weight than {discriminator}: they were not trained with one table"
             )
     return model.eval()
 
@@ -209,133 +216,84 @@ def write_part(model: Electra, part: str, folder: Path, *, vocabulary: Mapping[s
 
 # ------------------------------------------------------------------------------------------------------------ reading
 
-_KINDS = ("weight", "bias")
 
-
-def _read(folder: Path) -> tuple[_Family, BertConfig, dict[str, Tensor]]:
-    path = folder / "config.json"
-    given = read_json(path)
-    kind = given.get("model_type")
-    if kind not in _FAMILIES:
-        raise UserError(f"{path}: is of a model of type {kind!r}: {', '.join(_FAMILIES)} can be read")
-    config, weights = _config(given, path), read_tensors(folder)
-    family = _FAMILIES[kind]
-    if f"{family.prefix}{_EMBEDDINGS['embeddings.word.weight']}" not in weights:  # the bare body has no prefix
+def _read(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
+    given = read_config(folder, *_FAMILIES)
+    config, family = _config(given, folder / "config.json"), _FAMILIES[given["model_type"]]
+    weights: dict[str, Tensor] = read_tensors(folder)
+    if f"{family.prefix}{_TABLES['embeddings.word']}.weight" not in weights:  # the bare body has no prefix
         heads = tuple(
             name for name in weights if name.startswith(("cls.", "predictions.", "sop_", "generator_", "disc"))
         )
         weights = {name if name in heads else family.prefix + name: each for name, each in weights.items()}
     # what TensorFlow called gamma and beta
     renamed = {name.replace("gamma", "weight").replace("beta", "bias"): each for name, each in weights.items()}
-    return family, config, renamed
+    return family, config, TheirWeights(folder, renamed)
 
 
 def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
     """Our configuration for Hugging Face's; UserError for what we have not."""
-    refused = (
-        ("is_decoder", (None, False)),
-        ("add_cross_attention", (None, False)),
-        ("inner_group_num", (None, 1)),
-        ("tie_word_embeddings", (None, True)),
-        ("position_embedding_type", (None, "absolute")),
-    )
-    for name, allowed in refused:
-        if given.get(name) not in allowed:
-            raise UserError(f"{path}: {name} {given[name]} is not supported")
-    if given.get("hidden_act", "gelu") not in _ACTIVATIONS:
-        raise UserError(f"{path}: hidden_act {given['hidden_act']} is not supported: {', '.join(_ACTIVATIONS)} are")
+    allowed: dict[str, tuple[Any, ...]] = {
+        "is_decoder": (None, False),
+        "add_cross_attention": (None, False),
+        "inner_group_num": (None, 1),
+        "tie_word_embeddings": (None, True),
+        "position_embedding_type": (None, "absolute"),
+    }
+    refuse_others(given, path, allowed)
     albert = given["model_type"] == "albert"
     layers = given.get("num_hidden_layers")
     groups = given.get("num_hidden_groups", 1) if albert else layers
     if groups not in (1, layers):
         raise UserError(f"{path}: num_hidden_groups {groups} is not supported: 1 or {layers}, one a layer, are")
-    try:
-        return (AlbertConfig if albert else BertConfig)(
-            vocab_size=given["vocab_size"],
-            d_model=given["hidden_size"],
-            heads=given["num_attention_heads"],
-            d_ff=given["intermediate_size"],
-            layers=layers,  # type: ignore[arg-type]
-            embedding_size=given.get("embedding_size"),
-            share="all" if groups == 1 and albert else "none",
-            activation=_ACTIVATIONS[given.get("hidden_act", "gelu")],  # type: ignore[arg-type]
-            dropout=given.get("hidden_dropout_prob", 0.1),
-            attention_dropout=given.get("attention_probs_dropout_prob", 0.1),
-            layer_norm_eps=given.get("layer_norm_eps", 1e-12),
-            max_length=given["max_position_embeddings"],
-            segments=given.get("type_vocab_size", 2),
-            init_std=given.get("initializer_range", 0.02),
-            pad_id=given.get("pad_token_id") or 0,
-        )
-    except KeyError as error:
-        raise UserError(f"{path}: has no {error.args[0]}: it is cut off; copy it anew") from None
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: {error}") from None
+    return configuration(
+        AlbertConfig if albert else BertConfig,
+        given,
+        path,
+        _FIELDS,
+        embedding_size=given.get("embedding_size"),
+        share="all" if groups == 1 and albert else "none",
+        activation=our_activation(given, path, "hidden_act", "gelu", _ACTIVATIONS),
+        pad_id=given.get("pad_token_id") or 0,
+    )
 
 
 def _has(weights: Mapping[str, Tensor], family: _Family, name: str) -> bool:
     return bool(name) and f"{family.prefix}{name}.weight" in weights
 
 
-class _Reader:
-    """Puts another tool's tensors into a model."""
-
-    def __init__(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        self.folder, self.weights = folder, weights
-
-    @torch.no_grad()
-    def fill(self, model: nn.Module, names: Mapping[str, str]) -> None:
-        """Fill the parameters that names lists; of in_proj, the three that theirs are joined from."""
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        for ours, theirs in names.items():
-            parameter = parameters[ours]
-            tensor = torch.cat([self._take(name) for name in _parts(theirs)])
-            if tensor.shape != parameter.shape:
-                raise UserError(
-                    f"{self.folder}: {theirs} is {tuple(tensor.shape)}, where its config.json says "
-                    f"{tuple(parameter.shape)}: copy both from one model"
-                )
-            parameter.copy_(tensor)
-
-    def _take(self, name: str) -> Tensor:
-        if name not in self.weights:
-            raise UserError(f"{self.folder}: its weights have no {name}: they are cut off, or of another architecture")
-        return self.weights[name]
+@torch.no_grad()
+def _fill(module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]) -> None:
+    """Put another tool's tensors into these parameters of a module."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name in names:
+        parameter = parameters[name.ours]
+        (tensor,) = weights.ours([name]).values()
+        if tensor.shape != parameter.shape:
+            raise UserError(
+                f"{weights.path}: {', '.join(name.theirs)} is {tuple(tensor.shape)}, where its config.json says "
+                f"{tuple(parameter.shape)}: copy both from one model"
+            )
+        parameter.copy_(tensor)
 
 
-def _parts(theirs: str) -> list[str]:
-    """Their names of a parameter; `...{query,key,value}.weight` are three."""
-    if "*" not in theirs:
-        return [theirs]
-    return [theirs.replace("*", part) for part in ("query", "key", "value")]
-
-
-def _body_names(body: Bert, family: _Family) -> Iterable[tuple[str, str]]:
-    """Our parameters of a body and theirs; a shared one under its first name."""
-    for ours, theirs in _EMBEDDINGS.items():
-        for kind in ("",) if ours.endswith("weight") else (".weight", ".bias"):
-            yield ours + kind, family.prefix + theirs + kind
-    pairs = [("pooler", family.pooler)] if body.pooler is not None else []
+def _body_parameters(body: Bert, family: _Family) -> Iterator[Parameter]:
+    """Of a body; those of a shared layer once."""
+    yield from parameters(_TABLES, "", family.prefix, kinds=("weight",))
+    modules = {"embeddings.norm": "embeddings.LayerNorm"}
+    if body.pooler is not None:
+        modules["pooler"] = family.pooler
     if body.embedding_projection is not None:
-        pairs.append(("embedding_projection", family.projection))
-    for ours, theirs in pairs:
-        for kind in _KINDS:
-            yield f"{ours}.{kind}", f"{family.prefix}{theirs}.{kind}"
+        modules["embedding_projection"] = family.projection
+    yield from parameters(modules, "", family.prefix)
     for number in range(1 if body.config.share == "all" else body.config.layers):
-        layer = family.prefix + family.layer.format(number)
-        for ours, theirs in family.names.items():
-            for kind in _KINDS:
-                joint = ours.endswith("in_proj")
-                name = f"{ours}_{kind}" if joint else f"{ours}.{kind}"
-                yield f"encoder.layers.{number}.{name}", f"{layer}{theirs}{'*' if joint else ''}.{kind}"
+        yield from parameters(family.names, f"encoder.layers.{number}.", family.prefix + family.layer.format(number))
 
 
-def _masked_names(family: _Family) -> Iterable[tuple[str, str]]:
+def _masked_parameters(family: _Family) -> Iterator[Parameter]:
     transform, norm, _, bias = family.masked
-    for ours, theirs in (("transform", transform), ("norm", norm)):
-        for kind in _KINDS:
-            yield f"{ours}.{kind}", f"{theirs}.{kind}"
-    yield "bias", bias
+    yield from parameters({"transform": transform, "norm": norm})
+    yield Parameter("bias", (bias,))
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -352,22 +310,22 @@ def _write(
         raise UserError(f"share {config.share}: transformers' ALBERT shares all of its layers or none")
     if kind == "albert" and body.embedding_projection is None:
         raise UserError("transformers' ALBERT always maps its embeddings to d_model: this one has none of that width")
-    tensors = dict(_their_tensors(body, _body_names(body, family)))
+    tensors = _their_tensors(body, _body_parameters(body, family))
     if isinstance(head, MaskedHead):
-        tensors |= _their_tensors(head, _masked_names(family))
+        tensors |= _their_tensors(head, _masked_parameters(family))
         tensors[family.masked[2]] = body.embeddings.word.weight
         if kind != "electra":  # whose bias has the decoder's own name
             tensors[f"{family.masked[2].removesuffix('weight')}bias"] = head.bias
     elif head is not None:
-        tensors |= _their_tensors(head, ((f"{o}.{k}", f"{t}.{k}") for o, t in _REPLACED.items() for k in _KINDS))
+        tensors |= _their_tensors(head, parameters(_REPLACED))
     if sentence is not None:
-        tensors |= _their_tensors(sentence, ((k, f"{family.sentence}.{k}") for k in _KINDS))
+        tensors |= {f"{family.sentence}.weight": sentence.weight, f"{family.sentence}.bias": sentence.bias}
     if head is None:
         tensors = {name.removeprefix(family.prefix): each for name, each in tensors.items()}
     plain = {name: each.detach().float().cpu().contiguous().clone() for name, each in tensors.items()}
     write_file(folder / "model.safetensors", save(plain, {"format": "pt"}))
-    described = _their_config(config, kind, _architecture(kind, head, sentence)) | dict(vocabulary or {})
-    write_file(folder / "config.json", (json.dumps(described, indent=2) + "\n").encode())
+    fields = _their_config(config, kind, _architecture(kind, head, sentence)) | dict(vocabulary or {})
+    write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
 
 
 def _kind(body: Bert) -> str:
@@ -384,37 +342,22 @@ def _architecture(kind: str, head: nn.Module | None, sentence: nn.Linear | None)
     return f"{name}For{'PreTraining' if sentence is not None or isinstance(head, ReplacedHead) else 'MaskedLM'}"
 
 
-def _their_tensors(module: nn.Module, names: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    tensors: dict[str, Tensor] = {}
-    for ours, theirs in names:
-        parts = _parts(theirs)
-        tensors |= dict(zip(parts, parameters[ours].chunk(len(parts))))
-    return tensors
+def _their_tensors(module: nn.Module, names: Iterable[Parameter]) -> dict[str, Tensor]:
+    return theirs(dict(module.named_parameters(remove_duplicate=False)), names)
 
 
 def _their_config(config: BertConfig, kind: str, architecture: str) -> dict[str, Any]:
-    described: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model_type": kind,
         "architectures": [architecture],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.d_ff,
+        **described(config, _FIELDS),
         "hidden_act": _THEIR_ACTIVATIONS[config.activation],
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "max_position_embeddings": config.max_length,
-        "type_vocab_size": config.segments,
-        "initializer_range": config.init_std,
-        "layer_norm_eps": config.layer_norm_eps,
         "pad_token_id": config.pad_id,
         "tie_word_embeddings": True,
     }
     if kind != "bert":
-        described["embedding_size"] = config.embedding_width
+        fields["embedding_size"] = config.embedding_width
     if kind == "albert":
-        described |= {"num_hidden_groups": 1 if config.share == "all" else config.layers, "inner_group_num": 1}
-        described["classifier_dropout_prob"] = config.dropout
-    return described
+        fields |= {"num_hidden_groups": 1 if config.share == "all" else config.layers, "inner_group_num": 1}
+        fields["classifier_dropout_prob"] = config.dropout
+    return fields

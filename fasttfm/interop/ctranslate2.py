@@ -7,6 +7,7 @@ https://github.com/OpenNMT/CTranslate2/blob/master/python/ctranslate2/specs/tran
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,28 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from fasttfm.errors import UserError
 from fasttfm.interop.exchange import Model
+from fasttfm.interop.names import EncoderDecoderNames, Table, theirs
 from fasttfm.reference import positional_encoding
 
 SPECIAL = {PAD: "<blank>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+_ENCODER_LAYER: Table = {
+    "self_attn.in_proj": "self_attention.linear_0",
+    "self_attn.out_proj": "self_attention.linear_1",
+    "norm1": "self_attention.layer_norm",
+    "linear1": "ffn.linear_0",
+    "linear2": "ffn.linear_1",
+    "norm2": "ffn.layer_norm",
+}
+_DECODER_LAYER: Table = {
+    **_ENCODER_LAYER,
+    "multihead_attn.in_proj": ("attention.linear_0", "attention.linear_1"),
+    "multihead_attn.out_proj": "attention.linear_2",
+    "norm2": "attention.layer_norm",
+    "norm3": "ffn.layer_norm",
+}
+NAMES = EncoderDecoderNames(_ENCODER_LAYER, _DECODER_LAYER, "layer_{}")
+"""Of the variables, with dots, and with weight and bias for a norm's gamma and beta."""
 _LONGEST = 1024
 
 
@@ -80,20 +99,8 @@ def write(
         embeddings.weight = _array(tables[side])
         stack.scale_embeddings = True
         stack.position_encodings.encodings = _array(positions)
-        if config.final_norm:
-            _norm(stack.layer_norm, weights, f"{side}.norm")
-        for number, layer in enumerate(stack.layer):
-            prefix = f"{side}.layers.{number}."
-            _attention(layer.self_attention, weights, prefix + "self_attn", (3,))
-            _norm(layer.self_attention.layer_norm, weights, prefix + "norm1")
-            last = "norm2"
-            if side == "decoder":
-                _attention(layer.attention, weights, prefix + "multihead_attn", (1, 2))
-                _norm(layer.attention.layer_norm, weights, prefix + "norm2")
-                last = "norm3"
-            _linear(layer.ffn.linear_0, weights, prefix + "linear1")
-            _linear(layer.ffn.linear_1, weights, prefix + "linear2")
-            _norm(layer.ffn.layer_norm, weights, prefix + last)
+    for name, tensor in theirs(weights, NAMES.parameters(config)).items():
+        _set(spec, name, _array(tensor))
     spec.decoder.projection.weight = _array(weights.get("output.weight", target))
     if "output.bias" in weights:
         spec.decoder.projection.bias = _array(weights["output.bias"])
@@ -123,19 +130,13 @@ def _array(x: Tensor) -> Any:
     return x.detach().float().cpu().contiguous().numpy()
 
 
-def _linear(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:
-    spec.weight, spec.bias = _array(weights[name + ".weight"]), _array(weights[name + ".bias"])
-
-
-def _norm(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:
-    spec.gamma, spec.beta = _array(weights[name + ".weight"]), _array(weights[name + ".bias"])
-
-
-def _attention(spec: Any, weights: Mapping[str, Tensor], name: str, parts: tuple[int, ...]) -> None:
-    """parts: how many of the three projections each of the spec's matrices holds: all, or queries and the rest."""
-    width = weights[name + ".out_proj.weight"].shape[0]
-    sizes = [part * width for part in parts]
-    matrices, biases = (weights[f"{name}.in_proj_{kind}"].split(sizes) for kind in ("weight", "bias"))
-    for linear, matrix, bias in zip(spec.linear, matrices, biases):
-        linear.weight, linear.bias = _array(matrix), _array(bias)
-    _linear(spec.linear[-1], weights, name + ".out_proj")
+def _set(spec: Any, name: str, value: Any) -> None:
+    """Fills the variable of a specification that has a name such as decoder.layer_3.attention.linear_0.weight."""
+    *path, kind = name.split(".")
+    for part in path:
+        entry = re.fullmatch(r"(\w+)_(\d+)", part)
+        if entry is None or hasattr(spec, part):
+            spec = getattr(spec, part)
+        else:
+            spec = getattr(spec, entry[1])[int(entry[2])]
+    setattr(spec, {"weight": "gamma", "bias": "beta"}[kind] if path[-1] == "layer_norm" else kind, value)

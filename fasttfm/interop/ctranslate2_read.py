@@ -24,8 +24,9 @@ from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json, unreadable
 from fasttfm.interop.channels import pairs_from_halves
-from fasttfm.interop.exchange import Arrangement, Model, number
-from fasttfm.interop.marian import tokenizer
+from fasttfm.interop.ctranslate2 import NAMES
+from fasttfm.interop.exchange import Arrangement, Model, number, numbered_tokenizer, with_tables
+from fasttfm.interop.names import TheirWeights
 from fasttfm.reference import positional_encoding
 
 _TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16, 5: np.uint16}
@@ -52,9 +53,13 @@ def read(folder: Path, **languages: Any) -> Model:
     joint = words["source"] == words["target"]
     try:
         config, halved = _config(variables, settings, joint, arrangements)
-        weights = _weights(variables, config, arrangements)
     except KeyError as error:
         raise UserError(f"{folder / 'model.bin'}: has no {error.args[0]}: it is of another architecture") from None
+    given = _dotted(variables, folder / "model.bin")
+    tables = given["encoder.embeddings_0.weight"], given["decoder.embeddings.weight"]
+    output, bias = given["decoder.projection.weight"], given.get("decoder.projection.bias")
+    layers = given.ours(NAMES.parameters(config))
+    config, weights = with_tables(config, layers, list(arrangements.values()), tables, output, bias)
     refuse_what_is_no_number(weights, folder / "model.bin")
     tokenizers = [_tokenizer(folder, side, arrangements[side].pieces(words[side])) for side in ("source", "target")]
     return Model(
@@ -195,7 +200,6 @@ def _config(
         first_position=first,
         share_embeddings=shared,  # type: ignore[arg-type]
         max_length=length,
-        output_bias=_bias(variables, arrangements["target"]) is not None,
     )
     return config, halved
 
@@ -227,53 +231,18 @@ def _table(variables: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return weight.astype(np.float32)
 
 
-def _bias(variables: Mapping[str, np.ndarray], arrangement: Arrangement) -> Tensor | None:
-    bias = variables.get("decoder/projection/bias")
-    return arrangement.bias(None if bias is None else torch.from_numpy(bias.astype(np.float32)))
-
-
-def _weights(
-    variables: Mapping[str, np.ndarray], config: TransformerConfig, arrangements: Mapping[str, Arrangement]
-) -> dict[str, Tensor]:
-    """The variables under the names of models.Transformer."""
-
-    def table(name: str) -> Tensor:
-        return torch.from_numpy(_table(variables, name))
-
-    def vector(name: str) -> Tensor:
-        return torch.from_numpy(variables[name].astype(np.float32))
-
-    result = {"target_embedding.weight": arrangements["target"].apply(table("decoder/embeddings"))}
-    if config.share_embeddings != "all":
-        result["source_embedding.weight"] = arrangements["source"].apply(table("encoder/embeddings_0"))
-    if config.share_embeddings == "none":
-        result["output.weight"] = arrangements["target"].apply(table("decoder/projection"))
-    bias = _bias(variables, arrangements["target"])
-    if bias is not None:
-        result["output.bias"] = bias
-    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        if config.final_norm:
-            result[f"{side}.norm.weight"] = vector(f"{side}/layer_norm/gamma")
-            result[f"{side}.norm.bias"] = vector(f"{side}/layer_norm/beta")
-        for layer in range(count):
-            ours, theirs = f"{side}.layers.{layer}.", f"{side}/layer_{layer}/"
-            attentions = {"self_attn": ("self_attention", 1)}
-            if side == "decoder":
-                attentions["multihead_attn"] = ("attention", 2)
-            names = {"linear1": "ffn/linear_0", "linear2": "ffn/linear_1"}
-            norms = ["self_attention", *(["attention"] if side == "decoder" else []), "ffn"]
-            for attention, (name, inputs) in attentions.items():
-                parts = [f"{theirs}{name}/linear_{i}" for i in range(inputs)]
-                result[f"{ours}{attention}.in_proj_weight"] = torch.cat([table(part) for part in parts])
-                result[f"{ours}{attention}.in_proj_bias"] = torch.cat([vector(f"{part}/bias") for part in parts])
-                names[f"{attention}.out_proj"] = f"{name}/linear_{inputs}"
-            for name, their_name in names.items():
-                result[f"{ours}{name}.weight"] = table(theirs + their_name)
-                result[f"{ours}{name}.bias"] = vector(f"{theirs}{their_name}/bias")
-            for position, norm in enumerate(norms, start=1):
-                result[f"{ours}norm{position}.weight"] = vector(f"{theirs}{norm}/layer_norm/gamma")
-                result[f"{ours}norm{position}.bias"] = vector(f"{theirs}{norm}/layer_norm/beta")
-    return result
+def _dotted(variables: Mapping[str, np.ndarray], path: Path) -> TheirWeights:
+    """The weights among the variables in float32, by the names that NAMES has."""
+    weights = {}
+    for name, values in variables.items():
+        module, _, kind = name.rpartition("/")
+        if kind == "weight":
+            values = _table(variables, module)
+        elif kind not in ("bias", "gamma", "beta"):
+            continue
+        kind = {"gamma": "weight", "beta": "bias"}.get(kind, kind)
+        weights[f"{module.replace('/', '.')}.{kind}"] = torch.from_numpy(values.astype(np.float32))
+    return TheirWeights(path, weights)
 
 
 def _tokenizer(folder: Path, side: str, pieces: list[str]) -> Tokenizer:
@@ -283,4 +252,4 @@ def _tokenizer(folder: Path, side: str, pieces: list[str]) -> Tokenizer:
             f"{folder}: has no SentencePiece model, which CTranslate2's converters do not copy: put it there as "
             f"{_SENTENCEPIECE[side][0]}"
         )
-    return tokenizer(path, Vocabulary(pieces=pieces, prefix=[], codes=True))
+    return numbered_tokenizer(path, Vocabulary(pieces=pieces, prefix=[], codes=True))

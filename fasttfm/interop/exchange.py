@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,10 @@ from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.config import build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, PAD, Tokenizer, load_tokenizers, save_tokenizers
+from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import write_file
+from fasttfm.interop.names import TheirWeights
 from fasttfm.models.pretrained import model_card, read_pretrained, read_values, write_model, write_pretrained
 
 NEVER = -1e4
@@ -116,6 +118,45 @@ class Arrangement:
         ]
 
 
+def with_tables(
+    config: TransformerConfig,
+    weights: Mapping[str, Tensor],
+    arrangements: Sequence[Arrangement],
+    tables: Sequence[Tensor],
+    output: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[TransformerConfig, dict[str, Tensor]]:
+    """Configuration and weights with embeddings, output and the logits' bias in our order.
+
+    arrangements, tables: of source and target, theirs; output: their table (V, d), read where none is shared.
+    """
+    source, target = arrangements
+    result = {**weights, "target_embedding.weight": target.apply(tables[1])}
+    if config.share_embeddings != "all":
+        result["source_embedding.weight"] = source.apply(tables[0])
+    if config.share_embeddings == "none" and output is not None:
+        result["output.weight"] = target.apply(output)
+    arranged = target.bias(bias)
+    if arranged is not None:
+        result["output.bias"] = arranged
+    return dataclasses.replace(config, output_bias=arranged is not None), result
+
+
+def numbered_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
+    """A SentencePiece model whose pieces another file numbers; UserError where it is missing or damaged."""
+    try:
+        return Tokenizer(path.read_bytes(), vocabulary)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such SentencePiece model: give the directory as the other tool saved it") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: copy the file anew") from None
+
+
+def suppressed(decoding: DecodingConfig) -> list[int]:
+    """Our special tokens that a search never writes."""
+    return [PAD, BOS] if decoding.allow_unk else [PAD, UNK, BOS]
+
+
 def number(pieces: Sequence[str], piece: str, path: Path) -> int:
     """The number of a special token; UserError where there is none."""
     try:
@@ -124,7 +165,7 @@ def number(pieces: Sequence[str], piece: str, path: Path) -> int:
         raise UserError(f"{path}: has no token {piece}: give the files of one model") from None
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> TheirWeights:
     """Weights of model.safetensors, or of pytorch_model.bin without running any code in it, in float32.
 
     Raises UserError where both are missing, and for a file that is cut off or holds something else than numbers.
@@ -144,15 +185,16 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, KeyError) as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
-        raise UserError(f"{path}: is cut off or not what its name says ({_first_line(error)}): copy it anew") from None
+        raise UserError(f"{path}: is cut off or not what its name says ({first_line(error)}): copy it anew") from None
     except Exception as error:  # unpickling raises of every kind
-        raise UserError(f"{path}: holds more than weights ({_first_line(error)}): it is not loaded") from None
+        raise UserError(f"{path}: holds more than weights ({first_line(error)}): it is not loaded") from None
     if not (isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values())):
         raise UserError(f"{path}: holds more than weights: it is not loaded")
     floats = {name: each.float() for name, each in weights.items()}
     refuse_what_is_no_number(floats, path)
-    return floats
+    return TheirWeights(folder, floats)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, or its class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -8,7 +8,6 @@ begins with the end of a sentence. Text must have been cut by SentencePiece: its
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import unreadable
-from fasttfm.interop.bart_names import from_bart
-from fasttfm.interop.exchange import Arrangement, Model
-from fasttfm.interop.marian import tokenizer
+from fasttfm.interop.bart import from_bart
+from fasttfm.interop.exchange import Arrangement, Model, first_line, numbered_tokenizer, with_tables
+from fasttfm.interop.names import TheirWeights
 
 _SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 _START, _PAD, _EOS, _UNK = range(4)
@@ -59,22 +58,15 @@ def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path])
     pieces = [_read_dictionary(path) for path in (dictionaries[0], dictionaries[-1])]
     joint = pieces[0] == pieces[1] and len(models) == 1
     arrangements = [Arrangement(len(each), pad=_PAD, unk=_UNK, start=_EOS, eos=_EOS) for each in pieces]
-    tables = {side: _get(weights, f"{side}.embed_tokens.weight", checkpoint) for side in ("encoder", "decoder")}
-    for table, each, path in zip(tables.values(), pieces, (dictionaries[0], dictionaries[-1])):
+    tables = [weights[f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder")]
+    for table, each, path in zip(tables, pieces, (dictionaries[0], dictionaries[-1])):
         if len(table) != len(each):
             raise UserError(f"{path}: has {len(each):,} pieces with the special ones, the weights {len(table):,}")
     config = _config(settings, weights, checkpoint, list(map(len, arrangements)), joint, tables)
-    result = from_bart({f"model.{name}": tensor for name, tensor in weights.items()}, config, checkpoint)
-    result["target_embedding.weight"] = arrangements[1].apply(tables["decoder"])
-    if config.share_embeddings != "all":
-        result["source_embedding.weight"] = arrangements[0].apply(tables["encoder"])
-    if config.share_embeddings == "none":
-        result["output.weight"] = arrangements[1].apply(_output(weights, checkpoint))
-    bias = arrangements[1].bias(None)
-    assert bias is not None  # a first token that is the last one is never to be written
-    result["output.bias"] = bias
+    layers = from_bart(weights, config, prefix="")
+    config, result = with_tables(config, layers, arrangements, tables, _output(weights))
     sides = [
-        tokenizer(path, Vocabulary(pieces=arrangement.pieces(each), prefix=[], silent=["<s>"]))
+        numbered_tokenizer(path, Vocabulary(pieces=arrangement.pieces(each), prefix=[], silent=["<s>"]))
         for path, arrangement, each in zip((models[0], models[-1]), arrangements, pieces)
     ]
     return Model(
@@ -88,7 +80,7 @@ def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path])
     )
 
 
-def _load(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+def _load(path: Path) -> tuple[Mapping[str, Any], TheirWeights]:
     """Settings and float32 weights of a checkpoint."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -100,8 +92,7 @@ def _load(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     except Exception as error:  # unpickling raises of every kind
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: is cut off, or holds more than settings and weights ({reason})") from None
+        raise UserError(f"{path}: is cut off, or holds more than settings and weights ({first_line(error)})") from None
     weights = loaded.get("model") if isinstance(loaded, dict) else None
     configuration = loaded.get("cfg") if isinstance(loaded, dict) else None
     settings = configuration.get("model") if isinstance(configuration, dict) else None
@@ -112,7 +103,7 @@ def _load(path: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
         raise UserError(f"{path}: has no weights (model) or no settings (cfg, args): give one of fairseq-train")
     floats = {name: each.float() for name, each in weights.items() if isinstance(each, Tensor)}
     refuse_what_is_no_number({name: each for name, each in floats.items() if "_float_tensor" not in name}, path)
-    return settings, floats
+    return settings, TheirWeights(path, floats)
 
 
 def _read_dictionary(path: Path) -> list[str]:
@@ -136,12 +127,7 @@ def _read_dictionary(path: Path) -> list[str]:
 
 
 def _config(
-    given: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    path: Path,
-    sizes: list[int],
-    joint: bool,
-    tables: Mapping[str, Tensor],
+    given: Mapping[str, Any], weights: TheirWeights, path: Path, sizes: list[int], joint: bool, tables: list[Tensor]
 ) -> TransformerConfig:
     for name, what in _UNSUPPORTED.items():
         if given.get(name):
@@ -156,10 +142,10 @@ def _config(
     if activation not in _ACTIVATIONS:
         raise UserError(f"{path}: activation_fn {activation} is not supported: {', '.join(_ACTIVATIONS)} are")
     shared = "none"
-    if torch.equal(tables["decoder"], _output(weights, path)):
-        shared = "all" if joint and torch.equal(tables["encoder"], tables["decoder"]) else "decoder"
+    if torch.equal(tables[1], _output(weights)):
+        shared = "all" if joint and torch.equal(*tables) else "decoder"
     try:
-        config = TransformerConfig(
+        return TransformerConfig(
             vocab_size=sizes[1],
             source_vocab_size=None if shared == "all" else sizes[0],
             d_model=_setting(given, "encoder_embed_dim", 512),
@@ -175,9 +161,8 @@ def _config(
             positional_encoding="tensor2tensor",
             first_position=_PAD + 1,
             share_embeddings=shared,  # type: ignore[arg-type]
-            output_bias=True,
+            activation=_ACTIVATIONS[activation],  # type: ignore[arg-type]
         )
-        return dataclasses.replace(config, activation=_ACTIVATIONS[activation])  # type: ignore[arg-type]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -192,15 +177,6 @@ def _layers(weights: Mapping[str, Tensor], side: str) -> int:
     return len({name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")})
 
 
-def _output(weights: Mapping[str, Tensor], path: Path) -> Tensor:
+def _output(weights: TheirWeights) -> Tensor:
     """The output's table: of its own, or that of the target embedding."""
-    for name in ("decoder.output_projection.weight", "decoder.embed_out"):
-        if name in weights:
-            return weights[name]
-    return _get(weights, "decoder.embed_tokens.weight", path)
-
-
-def _get(weights: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
-    if name not in weights:
-        raise UserError(f"{path}: has no {name}: it is of another architecture than fairseq's transformer")
-    return weights[name]
+    return weights.first("decoder.output_projection.weight", "decoder.embed_out", "decoder.embed_tokens.weight")

@@ -7,7 +7,7 @@ code in the files is run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +24,11 @@ from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import TOKENIZER_FILE, ImportedTokenizer, TextTokenizer, load_tokenizer_file
 from fasttfm.errors import UserError
-from fasttfm.files import read_json, write_file
+from fasttfm.files import write_file
 from fasttfm.folders import replacing
+from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.exchange import read_tensors
+from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
 from fasttfm.models.gpt import GPT
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
@@ -47,13 +49,24 @@ _FAMILIES = {
     "openai-gpt": _Family("tokens_embed", "positions_embed", "", "afn"),
 }
 _LAYER = {
-    "self_attn.in_proj_": "attn.c_attn.",
-    "self_attn.out_proj.": "attn.c_proj.",
-    "linear1.": "mlp.c_fc.",
-    "linear2.": "mlp.c_proj.",
-    "norm1.": "ln_1.",
-    "norm2.": "ln_2.",
+    "self_attn.in_proj": "attn.c_attn",
+    "self_attn.out_proj": "attn.c_proj",
+    "linear1": "mlp.c_fc",
+    "linear2": "mlp.c_proj",
+    "norm1": "ln_1",
+    "norm2": "ln_2",
 }
+_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+_FIELDS = (
+    Field("vocab_size", "vocab_size"),
+    Field("d_model", "n_embd"),
+    Field("heads", "n_head"),
+    Field("layers", "n_layer"),
+    Field("dropout", "resid_pdrop", 0.1),
+    Field("attention_dropout", "attn_pdrop", 0.1),
+    Field("layer_norm_eps", "layer_norm_epsilon", 1e-5),
+    Field("max_length", "n_positions"),
+)
 
 
 def read(folder: Path) -> GPT:
@@ -64,21 +77,13 @@ def read(folder: Path) -> GPT:
     path = folder / "config.json"
     if (folder / CONFIG_FILE).is_file() and not path.is_file():
         raise UserError(f"{folder}: is a model directory of fasttfm already: fasttfm lm takes it as it is")
-    given = read_json(path)
-    kind = given.get("model_type")
-    if kind not in _FAMILIES:
-        raise UserError(f"{path}: is of a model of type {kind!r}: {' and '.join(_FAMILIES)} can be read")
-    config, family = _config(given, path), _FAMILIES[kind]
-    theirs = {name.removeprefix("transformer."): each for name, each in read_tensors(folder).items()}
-    if "lm_head.weight" in theirs:  # tied; a model with two heads is saved with this name of the two
-        theirs.setdefault(f"{family.embedding}.weight", theirs["lm_head.weight"])
+    given = read_config(folder, *_FAMILIES)
+    config, family = _config(given, path), _FAMILIES[given["model_type"]]
+    stripped = {name.removeprefix("transformer."): each for name, each in read_tensors(folder).items()}
+    if "lm_head.weight" in stripped:  # tied; a model with two heads is saved with this name of the two
+        stripped.setdefault(f"{family.embedding}.weight", stripped["lm_head.weight"])
     model = GPT(config)
-    weights = {}
-    for ours, name, is_transposed in _names(config, family):
-        if name not in theirs:
-            raise UserError(f"{folder}: has no {name}: it is cut off, or of another model; copy it anew")
-        weights[ours] = theirs[name].float().t() if is_transposed else theirs[name].float()
-    load_weights(model, weights, folder)
+    load_weights(model, TheirWeights(folder, _transposed(stripped)).ours(_parameters(config, family)), folder)
     return model.eval()
 
 
@@ -89,28 +94,19 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> N
     """
     config = model.config
     kind = "gpt2" if config.norm_first else "openai-gpt"
-    family, weights = _FAMILIES[kind], model_weights(model)
-    tensors = {
-        f"transformer.{name}": (weights[ours].detach().t() if is_transposed else weights[ours].detach()).contiguous()
-        for ours, name, is_transposed in _names(config, family)
-    }
+    family = _FAMILIES[kind]
+    weights = _transposed(theirs(model_weights(model), _parameters(config, family)))
+    tensors = {f"transformer.{name}": weight.detach().contiguous() for name, weight in weights.items()}
     activations = {ours: theirs for theirs, ours in reversed(list(_ACTIVATIONS.items()))}
     if kind == "openai-gpt":  # whose "gelu" is the formula with tanh
         activations["gelu_tanh"] = "gelu"
     end = None if tokenizer is None else tokenizer.end
-    described = {
+    fields = {
         "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else "OpenAIGPTLMHeadModel"],
         "model_type": kind,
-        "vocab_size": config.vocab_size,
-        "n_positions": config.max_length,
-        "n_embd": config.d_model,
-        "n_layer": config.layers,
-        "n_head": config.heads,
+        **described(config, _FIELDS),
         family.activation: activations[config.activation],
-        "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
-        "attn_pdrop": config.attention_dropout,
-        "layer_norm_epsilon": config.layer_norm_eps,
         "bos_token_id": end,
         "eos_token_id": end,
         "tie_word_embeddings": True,
@@ -118,9 +114,9 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> N
     if config.d_ff != 4 * config.d_model:
         if kind != "gpt2":
             raise UserError(f"d_ff {config.d_ff}: Hugging Face's GPT-1 has {4 * config.d_model}, 4 times d_model")
-        described["n_inner"] = config.d_ff
+        fields["n_inner"] = config.d_ff
     with replacing(folder, "writes a model") as fresh:
-        write_file(fresh.path / "config.json", (json.dumps(described, indent=2) + "\n").encode())
+        write_file(fresh.path / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
         write_file(fresh.path / MODEL_FILE, save(tensors, {"format": "pt"}))
         if isinstance(tokenizer, ImportedTokenizer):
             tokenizer.save(fresh.path)
@@ -147,58 +143,35 @@ def import_folder(folder: Path, out: Path) -> None:
     write_run(out, config, model_weights(model), tokenizer)
 
 
-def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-
-
-def _names(config: GPTConfig, family: _Family) -> list[tuple[str, str, bool]]:
-    """Of each parameter our name, theirs, and whether theirs is transposed."""
-    names = [
-        ("embedding.weight", f"{family.embedding}.weight", False),
-        ("positions.weight", f"{family.positions}.weight", False),
-    ]
+def _parameters(config: GPTConfig, family: _Family) -> Iterator[Parameter]:
+    yield from parameters({"embedding": family.embedding, "positions": family.positions}, kinds=("weight",))
     for number in range(config.layers):
-        for ours, theirs in _LAYER.items():
-            for part in ("weight", "bias"):
-                transposed = part == "weight" and not ours.startswith("norm")
-                names.append((f"decoder.layers.{number}.{ours}{part}", f"h.{number}.{theirs}{part}", transposed))
+        yield from parameters(_LAYER, f"decoder.layers.{number}.", f"h.{number}.")
     if family.norm:
-        names += [(f"decoder.norm.{part}", f"{family.norm}.{part}", False) for part in ("weight", "bias")]
-    return names
+        yield from parameters({"decoder.norm": family.norm})
+
+
+def _transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Theirs for ours, and ours for theirs."""
+    return {name: each.t() if name.endswith(_TRANSPOSED) else each for name, each in weights.items()}
 
 
 def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:
     """Our configuration for Hugging Face's; UserError for what we have not."""
-    for name, allowed in (
-        ("add_cross_attention", (None, False)),
-        ("scale_attn_weights", (None, True)),
-        ("scale_attn_by_inverse_layer_idx", (None, False)),
-        ("tie_word_embeddings", (None, True)),
-    ):
-        if given.get(name) not in allowed:
-            raise UserError(f"{path}: {name} {given[name]} is not supported")
+    allowed = {
+        "add_cross_attention": (None, False),
+        "scale_attn_weights": (None, True),
+        "scale_attn_by_inverse_layer_idx": (None, False),
+        "tie_word_embeddings": (None, True),
+    }
+    refuse_others(given, path, allowed)
     is_first = given["model_type"] == "openai-gpt"
-    activation = given.get("afn" if is_first else "activation_function", "gelu" if is_first else "gelu_new")
-    if activation not in _ACTIVATIONS:
-        raise UserError(f"{path}: activation {activation} is not supported: {', '.join(_ACTIVATIONS)} are")
+    if is_first:  # whose "gelu" is the formula with tanh
+        activation = our_activation(given, path, "afn", "gelu", _ACTIVATIONS | {"gelu": "gelu_tanh"})
+    else:
+        activation = our_activation(given, path, "activation_function", "gelu_new", _ACTIVATIONS)
     dropouts = [given.get(name, 0.1) for name in ("resid_pdrop", "embd_pdrop")]
     if dropouts[0] != dropouts[1]:
         raise UserError(f"{path}: resid_pdrop {dropouts[0]} and embd_pdrop {dropouts[1]} must be the same")
-    try:
-        return GPTConfig(
-            vocab_size=given["vocab_size"],
-            d_model=given["n_embd"],
-            heads=given["n_head"],
-            d_ff=given.get("n_inner") or 4 * given["n_embd"],
-            layers=given["n_layer"],
-            norm_first=not is_first,
-            activation="gelu_tanh" if is_first and activation == "gelu" else _ACTIVATIONS[activation],  # type: ignore[arg-type]
-            dropout=dropouts[0],
-            attention_dropout=given.get("attn_pdrop", 0.1),
-            layer_norm_eps=given.get("layer_norm_epsilon", 1e-5),
-            max_length=given["n_positions"],
-        )
-    except KeyError as error:
-        raise UserError(f"{path}: has no {error.args[0]}: it is cut off; copy it anew") from None
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: {error}") from None
+    d_ff = given.get("n_inner") or 4 * given.get("n_embd", 0)
+    return configuration(GPTConfig, given, path, _FIELDS, d_ff=d_ff, norm_first=not is_first, activation=activation)

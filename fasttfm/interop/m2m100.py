@@ -7,16 +7,14 @@ translation with that of its own.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.interop.bart_names import from_bart
-from fasttfm.interop.exchange import Arrangement, Model, read_tensors
-from fasttfm.interop.marian import bart_config, decoding, tokenizer
+from fasttfm.interop.bart import bart_config, decoding, from_bart
+from fasttfm.interop.config_json import read_config, refuse_others
+from fasttfm.interop.exchange import Arrangement, Model, first_line, numbered_tokenizer, read_tensors, with_tables
 
 _FIRST_POSITION = 2
 _SENTENCEPIECE = "sentencepiece.bpe.model"
@@ -28,36 +26,20 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     source_language, target_language: as the tokenizer names them (en, de; eng_Latn, deu_Latn). Raises UserError for an
     unknown one, and for a file that is missing, cut off or of another architecture.
     """
-    path = folder / "config.json"
-    given = read_json(path)
-    if given.get("model_type") != "m2m_100":
-        raise UserError(f"{path}: is of type {given.get('model_type')!r}, not m2m_100: give the --format that fits")
-    if not given.get("scale_embedding", True):
-        raise UserError(f"{path}: scale_embedding is False, which is not supported")
+    path, given = folder / "config.json", read_config(folder, "m2m_100")
+    refuse_others(given, path, {"scale_embedding": (None, True)})
     theirs = _load_tokenizer(folder)
     weights = read_tensors(folder)
-    table = next(
-        (weights[name] for name in ("model.shared.weight", "model.encoder.embed_tokens.weight") if name in weights),
-        None,
-    )
-    if table is None:
-        raise UserError(f"{folder}: its weights have no model.shared.weight: they are of another architecture")
+    table = weights.first("model.shared.weight", "model.encoder.embed_tokens.weight")
     pieces = [theirs.convert_ids_to_tokens(row) or f"<{row}>" for row in range(len(table))]
     codes = _codes(theirs, pieces)
     start = given.get("decoder_start_token_id", theirs.eos_token_id)
     arrangement = Arrangement(
         len(table), pad=theirs.pad_token_id, unk=theirs.unk_token_id, start=start, eos=theirs.eos_token_id
     )
-    config = dataclasses.replace(
-        bart_config(given, path, len(arrangement), norm_first=True, final_norm=True, first_position=_FIRST_POSITION),
-        positional_encoding="tensor2tensor",
-    )
-    result = from_bart(weights, config, folder)
-    result["target_embedding.weight"] = arrangement.apply(table)
-    bias = arrangement.bias(None)
-    if bias is not None:
-        result["output.bias"] = bias
-        config = dataclasses.replace(config, output_bias=True)
+    fields = {"positional_encoding": "tensor2tensor", "first_position": _FIRST_POSITION}
+    config = bart_config(given, path, len(arrangement), norm_first=True, final_norm=True, **fields)
+    config, result = with_tables(config, from_bart(weights, config), (arrangement, arrangement), (table, table))
     ours = arrangement.pieces(pieces)
     silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))
     sides = []
@@ -66,7 +48,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
             shown = "none was given" if language is None else f"{language} is unknown"
             raise UserError(f"--{side}-language: {shown}: give one of {', '.join(sorted(codes)[:8])}, ...")
         vocabulary = Vocabulary(pieces=ours, prefix=[codes[language]], silent=silent)
-        sides.append(tokenizer(folder / _SENTENCEPIECE, vocabulary))
+        sides.append(numbered_tokenizer(folder / _SENTENCEPIECE, vocabulary))
     return Model(
         config=config,
         weights=result,
@@ -84,8 +66,9 @@ def _load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of every kind, from several libraries
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{folder}: its tokenizer cannot be loaded ({reason}): copy its files anew") from None
+        raise UserError(
+            f"{folder}: its tokenizer cannot be loaded ({first_line(error)}): copy its files anew"
+        ) from None
 
 
 def _codes(theirs: Any, pieces: list[str]) -> dict[str, str]:

@@ -17,16 +17,23 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Vocabulary
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
-from fasttfm.interop.bart_names import from_bart, to_bart
+from fasttfm.interop.bart import BART, FIELDS, THEIR_ACTIVATIONS, bart_config, decoding, from_bart
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
-from fasttfm.interop.exchange import Arrangement, Model, number, read_tensors
+from fasttfm.interop.config_json import described, read_config, refuse_others
+from fasttfm.interop.exchange import (
+    Arrangement,
+    Model,
+    number,
+    numbered_tokenizer,
+    read_tensors,
+    suppressed,
+    with_tables,
+)
+from fasttfm.interop.names import TheirWeights, theirs
 
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "swish"}
-ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh", "silu": "silu"}
-"""Hugging Face's names of those that we have."""
 _EPSILON = 1e-5
 _LONGEST = 512
 
@@ -54,7 +61,7 @@ def export(model: Model, folder: Path) -> list[str]:
             "length_penalty": penalty,
             "early_stopping": "never",
             "max_length": _LONGEST,
-            "suppress_tokens": [PAD, BOS] if model.decoding.allow_unk else [PAD, UNK, BOS],
+            "suppress_tokens": suppressed(model.decoding),
         },
     )
     _write_tokenizer(model, folder)
@@ -89,7 +96,7 @@ def marian_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> 
         "model.encoder.embed_tokens.weight": source,
         "model.decoder.embed_tokens.weight": target,
         "lm_head.weight": target,
-        **to_bart(weights, config),
+        **theirs(weights, BART.parameters(config, "model.")),
     }
     if config.share_embeddings == "all":
         result["model.shared.weight"] = target
@@ -107,18 +114,12 @@ def _marian_config(config: TransformerConfig) -> dict[str, Any]:
         "is_encoder_decoder": True,
         "vocab_size": config.source_vocab_size or config.vocab_size,
         "decoder_vocab_size": config.vocab_size,
-        "d_model": config.d_model,
-        "encoder_layers": config.encoder_layers,
-        "decoder_layers": config.decoder_layers,
-        "encoder_attention_heads": config.heads,
+        **described(config, FIELDS),
         "decoder_attention_heads": config.heads,
-        "encoder_ffn_dim": config.d_ff,
         "decoder_ffn_dim": config.d_ff,
-        "activation_function": _ACTIVATIONS[config.activation],
-        "dropout": config.dropout,
+        "activation_function": THEIR_ACTIVATIONS[config.activation],
         "attention_dropout": config.attention_dropout,
         "activation_dropout": config.relu_dropout,
-        "max_position_embeddings": config.max_length,
         "scale_embedding": True,
         "static_position_embeddings": True,
         "share_encoder_decoder_embeddings": config.share_embeddings == "all",
@@ -174,13 +175,9 @@ def read(folder: Path, **languages: Any) -> Model:
 
     Raises UserError for a file that is missing, cut off or of another architecture.
     """
-    path = folder / "config.json"
-    given = read_json(path)
-    if given.get("model_type") != "marian":
-        raise UserError(f"{path}: is of type {given.get('model_type')!r}, not marian: give the --format that fits")
-    for name, needed in (("normalize_before", False), ("normalize_embedding", False), ("scale_embedding", True)):
-        if given.get(name, needed) != needed:
-            raise UserError(f"{path}: {name} is {given[name]}, which is not supported: only {needed} is")
+    path, given = folder / "config.json", read_config(folder, "marian")
+    refused = {"normalize_before": (None, False), "normalize_embedding": (None, False), "scale_embedding": (None, True)}
+    refuse_others(given, path, refused)
     weights = read_tensors(folder)
     joint = given.get("share_encoder_decoder_embeddings", True)
     vocabulary = read_json(folder / "vocab.json")
@@ -196,20 +193,15 @@ def read(folder: Path, **languages: Any) -> Model:
     config = bart_config(given, path, len(sides[1][0]), positional_encoding="paper")
     if not joint:
         config = dataclasses.replace(config, share_embeddings="decoder", source_vocab_size=len(sides[0][0]))
-    tables = _embeddings(weights, folder, joint)
+    tables = _embeddings(weights, joint)
     for table, (arrangement, _) in zip(tables, sides):
         if len(table) != max(row for row in arrangement.rows if row is not None) + 1:
             raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
-    result = from_bart(weights, config, folder)
-    result["target_embedding.weight"] = sides[1][0].apply(tables[1])
-    if not joint:
-        result["source_embedding.weight"] = sides[0][0].apply(tables[0])
-    bias = sides[1][0].bias(weights["final_logits_bias"][0] if "final_logits_bias" in weights else None)
-    if bias is not None:
-        result["output.bias"] = bias
-        config = dataclasses.replace(config, output_bias=True)
+    bias = weights["final_logits_bias"][0] if "final_logits_bias" in weights else None
+    arrangements = [arrangement for arrangement, _ in sides]
+    config, result = with_tables(config, from_bart(weights, config), arrangements, tables, bias=bias)
     tokenizers = [
-        tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
+        numbered_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
     ]
     return Model(
@@ -221,33 +213,6 @@ def read(folder: Path, **languages: Any) -> Model:
     )
 
 
-def bart_config(given: Mapping[str, Any], path: Path, vocab_size: int, **fields: Any) -> TransformerConfig:
-    """Our configuration for Hugging Face's config.json of Marian or M2M-100; UserError for what we have not."""
-    for name in ("attention_heads", "ffn_dim"):
-        if given.get(f"encoder_{name}") != given.get(f"decoder_{name}"):
-            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
-    activation = given.get("activation_function", "relu")
-    if activation not in ACTIVATIONS:
-        raise UserError(f"{path}: activation_function {activation} is not supported: {', '.join(ACTIVATIONS)} are")
-    try:
-        return TransformerConfig(
-            vocab_size=vocab_size,
-            d_model=given["d_model"],
-            heads=given["encoder_attention_heads"],
-            d_ff=given["encoder_ffn_dim"],
-            encoder_layers=given["encoder_layers"],
-            decoder_layers=given["decoder_layers"],
-            activation=ACTIVATIONS[activation],  # type: ignore[arg-type]
-            dropout=given.get("dropout", 0.1),
-            max_length=given.get("max_position_embeddings", 1024),
-            **fields,
-        )
-    except KeyError as error:
-        raise UserError(f"{path}: has no {error.args[0]}: it is cut off; copy it anew") from None
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: {error}") from None
-
-
 def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
     """The pieces of a vocab.json by their numbers; UserError where a number is missing or twice there."""
     if sorted(value for value in words.values() if isinstance(value, int)) != list(range(len(words))):
@@ -255,42 +220,11 @@ def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
     return sorted(words, key=lambda piece: words[piece])
 
 
-def tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
-    """A SentencePiece model whose pieces another file numbers; UserError where it is missing or damaged."""
-    try:
-        return Tokenizer(path.read_bytes(), vocabulary)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such SentencePiece model: give the directory as the other tool saved it") from None
-    except ValueError as error:
-        raise UserError(f"{path}: {error}: copy the file anew") from None
-
-
-def decoding(folder: Path, given: Mapping[str, Any]) -> DecodingConfig:
-    """How Hugging Face would search: generation_config.json, or what an older config.json says."""
-    path = folder / "generation_config.json"
-    settings = {**given, **(read_json(path) if path.exists() else {})}
-    beam, alpha = settings.get("num_beams") or 1, settings.get("length_penalty", 1.0)
-    suppressed = settings.get("suppress_tokens") or []
-    try:
-        return DecodingConfig(
-            beam=beam,
-            length_penalty="power",
-            alpha=1.0 if alpha is None else float(alpha),
-            allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,
-        )
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: {error}") from None
-
-
-def _embeddings(weights: Mapping[str, Tensor], folder: Path, joint: bool) -> tuple[Tensor, Tensor]:
+def _embeddings(weights: TheirWeights, joint: bool) -> tuple[Tensor, Tensor]:
     """Source's and target's table."""
     tables = []
     for side in ("encoder", "decoder"):
         names = [f"model.{side}.embed_tokens.weight", *(["model.shared.weight"] if joint else [])]
-        table = next((weights[name] for name in names if name in weights), None)
-        if table is None and side == "decoder" and "lm_head.weight" in weights:
-            table = weights["lm_head.weight"]
-        if table is None:
-            raise UserError(f"{folder}: its weights have no {names[-1]}: they are cut off, or of another architecture")
-        tables.append(table)
+        names += ["lm_head.weight"] if side == "decoder" else []
+        tables.append(weights.first(*names))
     return tables[0], tables[1]

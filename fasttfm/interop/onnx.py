@@ -24,7 +24,7 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.functional.activations import ACTIVATIONS
-from fasttfm.interop.exchange import Model
+from fasttfm.interop.exchange import Model, suppressed
 from fasttfm.reference import positional_encoding
 
 _OPSET = 18
@@ -45,6 +45,7 @@ def export(model: Model, folder: Path) -> list[str]:
     past = torch.zeros(layers, 2, heads, 3, size)
     batch, length, target = (torch.export.Dim(name) for name in ("batch", "source_length", "target_length"))
     kept, over_source = {1: batch, 3: target}, {1: batch, 3: length}
+    options: dict[str, Any] = {"opset_version": _OPSET, "external_data": False, "verbose": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         torch.onnx.export(
@@ -54,9 +55,7 @@ def export(model: Model, folder: Path) -> list[str]:
             input_names=["source", "source_mask"],
             output_names=["memory_keys", "memory_values"],
             dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}),
-            opset_version=_OPSET,
-            external_data=False,
-            verbose=False,
+            **options,
         )
         torch.onnx.export(
             step,
@@ -65,9 +64,7 @@ def export(model: Model, folder: Path) -> list[str]:
             input_names=["tokens", "keys", "values", "memory_keys", "memory_values", "source_mask"],
             output_names=["logits", "new_keys", "new_values"],
             dynamic_shapes=({0: batch}, kept, kept, over_source, over_source, {0: batch, 1: length}),
-            opset_version=_OPSET,
-            external_data=False,
-            verbose=False,
+            **options,
         )
     save_tokenizers(folder, model.source_tokenizer, model.target_tokenizer)
     search = {
@@ -75,7 +72,7 @@ def export(model: Model, folder: Path) -> list[str]:
         "unk": UNK,
         "start": BOS,
         "end": EOS,
-        "never": [PAD, BOS] if model.decoding.allow_unk else [PAD, UNK, BOS],
+        "never": suppressed(model.decoding),
         "source_prefix": model.source_tokenizer.prefix,
         "target_prefix": model.target_tokenizer.prefix,
         "layers": layers,

@@ -92,7 +92,7 @@ def test_what_is_no_gpt_ends_in_one_line(tmp_path):
         ({"scale_attn_by_inverse_layer_idx": True}, "not supported"),
         ({"activation_function": "mish"}, "mish"),
         ({"embd_pdrop": 0.3}, "must be the same"),
-        ({"n_layer": 4}, r"has no h\.3"),
+        ({"n_layer": 4}, r"have no h\.3"),
         ({"n_embd": 20}, "another"),
     ):
         (tmp_path / "M" / "config.json").write_text(json.dumps(described | changes))

@@ -1,0 +1,84 @@
+"""What the files of BART's relatives have in common: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.config.model import TransformerConfig
+from fasttfm.errors import UserError
+from fasttfm.files import read_json
+from fasttfm.interop.config_json import Field, configuration, our_activation
+from fasttfm.interop.names import EncoderDecoderNames, Table, TheirWeights
+
+_ENCODER_LAYER: Table = {
+    "self_attn.in_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.out_proj": "self_attn.out_proj",
+    "norm1": "self_attn_layer_norm",
+    "linear1": "fc1",
+    "linear2": "fc2",
+    "norm2": "final_layer_norm",
+}
+_DECODER_LAYER: Table = {
+    **_ENCODER_LAYER,
+    "multihead_attn.in_proj": ("encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "multihead_attn.out_proj": "encoder_attn.out_proj",
+    "norm2": "encoder_attn_layer_norm",
+    "norm3": "final_layer_norm",
+}
+BART = EncoderDecoderNames(_ENCODER_LAYER, _DECODER_LAYER, "layers.{}")
+FIELDS = (
+    Field("d_model", "d_model"),
+    Field("heads", "encoder_attention_heads"),
+    Field("d_ff", "encoder_ffn_dim"),
+    Field("encoder_layers", "encoder_layers"),
+    Field("decoder_layers", "decoder_layers"),
+    Field("dropout", "dropout", 0.1),
+    Field("max_length", "max_position_embeddings", 1024),
+)
+THEIR_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "swish"}
+_ACTIVATIONS = {theirs: ours for ours, theirs in THEIR_ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh", "silu": "silu"}
+
+
+def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "model.") -> dict[str, Tensor]:
+    """The layers' weights by our names; UserError for one that is missing or of another shape than config says."""
+    result = weights.ours(BART.parameters(config, prefix))
+    for name, tensor in result.items():
+        if name.endswith("in_proj_weight") and tensor.shape != (3 * config.d_model, config.d_model):
+            said = f"width {config.d_model}"
+        elif name.endswith("linear1.weight") and tensor.shape != (config.d_ff, config.d_model):
+            said = f"{config.d_ff} hidden units"
+        else:
+            continue
+        raise UserError(f"{weights.path}: {name} is {tuple(tensor.shape)}, its config.json says {said}")
+    return result
+
+
+def bart_config(given: Mapping[str, Any], path: Path, vocab_size: int, **fields: Any) -> TransformerConfig:
+    """Our configuration for Hugging Face's config.json of Marian or M2M-100; UserError for what we have not."""
+    for name in ("attention_heads", "ffn_dim"):
+        if given.get(f"encoder_{name}") != given.get(f"decoder_{name}"):
+            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
+    activation = our_activation(given, path, "activation_function", "relu", _ACTIVATIONS)
+    return configuration(TransformerConfig, given, path, FIELDS, vocab_size=vocab_size, activation=activation, **fields)
+
+
+def decoding(folder: Path, given: Mapping[str, Any]) -> DecodingConfig:
+    """How Hugging Face would search: generation_config.json, or what an older config.json says."""
+    path = folder / "generation_config.json"
+    settings = {**given, **(read_json(path) if path.exists() else {})}
+    beam, alpha = settings.get("num_beams") or 1, settings.get("length_penalty", 1.0)
+    suppressed = settings.get("suppress_tokens") or []
+    try:
+        return DecodingConfig(
+            beam=beam,
+            length_penalty="power",
+            alpha=1.0 if alpha is None else float(alpha),
+            allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,65 @@
+"""Fields of Hugging Face's config.json and of our configurations: tables that are read in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fasttfm.errors import UserError
+from fasttfm.files import read_json
+
+REQUIRED: Any = object()
+
+
+class Field(NamedTuple):
+    """A field of one of our configurations."""
+
+    ours: str
+    theirs: str
+    default: Any = REQUIRED
+    """What a config.json means that does not say it."""
+
+
+def read_config(folder: Path, *kinds: str) -> dict[str, Any]:
+    """config.json of a folder, of one of these types of model; UserError where it is missing or of another."""
+    path = folder / "config.json"
+    given = read_json(path)
+    if given.get("model_type") not in kinds:
+        raise UserError(
+            f"{path}: is of a model of type {given.get('model_type')!r}, and {' or '.join(kinds)} is needed: give the "
+            "folder or the --format that fits"
+        )
+    return given
+
+
+def refuse_others(given: Mapping[str, Any], path: Path, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise UserError for a field that has another value than those allowed; None: it is not given."""
+    for name, values in allowed.items():
+        if given.get(name) not in values:
+            raise UserError(f"{path}: {name} {given[name]} is not supported")
+
+
+def our_activation(given: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str]) -> Any:
+    """Our name of the activation that field `name` has; known: theirs -> ours. UserError for another one."""
+    activation = given.get(name, default)
+    if activation not in known:
+        raise UserError(f"{path}: {name} {activation} is not supported: {', '.join(known)} are")
+    return known[activation]
+
+
+def configuration(cls: type, given: Mapping[str, Any], path: Path, fields: Iterable[Field], **values: Any) -> Any:
+    """Our configuration, of class cls; values: of other fields than these. UserError for what cls refuses."""
+    for ours, theirs, default in fields:
+        if default is REQUIRED and theirs not in given:
+            raise UserError(f"{path}: has no {theirs}: it is cut off; copy it anew")
+        values[ours] = given.get(theirs, default)
+    try:
+        return cls(**values)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def described(config: Any, fields: Iterable[Field]) -> dict[str, Any]:
+    """Their fields of a configuration of ours."""
+    return {theirs: getattr(config, ours) for ours, theirs, _ in fields}

@@ -1,0 +1,89 @@
+"""What parameters are called here and in another system's files: tables that are read in both directions.
+
+A table has modules of ours and theirs, each with a weight and a bias. Where ours is the joint projection of attention,
+in_proj, theirs may be several modules, whose parameters are the parts of ours one below the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.config.model import TransformerConfig
+from fasttfm.errors import UserError
+
+Table = Mapping[str, str | tuple[str, ...]]
+
+
+class Parameter(NamedTuple):
+    """A parameter of ours."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    """The parts that it is made of, along its first dimension; the last one has the rows that are left."""
+
+
+class TheirWeights(dict[str, Tensor]):
+    """Weights by another system's names; UserError for one that is asked for and missing."""
+
+    def __init__(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        """path: what they were read from, for errors."""
+        super().__init__(weights)
+        self.path = path
+
+    def __missing__(self, name: str) -> Tensor:
+        raise UserError(f"{self.path}: its weights have no {name}: they are cut off, or of another architecture")
+
+    def first(self, *names: str) -> Tensor:
+        """The first of these that is there."""
+        return self[next((name for name in names if name in self), names[0])]
+
+    def ours(self, parameters: Iterable[Parameter]) -> dict[str, Tensor]:
+        """These parameters by our names."""
+        return {ours: torch.cat([self[name] for name in theirs]) for ours, theirs in parameters}
+
+
+def theirs(weights: Mapping[str, Tensor], parameters: Iterable[Parameter]) -> dict[str, Tensor]:
+    """These parameters of ours by another system's names."""
+    result: dict[str, Tensor] = {}
+    for ours, names in parameters:
+        third = len(weights[ours]) // 3  # queries, keys and values are joined, or all but the queries
+        parts = weights[ours].tensor_split([third * number for number in range(1, len(names))])
+        result |= dict(zip(names, parts))
+    return result
+
+
+def parameters(
+    table: Table, ours: str = "", theirs: str = "", kinds: tuple[str, ...] = ("weight", "bias")
+) -> Iterator[Parameter]:
+    """The parameters of a table's modules; ours, theirs: what comes before their names."""
+    for module, names in table.items():
+        separator = "_" if module.endswith("in_proj") else "."
+        for kind in kinds:
+            parts = (names,) if isinstance(names, str) else names
+            yield Parameter(f"{ours}{module}{separator}{kind}", tuple(f"{theirs}{part}.{kind}" for part in parts))
+
+
+class EncoderDecoderNames(NamedTuple):
+    """What another system calls the parts of an encoder-decoder Transformer's layers."""
+
+    encoder: Table
+    decoder: Table
+    layer: str
+    """A layer of a side, with its number to be put in."""
+
+    def parameters(self, config: TransformerConfig, prefix: str = "") -> Iterator[Parameter]:
+        """Of all layers and final norms, without embeddings and output; prefix: before all of their names."""
+        for side, layers, table in (
+            ("encoder", config.encoder_layers, self.encoder),
+            ("decoder", config.decoder_layers, self.decoder),
+        ):
+            for number in range(layers):
+                layer = f"{prefix}{side}.{self.layer.format(number)}."
+                yield from parameters(table, f"{side}.layers.{number}.", layer)
+            if config.final_norm:
+                yield from parameters({"norm": "layer_norm"}, f"{side}.", f"{prefix}{side}.")
