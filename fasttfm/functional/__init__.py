@@ -1,8 +1,7 @@
 """Public functions: each chooses between a Triton kernel and plain PyTorch, and both compute what reference.py says."""
 
 from fasttfm.functional.attention.dense import attention
-from fasttfm.functional.attention.joint import joint_attention
-from fasttfm.functional.attention.joint_packed import joint_varlen_attention
+from fasttfm.functional.attention.joint import joint_attention, joint_varlen_attention
 from fasttfm.functional.attention.packed import varlen_attention
 from fasttfm.functional.attention.sdpa import scaled_dot_product_attention
 from fasttfm.functional.attention.weights import attention_weights

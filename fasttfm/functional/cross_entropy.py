@@ -105,8 +105,8 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
     return call.logits, call.target, outputs[2], call.loss, call.route
 
 
-def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
-    return None if grad is None else {"logits": _cross_entropy_backward(grad, saved)}
+def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
+    return {"logits": _cross_entropy_backward(grad, saved)}
 
 
 def _compute_backward(call: _Backward) -> Tensor:
@@ -177,9 +177,7 @@ def _save_gradient(call: _Consumed, outputs: tuple[Tensor, Tensor]) -> _Gradient
     return _Gradient(call.logits, [], call.route)
 
 
-def _return_gradient(saved: _Gradient, wanted: _Consumed, grad: Tensor | None, _: None) -> Gradients:
-    if grad is None:
-        return None
+def _return_gradient(saved: _Gradient, wanted: _Consumed, grad: Tensor, _: None) -> Gradients:
     if saved.returned:
         raise RuntimeError(
             "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "

@@ -154,9 +154,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Kept:
     return _Kept(saved, rows, None if positions is None else positions.dtype)
 
 
-def _differentiate(kept: _Kept, wanted: _Call, grad: Tensor | None, _: None) -> Gradients:
-    if grad is None:
-        return None
+def _differentiate(kept: _Kept, wanted: _Call, grad: Tensor, _: None) -> Gradients:
     rows = _Shapes(kept.rows.vocabulary if wanted.weight else 0, kept.rows.positions if wanted.positions else 0)
     d_weight, d_positions = _embed_backward(grad, kept.saved, rows)
     return {

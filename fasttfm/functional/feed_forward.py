@@ -65,14 +65,6 @@ def feed_forward(
     return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, dropout, chosen())[0]
 
 
-def bias1_programs(rows: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Into how many parts the kernels sum the gradient of bias1 for x (rows, N), weight1 (hidden, N), weight2 (out, .),
-    products in dtype."""
-    from fasttfm.kernels import product as kernel
-
-    return kernel.sum_programs(rows, hidden, out, dtype, device, "fused" if chosen() == "triton" else None)
-
-
 def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
     if weight1.dim() != 2 or weight2.dim() != 2 or x.dim() == 0:
         raise ValueError(
@@ -177,9 +169,7 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
     )
 
 
-def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor | None, *_: None) -> Gradients:
-    if dout is None:
-        return None
+def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor, *_: None) -> Gradients:
     return by_name(saved, _feed_forward_backward(dout, saved))
 
 

@@ -128,9 +128,7 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
     )
 
 
-def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor | None, *_: None) -> Gradients:
-    if dout is None:
-        return None
+def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor, *_: None) -> Gradients:
     return by_name(saved, _backward(dout, saved))
 
 

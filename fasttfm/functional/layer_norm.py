@@ -74,19 +74,9 @@ def residual_layer_norm(
     return y, s
 
 
-def parameter_programs(rows: int, width: int, device: torch.device) -> int | None:
-    """Into how many parts the kernels sum the gradients of a norm over (rows, width), which then takes parameters as
-    read_parameters() repeats them; None where they come summed."""
-    if width > MAX_COLUMNS:
-        return None
-    from fasttfm.kernels import layer_norm as kernel
-
-    return kernel.sum_programs(rows, width, device)
-
-
-def adds_x_bias(x: Tensor) -> bool:
-    """Whether residual_layer_norm() adds x_bias to x in passing, so that the product before it leaves it out."""
-    return _route(chosen(), x) == "triton"
+def norm_route(choice: str, *tensors: Tensor) -> str:
+    """The route of a norm of these tensors (..., N); choice as kernel_route() takes it."""
+    return kernel_route(choice, *tensors) if tensors[0].shape[-1] <= MAX_COLUMNS else "torch"
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor | None = None) -> None:
@@ -135,10 +125,6 @@ class _NormBackward(NamedTuple):
     ds: Tensor | None
     """The gradient of x from its other use, to be added."""
     saved: _NormSaved
-
-
-def _route(choice: str, *tensors: Tensor) -> str:
-    return kernel_route(choice, *tensors) if tensors[0].shape[-1] <= MAX_COLUMNS else "torch"
 
 
 def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,7 +249,7 @@ _layer_norm = Operator(
     "(Tensor, Tensor, Tensor)",
     _compute,
     _fake,
-    decide=lambda call: _route(call.route, call.x),
+    decide=lambda call: norm_route(call.route, call.x),
     save=_save,
     backward=_differentiate,
     again=lambda call, outputs: call.x if call.branch else None,
@@ -434,7 +420,7 @@ _residual_layer_norm = Operator(
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _residual_compute,
     _residual_fake,
-    decide=lambda call: _route(call.route, call.x, call.residual),
+    decide=lambda call: norm_route(call.route, call.x, call.residual),
     save=_residual_save,
     backward=_residual_differentiate,
     differentiable=2,

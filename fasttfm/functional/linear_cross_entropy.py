@@ -175,9 +175,7 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> tuple:
     return d_hidden, d_weight, call.edge
 
 
-def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
-    if grad is None:
-        return None
+def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
     hidden, weight = scale_gradients(saved.d_hidden, saved.d_weight, grad, saved.edge)
     return {"hidden": hidden if wanted.hidden else None, "weight": weight if wanted.weight else None}
 

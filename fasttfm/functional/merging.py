@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import joint
-from fasttfm.functional.feed_forward import bias1_programs
-from fasttfm.functional.layer_norm import adds_x_bias, parameter_programs
+from fasttfm.functional.attention import routes
+from fasttfm.functional.backends import chosen
+from fasttfm.functional.layer_norm import norm_route
+from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 _on = True
 
@@ -36,12 +37,17 @@ def merged_launches(on: bool) -> Iterator[None]:
 
 def norm_adds_bias(x: Tensor) -> bool:
     """Whether residual_layer_norm() adds x_bias to x in passing, so that the product before it leaves its bias out."""
-    return _on and adds_x_bias(x)
+    return _on and norm_route(chosen(), x) == "triton"
 
 
 def norm_parts(rows: int, width: int, device: torch.device) -> int | None:
-    """Parts of the gradients of a norm's parameters over (rows, width); None where they come summed."""
-    return parameter_programs(rows, width, device) if _on else None
+    """Parts of the gradients of a norm's parameters over (rows, width), which it then takes as read_parameters()
+    repeats them; None where they come summed."""
+    if not _on or width > MAX_COLUMNS:
+        return None
+    from fasttfm.kernels import layer_norm as kernel
+
+    return kernel.sum_programs(rows, width, device)
 
 
 def attention_bias_parts(batch: int, keys: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int | None:
@@ -49,9 +55,16 @@ def attention_bias_parts(batch: int, keys: int, head_size: int, dtype: torch.dty
 
     batch: rows, or packed sequences; keys: of the longest; dtype: of the projections.
     """
-    return joint.bias_programs(batch, keys, head_size, dtype, device) if _on else None
+    if not _on:
+        return None
+    like = torch.empty(0, head_size, dtype=dtype, device=device)
+    return batch if routes.decide(chosen(), like, like, keys) == "short" else None
 
 
 def feed_forward_bias_parts(rows: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device) -> int | None:
     """Parts of the gradient of bias1 for x (rows, N), weight1 (hidden, N), weight2 (out, hidden), products in dtype."""
-    return bias1_programs(rows, hidden, out, dtype, device) if _on else None
+    if not _on:
+        return None
+    from fasttfm.kernels import product as kernel
+
+    return kernel.sum_programs(rows, hidden, out, dtype, device, "fused" if chosen() == "triton" else None)

@@ -88,8 +88,8 @@ def _written(_kind, _compute, _differentiate):
 
 Fields = ParamSpec("Fields")
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
-Gradients = dict[str, Tensor | None] | None
-"""By the names of the tensors; those that are left out, and all with None, have none."""
+Gradients = dict[str, Tensor | None]
+"""By the names of the tensors; those that are left out have none."""
 
 
 class Operator(Generic[Fields]):
@@ -102,7 +102,7 @@ class Operator(Generic[Fields]):
     save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
         and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made. backward
         gets the NamedTuple, with the tensors of a call that want a gradient as wanted.<name>, and the gradients of the
-        outputs. Without them a derivative ends in a clear message: a second one, that is.
+        outputs, one at least. Without them a derivative ends in a clear message: a second one, that is.
     differentiable: how many outputs have a gradient, the first ones.
     autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
     again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
@@ -136,9 +136,7 @@ class Operator(Generic[Fields]):
             with _below_autograd():
                 if not _transforms():
                     return dispatched.redispatch(keys & _after_autograd, *args)
-                with (
-                    torch.enable_grad()
-                ):  # torch.autograd.Function turns it off, also for the outer levels of torch.func
+                with torch.enable_grad():  # a Function turns it off, also for the outer levels of torch.func
                     return dispatched.redispatch(keys & _after_autograd, *args)
 
         def settled(args: tuple) -> Any:
@@ -237,14 +235,8 @@ class _Rule(NamedTuple):
     def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
         """Its forward takes the call, and the tensors in it, which are what autograd sees."""
         if self.backward is None:
-
-            def undifferentiated(ctx: Any, call: Any, *tensors: Any) -> Any:
-                ctx.set_materialize_grads(False)
-                return compute(call)
-
-            return _apply_of(self.name, {"forward": undifferentiated, "backward": self._refuse_gradients})
+            return self._undifferentiated(lambda call, *tensors: compute(call))
         wanted = _wanted(self.layout)
-
         save, differentiable = self.save, self.differentiable
         layout: Any = None if self.saved is None else layout_of(self.saved)
 
@@ -264,20 +256,14 @@ class _Rule(NamedTuple):
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
             saved = layout.merge(ctx.saved_tensors, ctx.others)
-            results = self.backward(saved, wanted(ctx.needs_input_grad[1:]), *gradients)  # type: ignore[misc]
-            return None, *self._by_name(results)
+            return None, *self._differentiate(saved, wanted(ctx.needs_input_grad[1:]), gradients)
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
 
     def dispatched(self, run: Callable[..., Any]) -> Any:
         """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
         if self.backward is None:
-
-            def undifferentiated(ctx: Any, keys: Any, *args: Any) -> Any:
-                ctx.set_materialize_grads(False)
-                return run(keys, *args)
-
-            return _apply_of(self.name, {"forward": undifferentiated, "backward": self._refuse_gradients})
+            return self._undifferentiated(run)
         layout, wanted = self.layout, _wanted(self.layout)
 
         def forward(ctx: Any, keys: Any, *args: Any) -> Any:
@@ -290,18 +276,26 @@ class _Rule(NamedTuple):
             wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.positions])
             gradients = tuple(map(_unwrapped, gradients))
             saved = ctx.layout.merge(tuple(map(_unwrapped, ctx.saved_tensors)), ctx.others)
-            results = self.backward(saved, wants, *gradients)  # type: ignore[misc]
             result: list[Tensor | None] = [None] * ctx.count
-            for i, gradient in zip(layout.positions, self._by_name(results)):
+            for i, gradient in zip(layout.positions, self._differentiate(saved, wants, gradients)):
                 result[i] = gradient
             return None, *result
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
 
-    def _refuse_gradients(self, ctx: Any, *gradients: Tensor | None) -> tuple:
-        if any(gradient is not None for gradient in gradients):
-            self.refuse()
-        return (None,) * len(ctx.needs_input_grad)
+    def _undifferentiated(self, compute: Callable[..., Any]) -> Any:
+        """Without a derivative: what refuses the gradients of its outputs."""
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            return compute(*args)
+
+        def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+            if any(gradient is not None for gradient in gradients):
+                self.refuse()
+            return (None,) * len(ctx.needs_input_grad)
+
+        return _apply_of(self.name, {"forward": forward, "backward": backward})
 
     def _keep(self, ctx: Any, call: Any, outputs: Any) -> None:
         if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
@@ -312,12 +306,14 @@ class _Rule(NamedTuple):
         tensors, ctx.others = layout.parted(saved)
         ctx.save_for_backward(*tensors)
 
-    def _by_name(self, gradients: Gradients) -> list[Tensor | None]:
-        if gradients is None:
+    def _differentiate(self, saved: Any, wanted: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """The gradients of the tensors, from those of the outputs, in their order."""
+        if gradients[0] is None and all(gradient is None for gradient in gradients):
             return [None] * len(self.layout.names)
-        results = [gradients.pop(name, None) for name in self.layout.names]
-        if gradients:
-            raise TypeError(f"{NAMESPACE}::{self.name} has no tensor named {', '.join(gradients)}")
+        by_name = self.backward(saved, wanted, *gradients)  # type: ignore[misc]
+        results = [by_name.pop(name, None) for name in self.layout.names]
+        if by_name:
+            raise TypeError(f"{NAMESPACE}::{self.name} has no tensor named {', '.join(by_name)}")
         return results
 
 

@@ -70,8 +70,8 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> tuple:
     return outputs[1], call.dropout, call.x.dtype, call.route
 
 
-def _differentiate(saved: _Saved, wanted: _Call, ds: Tensor | None, _: None) -> Gradients:
-    return None if ds is None else {"x": _residual_add_backward(ds, saved), "residual": ds}
+def _differentiate(saved: _Saved, wanted: _Call, ds: Tensor, _: None) -> Gradients:
+    return {"x": _residual_add_backward(ds, saved), "residual": ds}
 
 
 def _compute_backward(call: _Backward) -> Tensor:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.backends import chosen
 from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask, wide
+from fasttfm.functional.layer_norm import norm_route
 from fasttfm.functional.operator import Gradients, Operator
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
-from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
@@ -95,8 +95,7 @@ class _Backward(NamedTuple):
 
 
 def _decide(call: _Call) -> str:
-    tensors = [t for t in (call.x, call.residual) if t is not None]
-    return kernel_route(call.route, *tensors) if call.x.shape[-1] <= MAX_COLUMNS else "torch"
+    return norm_route(call.route, call.x, call.x if call.residual is None else call.residual)
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -123,9 +123,7 @@ def _compute(call: _Call) -> Tensor:
     return heads_last(reference.rotary(x, cos, -sin if inverse else sin, positions, interleaved=interleaved))
 
 
-def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None) -> Gradients:
-    if grad is None:
-        return None
+def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor) -> Gradients:
     return {"x": _rotary(grad, *saved._replace(inverse=not saved.inverse))}
 
 

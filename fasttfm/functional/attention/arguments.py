@@ -26,24 +26,23 @@ class Options(NamedTuple):
     @classmethod
     def of(
         cls,
-        heads: torch.Size,
-        device: torch.device,
-        scale: float | None,
-        dropout: tuple[float, Tensor | None, int],
-        *,
+        heads: Tensor,
+        key_lengths: Tensor | None,
+        mask: Tensor | None,
         causal: bool,
-        causal_offset: int = 0,
-        key_lengths: Tensor | None = None,
-        mask: Tensor | None = None,
+        causal_offset: int,
+        dropout_p: float,
+        scale: float | None,
+        seed: Tensor | None,
+        site: int,
     ) -> Options:
-        """With the scale and the seed that a call without them takes. heads (..., D) on device;
-        dropout: dropout_p, seed, site."""
-        dropout_p, seed, site = dropout_for(device, *dropout)
-        scale = heads[-1] ** -0.5 if scale is None else scale
+        """With the scale and the seed that a call without them takes on heads (..., D)."""
+        dropout_p, seed, site = dropout_for(heads.device, dropout_p, seed, site)
+        scale = heads.shape[-1] ** -0.5 if scale is None else scale
         return cls(key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
 
     def arguments(self) -> dict[str, Any]:
-        """For kernels."""
+        """For kernels, at half the price of _asdict()."""
         return {
             "key_lengths": self.key_lengths,
             "mask": self.mask,
@@ -82,8 +81,3 @@ def autocast_operands(call: Any, dtype: torch.dtype) -> Any:
     """Query, key and value as matrix products take them; an additive mask keeps its precision."""
     query, key, value = (lower_precision(x, dtype) for x in (call.query, call.key, call.value))
     return call._replace(query=query, key=key, value=value)
-
-
-def autocast_projections(call: Any, dtype: torch.dtype) -> Any:
-    """Likewise projections."""
-    return call._replace(joint=lower_precision(call.joint, dtype), query=lower_precision(call.query, dtype))

@@ -13,12 +13,6 @@ Biases = tuple[Tensor | None, Tensor | None]
 """Of the joint projection and of the query's."""
 
 
-def check_biases(biases: tuple[Tensor, Tensor | None] | None, query: Tensor | None) -> None:
-    """Raises ValueError for biases that do not belong to the projections."""
-    if biases is not None and (biases[1] is None) != (query is None):
-        raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
-
-
 class BiasSums(NamedTuple):
     """Memory for what each batch row adds to the gradients of the biases."""
 

@@ -45,16 +45,7 @@ def attention(
     """
     check(query, key, key_lengths, mask)
     check_value(query, key, value)
-    options = Options.of(
-        query.shape,
-        query.device,
-        scale,
-        (dropout_p, seed, site),
-        causal=causal,
-        causal_offset=causal_offset,
-        key_lengths=key_lengths,
-        mask=mask,
-    )
+    options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
     if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
         return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
     return _attention(query, key, value, options, chosen())[0]
@@ -157,9 +148,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
     return call.query, call.key, call.value, *outputs, call.options, call.route
 
 
-def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, *_: None) -> Gradients:
-    if grad is None:
-        return None
+def _differentiate(saved: _Saved, wanted: Options, grad: Tensor, *_: None) -> Gradients:
     d_query, d_key, d_value, d_mask = _attention_backward(grad, saved, wanted.mask is True)
     return {"query": d_query, "key": d_key, "value": d_value, "mask": d_mask if wanted.mask else None}
 

@@ -1,23 +1,24 @@
 """Attention on queries, keys and values as one product wrote them, with a gradient that one product reads.
 
 A model projects all three at once, to (B, L, 3, H, D). attention() takes them as three views, and autograd then copies
-three gradients together. Here the gradient of the joint tensor is allocated once and the kernels write into it.
+three gradients together. Here the gradient of the joint tensor is allocated once and the kernels write into it; over
+packed sequences likewise, for a model that computes no padding anywhere.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options, absent, autocast_projections
-from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients, check_biases
+from fasttfm.functional.attention import packed, routes
+from fasttfm.functional.attention.arguments import Options, Sequences, absent
+from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
 from fasttfm.functional.backends import chosen
-from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.operator import Gradients, Operator, lower_precision
 
 
 def joint_attention(
@@ -44,30 +45,59 @@ def joint_attention(
     Returns (B, L, H * D). Raises ValueError for shapes or dtypes that do not agree, and for biases with a mask, whose
     sums no kernel has the registers for.
     """
-    parts = 3 if query is None else 2
-    if joint.dim() != 5 or joint.shape[2] != parts or (query is not None and query.dim() != 4):
-        given = "" if query is None else f" with query {tuple(query.shape)}"
-        raise ValueError(
-            f"joint {tuple(joint.shape)}{given} must be (B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)"
-        )
+    _check(joint, query, biases, 5, "(B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)")
     check(*_heads(joint, query)[:2], key_lengths, mask)
     if mask is not None and (mask.requires_grad or biases is not None):
         raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
-    check_biases(biases, query)
-    options = Options.of(
-        joint.shape, joint.device, scale, (dropout_p, seed, site), causal=causal, key_lengths=key_lengths, mask=mask
-    )
+    options = Options.of(joint, key_lengths, mask, causal, 0, dropout_p, scale, seed, site)
     joint_bias, query_bias = biases or (None, None)
     return _attention(joint, query, joint_bias, query_bias, options, chosen())[0]
 
 
-def bias_programs(batch: int, keys: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int | None:
-    """Into how many parts joint_attention()'s kernels sum the gradients of its biases; None where none sums them.
+def joint_varlen_attention(
+    joint: Tensor,
+    query: Tensor | None,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    max_query: int,
+    max_key: int,
+    *,
+    biases: tuple[Tensor, Tensor | None] | None = None,
+    covered: bool = False,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """varlen_attention() on projections as they lie in memory; the heads of its output are joined.
 
-    keys: of the longest row; head_size: D; dtype: of the projections.
+    joint (T, 3, H, D): queries, keys and values; or (Tk, 2, Hk, D), keys and values, with query (Tq, H, D).
+    biases as joint_attention() takes them, in parts (B, .) for B sequences. query_starts to site as
+    varlen_attention() takes them; covered: the sequences reach to the last row, there is no filler to be zeroed.
+    Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
     """
-    like = torch.empty(0, head_size, dtype=dtype, device=device)
-    return batch if routes.decide(chosen(), like, like, keys) == "short" else None
+    _check(joint, query, biases, 4, "(T, 3, H, D), or (Tk, 2, H, D) with (Tq, H, D)")
+    packed.check(*_packed_heads(joint, query), query_starts, key_starts)
+    sequences = Sequences(query_starts, key_starts, max_query, max_key)
+    options = Options.of(joint, None, None, causal, causal_offset, dropout_p, scale, seed, site)
+    joint_bias, query_bias = biases or (None, None)
+    return _packed_attention(joint, query, joint_bias, query_bias, sequences, options, covered, chosen())[0]
+
+
+def _check(
+    joint: Tensor, query: Tensor | None, biases: tuple[Tensor, Tensor | None] | None, dimensions: int, wanted: str
+) -> None:
+    parts = 3 if query is None else 2
+    if joint.dim() != dimensions or joint.shape[-3] != parts or (query is not None and query.dim() != dimensions - 1):
+        given = "" if query is None else f" with query {tuple(query.shape)}"
+        raise ValueError(f"joint {tuple(joint.shape)}{given} must be {wanted}")
+    if biases is not None and (biases[1] is None) != (query is None):
+        raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
+
+
+# -------------------------------------------------------------------------------------------------- padded sequences
 
 
 class _Call(NamedTuple):
@@ -138,15 +168,16 @@ def _fake(call: _Call) -> tuple[Tensor, ...]:
     return _empty_output(q, call.route), *routes.fake(call.route, q, k, v, call.options)[1:]
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    return *call[:4], *outputs, call.options, call.route
+def _save(call: _Call | _PackedCall, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
+    return *call[:4], *outputs, *call[4:]
 
 
-def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
-    if grad is None:
-        return None
-    gradients = dict(zip(_Call._fields, _attention_backward(grad, saved)))
-    return {name: d for name, d in gradients.items() if getattr(saved, name) is not None}
+def _by_name(saved: _Saved | _PackedSaved, gradients: tuple[Tensor, ...]) -> Gradients:
+    return {name: d for name, x, d in zip(saved._fields, saved, gradients) if x is not None}
+
+
+def _autocast(call: Any, dtype: torch.dtype) -> Any:
+    return call._replace(joint=lower_precision(call.joint, dtype), query=lower_precision(call.query, dtype))
 
 
 def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -178,7 +209,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return d_joint, absent(joint) if d_query is None else d_query, *d_biases
 
 
-def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
+def _fake_backward(call: _Backward | _PackedBackward) -> tuple[Tensor, ...]:
     joint, query, *biases = call.saved[:4]
     return (
         torch.empty_like(joint),
@@ -199,6 +230,101 @@ _attention = Operator(
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.joint.shape[1]),
     save=_save,
     saved=_Saved,
-    backward=_differentiate,
-    autocast=autocast_projections,
+    backward=lambda saved, _, grad, *_others: _by_name(saved, _attention_backward(grad, saved)),
+    autocast=_autocast,
+)
+
+# -------------------------------------------------------------------------------------------------- packed sequences
+
+
+class _PackedCall(NamedTuple):
+    joint: Tensor
+    query: Tensor | None
+    joint_bias: Tensor | None
+    query_bias: Tensor | None
+    sequences: Sequences
+    options: Options
+    covered: bool
+    route: str
+
+
+class _PackedSaved(NamedTuple):
+    joint: Tensor
+    query: Tensor | None
+    joint_bias: Tensor | None
+    query_bias: Tensor | None
+    output: Tensor
+    saved: Tensor
+    """What packed.Saved has of this name."""
+    kept: Tensor
+    sequences: Sequences
+    options: Options
+    covered: bool
+    route: str
+
+
+class _PackedBackward(NamedTuple):
+    grad: Tensor
+    saved: _PackedSaved
+
+
+def _packed_heads(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (T, H, D), as views."""
+    parts = joint.unbind(1)
+    return parts if query is None else (query, *parts)  # type: ignore[return-value]
+
+
+def _packed_compute(call: _PackedCall) -> tuple[Tensor, Tensor, Tensor]:
+    heads = _packed_heads(call.joint, call.query)
+    output, saved, kept = packed.forward(call.route, *heads, call.sequences, call.options, call.covered)
+    return output.flatten(1), saved, kept
+
+
+def _packed_fake(call: _PackedCall) -> tuple[Tensor, ...]:
+    output, saved, kept = packed.fake(call.route, *_packed_heads(call.joint, call.query), call.sequences, call.options)
+    return output.flatten(1), saved, kept
+
+
+def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As _compute_backward(), one part of a sum for each sequence."""
+    joint, query, joint_bias, query_bias, output, saved, kept, sequences, options, covered, route = call.saved
+    q, k, v = _packed_heads(joint, query)
+    reached = covered and q.numel() and k.numel()
+    empty_like = torch.empty_like if reached else torch.zeros_like  # zero where no sequence reaches
+    d_joint = empty_like(joint)
+    d_query = None if query is None else empty_like(query)
+    out = _packed_heads(d_joint, d_query)
+    grad, output = (x.view(q.shape[0], q.shape[1], -1) for x in (call.grad, output))
+    state = packed.Saved(q, k, v, output, saved, kept, sequences, options, route)
+    sums = None
+    if routes.saves_weights(route):
+        for memory, d in zip(out, packed.backward(grad, state)):
+            memory.copy_(d)
+    else:
+        if route == "short" and joint_bias is not None and q.numel() and k.numel():
+            sums = BiasSums.of(joint, query, sequences.batch)
+        packed.kernel_backward(grad, state, out, None if sums is None else sums.of_heads())
+    row = (d_joint[None], None if d_query is None else d_query[None])
+    d_biases = bias_gradients((joint_bias, query_bias), row, sums, sequences.batch)
+    return d_joint, absent(joint) if d_query is None else d_query, *d_biases
+
+
+_packed_attention_backward = Operator(
+    "joint_attention_packed_backward",
+    _PackedBackward,
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _packed_compute_backward,
+    _fake_backward,
+)
+_packed_attention = Operator(
+    "joint_attention_packed",
+    _PackedCall,
+    "(Tensor, Tensor, Tensor)",
+    _packed_compute,
+    _packed_fake,
+    decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.sequences.max_key),
+    save=_save,
+    saved=_PackedSaved,
+    backward=lambda saved, _, grad, *_others: _by_name(saved, _packed_attention_backward(grad, saved)),
+    autocast=_autocast,
 )

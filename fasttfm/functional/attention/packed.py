@@ -43,9 +43,7 @@ def varlen_attention(
     """
     check(query, key, value, query_starts, key_starts)
     sequences = Sequences(query_starts, key_starts, max_query, max_key)
-    options = Options.of(
-        query.shape, query.device, scale, (dropout_p, seed, site), causal=causal, causal_offset=causal_offset
-    )
+    options = Options.of(query, None, None, causal, causal_offset, dropout_p, scale, seed, site)
     return _attention(query, key, value, sequences, options, chosen())[0]
 
 
@@ -255,9 +253,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
     return call.query, call.key, call.value, *outputs, call.sequences, call.options, call.route
 
 
-def _differentiate(saved: Saved, wanted: _Call, grad: Tensor | None, *_: None) -> Gradients:
-    if grad is None:
-        return None
+def _differentiate(saved: Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
     return dict(zip(("query", "key", "value"), _attention_backward(grad, saved)))
 
 

@@ -34,16 +34,7 @@ def attention_weights(
     where no heads of keys are shared.
     """
     check(query, key, key_lengths, mask)
-    options = Options.of(
-        query.shape,
-        query.device,
-        scale,
-        (dropout_p, seed, site),
-        causal=causal,
-        causal_offset=causal_offset,
-        key_lengths=key_lengths,
-        mask=mask,
-    )
+    options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
     dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
     power, left = torch_route.split_scale(options.scale, dtype)
     query = query if power == 1.0 else query * power
@@ -92,9 +83,7 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> tuple:
     return *outputs, call.options, call.route
 
 
-def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, _: None) -> Gradients:
-    if grad is None:
-        return None
+def _differentiate(saved: _Saved, wanted: Options, grad: Tensor, _: None) -> Gradients:
     d_scores, d_mask = _softmax_backward(grad, saved, wanted.mask is True)
     return {"scores": d_scores, "mask": d_mask if wanted.mask else None}
 
