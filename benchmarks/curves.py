@@ -31,8 +31,8 @@ from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import ParallelTokens, PreparedData
 from fasttfm.models import Transformer
+from fasttfm.training.translation import Validator
 from fasttfm.training.updates import AUTOCAST, Updates
-from fasttfm.training.validate import Validator
 
 CORPUS = "wmt-news"
 MAX_TOKENS = 1024

@@ -23,7 +23,7 @@ from fasttfm.data.documents import PreparedDocuments
 from fasttfm.models.encoders import read_encoder
 from fasttfm.training.distillation import STUDENT
 from fasttfm.training.log import read_log
-from fasttfm.training.masked_validation import MaskedValidator
+from fasttfm.training.masked_modelling import MaskedValidator
 
 TEACHER = ("mlm", "train", "--preset", "bert-tiny", "--objective", "mlm")
 HALF, NARROW = ("--layers", 2), ("--layers", 2, "--d-model", 64, "--d-ff", 256)

@@ -38,8 +38,7 @@ from fasttfm.errors import UserError
 from fasttfm.models.bert import Bert
 from fasttfm.models.electra import Electra
 from fasttfm.models.kinds import model_class
-from fasttfm.training.masked_modelling import masked_batches
-from fasttfm.training.masked_validation import MaskedValidator
+from fasttfm.training.masked_modelling import MaskedValidator, masked_batches
 from fasttfm.training.updates import AUTOCAST, Updates
 
 CPU = torch.device("cpu")

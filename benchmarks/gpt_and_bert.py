@@ -36,8 +36,8 @@ from fasttfm.data.pairs import read_pairs
 from fasttfm.errors import UserError
 from fasttfm.models.encoders import read_encoder
 from fasttfm.models.gpt import GPT
-from fasttfm.training.evaluation import evaluate
 from fasttfm.training.masked_modelling import masked_batches
+from fasttfm.training.pretraining import evaluate
 from fasttfm.training.task_prediction import FineTuned
 
 MODELS = {

@@ -43,16 +43,13 @@ def bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
     from fasttfm.data.documents import PreparedDocuments, RowBatches
     from fasttfm.interop.gpt import read
     from fasttfm.models.gpt import GPT
-    from fasttfm.training.text_validation import LossValidator, text_score
+    from fasttfm.training.pretraining import TextValidator
 
     prepared = PreparedDocuments.open(data)
     loaded = read(model) if is_theirs else GPT.from_pretrained(model, "last")
     length = loaded.config.max_length
     rows = RowBatches(prepared.valid, length, 8 * length)
-    device = next(loaded.parameters()).device
-    score = text_score(prepared.valid.bytes)
-    validator = LossValidator(rows, rows.in_order(), score, label_smoothing=0.0, device=device, autocast=None)
-    return validator(loaded).bits_per_byte
+    return TextValidator(rows, device=next(loaded.parameters()).device)(loaded).bits_per_byte
 
 
 def _masked_batches(data: Path, preset: str, *, held_out: bool) -> Any:
@@ -74,7 +71,7 @@ def masked_bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
     from fasttfm.data.documents import PreparedDocuments
     from fasttfm.interop.bert import read_pretraining
     from fasttfm.models.encoders import read_encoder
-    from fasttfm.training.masked_validation import MaskedValidator
+    from fasttfm.training.masked_modelling import MaskedValidator
 
     batches = _masked_batches(data, KINDS["bert"].preset, held_out=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

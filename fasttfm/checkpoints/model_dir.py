@@ -18,6 +18,7 @@ from fasttfm.checkpoints.steps import saved_steps
 from fasttfm.config import FROM_DATA, KINDS, TRANSFORMER, RunConfig, Values, field_types, kind_of, read_yaml
 from fasttfm.errors import UserError
 from fasttfm.files import entries, refuse_dangling_link, replace_file
+from fasttfm.folders import Verification
 from fasttfm.locks import LOCK_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -56,7 +57,9 @@ class Data(Protocol):
     @property
     def model_files(self) -> list[Path]:
         """The vocabulary's files, which a model directory copies."""
-        ...
+
+    def verify(self) -> Verification | None:
+        """Begin to compare every file with its digest; None where they were read whole."""
 
 
 def refuse_strangers(path: Path) -> None:

@@ -129,7 +129,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from fasttfm.training.evaluation import evaluate
+    from fasttfm.training.pretraining import evaluate
 
     if (args.data is None) == (args.text is None):
         raise UserError("give --data DATA or --text FILE, one of them: what is to be evaluated on")

@@ -1,20 +1,64 @@
-"""Training of a language model on prepared documents: fasttfm lm train."""
+"""Training and validation of a language model on prepared documents: fasttfm lm train and lm evaluate."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fasttfm.checkpoints.model_dir import read_config
+from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build_run
-from fasttfm.data.documents import PreparedDocuments, RowBatches
+from fasttfm.data.corpus import TextFile
+from fasttfm.data.documents import Documents, PreparedDocuments, RowBatches
+from fasttfm.data.text_tokenizer import TextTokenizer
+from fasttfm.errors import UserError
 from fasttfm.folders import Verification
 from fasttfm.models.kinds import model_class
-from fasttfm.training.protocols import Scorer, TrainingBatches
+from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.task import Task, check_row_length
-from fasttfm.training.text_validation import LossValidator, text_score
 from fasttfm.training.updates import AUTOCAST
+from fasttfm.training.validation import DividedValidator, Score
+from fasttfm.training.workers import Workers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextScore(Score):
+    """What one validation of a language model found, per token."""
+
+    bits_per_byte: float
+    """Of all tokens together, over the bytes of the text: comparable between vocabularies."""
+
+    def record(self) -> dict[str, Any]:
+        """The numbers by name, as a line of the log has them."""
+        return {**Score.record(self), "bits_per_byte": self.bits_per_byte}
+
+    def __str__(self) -> str:
+        bits = f"{self.bits_per_byte:.3f} bits per byte"
+        return f"held-out loss {self.nll:.3f}, perplexity {self.shown_perplexity}, {bits}"
+
+
+class TextValidator(DividedValidator[list[float]]):
+    """The loss on all rows of given documents, per token and per byte."""
+
+    def __init__(self, rows: RowBatches, **settings: Any) -> None:
+        """settings: as DividedValidator takes them."""
+        super().__init__(**settings)
+        self.rows = rows
+
+    def part(self, model: Any, rank: int, size: int) -> list[float]:
+        """Sums of loss and nll, and the targets, of a rank's batches."""
+        chosen = self.rows.in_order()[rank::size]
+        return self.loss_sums(model, (self.rows.batch(indices).to(self.device) for indices in chosen))
+
+    def score(self, part: list[float], workers: Workers) -> TextScore:
+        """Of all batches."""
+        loss, nll, targets = workers.sum(part)
+        bits = nll / math.log(2) / self.rows.documents.bytes
+        return TextScore(loss=loss / targets, nll=nll / targets, bits_per_byte=bits)
 
 
 class LanguageModelling(Task):
@@ -43,14 +87,44 @@ class LanguageModelling(Task):
         sizes = config.data
         return RowBatches(data.train, sizes.row_length, sizes.max_tokens, config.training.seed, verification)
 
-    def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> Scorer:
+    def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> DividedValidator[Any]:
         """The loss on all rows of what was held out."""
-        rows = RowBatches(data.valid, config.data.row_length, config.data.max_tokens)
-        return LossValidator(
-            rows,
-            rows.in_order(),
-            text_score(data.valid.bytes),
+        return TextValidator(
+            RowBatches(data.valid, config.data.row_length, config.data.max_tokens),
             label_smoothing=config.training.label_smoothing,
             device=device,
             autocast=AUTOCAST[config.training.precision],
         )
+
+
+def evaluate(
+    model: Any,
+    tokenizer: TextTokenizer,
+    model_dir: Path,
+    *,
+    data: Path | None = None,
+    text: Path | None = None,
+    row_length: int | None = None,
+    max_tokens: int = 4096,
+) -> TextScore:
+    """The score on the held-out part of prepared documents, or on a text as a single document.
+
+    row_length: tokens that see one another; None: as in training. Raises UserError for data of another vocabulary, an
+    empty text, and rows that the model has too few positions for.
+    """
+    length = row_length or min(read_config(model_dir, "gpt")["data"]["row_length"], model.config.max_length)
+    if not 2 <= length <= model.config.max_length:
+        raise UserError(f"--row-length {length}: between 2 and {model.config.max_length:,}, the model's positions")
+    if data is not None:
+        prepared = PreparedDocuments.open(data)
+        refuse_another_vocabulary(prepared, model_dir)
+        documents = prepared.valid
+    else:
+        assert text is not None
+        lines = list(TextFile(text))
+        if not any(line.strip() for line in lines):
+            raise UserError(f"{text}: is empty: at least one line of text is needed")
+        ids = [token for line in tokenizer.encode_lines(lines) for token in line]
+        documents = Documents.from_lists([ids], tokenizer.end, sum(len(line.encode()) + 1 for line in lines))
+    rows = RowBatches(documents, length, max(length, max_tokens))
+    return TextValidator(rows, device=next(model.parameters()).device)(model)

@@ -1,34 +1,13 @@
-"""What the trainer asks of a model, of batches, of prepared data and of a validation, whatever is trained."""
+"""What the trainer asks of a model and of batches, whatever is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from fasttfm.checkpoints.model_dir import Data
-
-if TYPE_CHECKING:
-    from fasttfm.folders import Verification
-    from fasttfm.training.workers import Workers
-
-
-class ModelConfig(Protocol):
-    """The configuration of a model, from which alone its class makes another one like it."""
-
-    @property
-    def d_model(self) -> int:
-        """What schedule noam computes the learning rate from."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Classes of a prediction; a loss far above that of guessing among them is pointed out."""
-        ...
 
 
 class TrainingBatch(Protocol):
@@ -37,35 +16,33 @@ class TrainingBatch(Protocol):
     @property
     def source_tokens(self) -> int:
         """Tokens without padding that are read only; 0 is allowed."""
-        ...
 
     @property
     def target_tokens(self) -> int:
         """What the loss is summed over."""
-        ...
 
     @property
     def cells(self) -> int:
         """source_tokens + target_tokens, padding counted too."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
         """What the shapes of matrix products follow from."""
-        ...
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The same batch on a device."""
-        ...
 
 
 class TrainableModel(Protocol):
-    """A torch.nn.Module, made by its class from `config` alone, with a loss."""
+    """A torch.nn.Module, with a loss."""
 
     @property
     def config(self) -> Any:
-        """A ModelConfig."""
-        ...
+        """From which alone its class makes another one like it.
+
+        d_model: what schedule noam computes the learning rate from. vocab_size: classes of a prediction; a loss far
+        above that of guessing among them is pointed out.
+        """
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """The loss to be minimised and the plain negative log-likelihood without gradient, 0-d each.
@@ -73,11 +50,9 @@ class TrainableModel(Protocol):
         Both are sums over the batch.target_tokens targets. packed: the layers shall see no padding, where the model has
         the choice.
         """
-        ...
 
     def checkpoint_activations(self, enabled: bool = True) -> None:
         """Keep only what each layer begins with, and compute the rest again in the backward pass."""
-        ...
 
 
 class TrainingBatches(Protocol):
@@ -93,78 +68,23 @@ class TrainingBatches(Protocol):
     @property
     def shapes(self) -> int:
         """Different shapes of the batches of an epoch."""
-        ...
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        ...
 
     @property
     def target_tokens(self) -> int:
         """Of an epoch."""
-        ...
 
     @property
     def padding_ratio(self) -> float:
         """Of an epoch, in [0, 1]."""
-        ...
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
         """The batches of an epoch as arrays of numbers of elements, which ranks divide among them."""
-        ...
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> Any:
         """The TrainingBatch of an array of epoch(), or of a part of it; chance follows from epoch and indices alone."""
-        ...
 
     def largest(self) -> np.ndarray:
         """The elements of a batch of the largest size."""
-        ...
-
-
-class Score(Protocol):
-    """What one validation found."""
-
-    @property
-    def loss(self) -> float:
-        """What is minimised, per target, in nats; training has diverged when it is not finite."""
-        ...
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """Higher is better."""
-        ...
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """Lines that the model wrote, which are kept beside the log; may be none."""
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """The numbers of a line of the log by name; `nll` is among them and what curves are drawn of."""
-        ...
-
-    def __str__(self) -> str:
-        """For a person."""
-        ...
-
-
-class Scorer(Protocol):
-    """Validates a model; its training mode is put back, and no random numbers are drawn."""
-
-    def __call__(
-        self,
-        model: Any,
-        workers: Workers = ...,
-        stoppable: Callable[[], AbstractContextManager[None]] = ...,
-    ) -> Score:
-        """workers: ranks that hold the same weights and call together. stoppable: where KeyboardInterrupt may rise."""
-        ...
-
-
-class TrainingData(Data, Protocol):
-    """A prepared directory."""
-
-    def verify(self) -> Verification:
-        """Begin to compare every file with its digest."""
-        ...

@@ -16,8 +16,8 @@ from fasttfm.training.throughput import Throughput
 from fasttfm.wording import counted
 
 if TYPE_CHECKING:
-    from fasttfm.training.protocols import Score
     from fasttfm.training.updates import Skipped, Updates
+    from fasttfm.training.validation import Score
 
 _HOPELESS = 10
 """A loss of so many times that of guessing is pointed out. Models begin at one to three times."""

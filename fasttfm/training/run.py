@@ -11,21 +11,20 @@ from typing import Any
 import torch
 
 from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import prepare_model_dir, refuse_strangers
+from fasttfm.checkpoints.model_dir import Data, prepare_model_dir, refuse_strangers
 from fasttfm.checkpoints.steps import consecutive_steps, saved_steps
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.folders import Verification
 from fasttfm.locks import locked
 from fasttfm.memory import limit_remedy
 from fasttfm.training.average import average_last
 from fasttfm.training.callback import Callback
 from fasttfm.training.progress import tell
-from fasttfm.training.protocols import Score, TrainingBatches, TrainingData
 from fasttfm.training.task import Task
 from fasttfm.training.trainer import Trainer
 from fasttfm.training.translation import Translation
+from fasttfm.training.validation import Score
 from fasttfm.training.workers import Workers, device_of_rank, joined
 from fasttfm.wording import counted
 
@@ -102,7 +101,7 @@ def _set_threads(threads: int, device: torch.device) -> None:
 def _train(
     task: Task,
     config: RunConfig,
-    data: TrainingData,
+    data: Data,
     model_dir: Path,
     device: torch.device,
     workers: Workers,
@@ -110,8 +109,9 @@ def _train(
     settings: str,
     callbacks: Sequence[Callback],
 ) -> Outcome | None:
-    torch.manual_seed(config.training.seed)
-    is_sharded = config.training.shard and workers.size > 1
+    recipe = config.training
+    torch.manual_seed(recipe.seed)
+    is_sharded = recipe.shard and workers.size > 1
     model = task.model(config.model)
     if not is_sharded:  # a model that is divided need not fit
         model.to(device)
@@ -121,14 +121,26 @@ def _train(
         given = workers.broadcast_tensors(model_weights(model) if workers.is_first else None)
         load_weights(model, given, model_dir)
     verification = data.verify() if workers.is_first else None
-    trainer = _trainer(task, model, config, data, model_dir, device, verification, workers, callbacks)
+    validates = recipe.valid_interval_updates and (workers.is_first or not recipe.shard)
+    trainer = Trainer(
+        model,
+        task.batches(config, data, verification),
+        recipe,
+        model_dir,
+        validator=task.validator(config, data, device) if validates else None,
+        device=device,
+        verification=verification,
+        workers=workers,
+        callbacks=callbacks,
+    )
     if workers.is_first:
-        tell(_summary(model, trainer.updates.batches, model_dir, device, workers) + settings)
+        tell(_summary(trainer) + settings)
     reason = trainer.run()
     outcome = None
-    if verification is not None:
-        verification.finish()
-        average = _average(task.model(config.model).to(device) if is_sharded else model, config, trainer, model_dir)
+    if workers.is_first:
+        if verification is not None:
+            verification.finish()
+        average = _average(task.model(config.model).to(device) if is_sharded else model, trainer)
         outcome = Outcome(reason=reason, score=trainer.last_score, average=average)
     workers.wait()
     return outcome
@@ -142,40 +154,12 @@ def _out_of_memory(config: RunConfig, device: torch.device) -> UserError:
     )
 
 
-def _trainer(
-    task: Task,
-    model: Any,
-    config: RunConfig,
-    data: TrainingData,
-    model_dir: Path,
-    device: torch.device,
-    verification: Verification | None,
-    workers: Workers,
-    callbacks: Sequence[Callback],
-) -> Trainer:
-    recipe = config.training
-    batches = task.batches(config, data, verification)
-    validates = recipe.valid_interval_updates and (workers.is_first or not recipe.shard)
-    validator = task.validator(config, data, device) if validates else None
-    return Trainer(
-        model,
-        batches,
-        recipe,
-        model_dir,
-        validator=validator,
-        device=device,
-        verification=verification,
-        workers=workers,
-        callbacks=callbacks,
-    )
-
-
-def _average(model: Any, config: RunConfig, trainer: Trainer, model_dir: Path) -> Score | None:
+def _average(model: Any, trainer: Trainer) -> Score | None:
     """Make the averaged checkpoint that the recipe asks for and validate it, leaving its weights in the model."""
-    wanted = min(config.training.average_last, len(consecutive_steps(model_dir)))
+    wanted = min(trainer.config.average_last, len(consecutive_steps(trainer.model_dir)))
     if not wanted:
         return None
-    path, steps = average_last(model_dir, wanted)
+    path, steps = average_last(trainer.model_dir, wanted)
     tell(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in steps)}")
     if trainer.validator is None:
         return None
@@ -185,16 +169,17 @@ def _average(model: Any, config: RunConfig, trainer: Trainer, model_dir: Path) -
     return score
 
 
-def _summary(model: Any, batches: TrainingBatches, model_dir: Path, device: torch.device, workers: Workers) -> str:
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    steps = saved_steps(model_dir)
+def _summary(trainer: Trainer) -> str:
+    batches, device, workers = trainer.updates.batches, trainer.updates.device, trainer.workers
+    parameters = sum(parameter.numel() for parameter in trainer.updates.module.parameters())
+    steps = saved_steps(trainer.model_dir)
     begin = f"going on from update {steps[-1]:,}" if steps else "starting"
     skipped = f", {batches.skipped:,} {batches.unit}s left out for their length" if batches.skipped else ""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     shared = f"{counted(workers.size, 'worker')} with " if workers.size > 1 else ""
     where += f", {shared}{counted(torch.get_num_threads(), 'thread')}{' each' if shared else ''}"
     return (
-        f"{begin} in {model_dir}: {parameters:,} parameters on {where}; {len(batches):,} batches and "
+        f"{begin} in {trainer.model_dir}: {parameters:,} parameters on {where}; {len(batches):,} batches and "
         f"{batches.target_tokens:,} target tokens an epoch, {batches.padding_ratio:.1%} padding in "
         f"{counted(batches.shapes, 'shape')}{skipped}"
     )

@@ -16,7 +16,8 @@ from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import RunConfig, Values
 from fasttfm.errors import UserError
 from fasttfm.folders import Verification
-from fasttfm.training.protocols import Scorer, TrainingBatches
+from fasttfm.training.protocols import TrainingBatches
+from fasttfm.training.validation import DividedValidator
 
 
 def check_row_length(config: Any, remedy: str = "") -> None:
@@ -33,7 +34,7 @@ class Task(ABC):
 
     @abstractmethod
     def open(self, data_dir: Path) -> Any:
-        """The TrainingData of a prepared directory; UserError when it is none."""
+        """The checkpoints.model_dir.Data of a prepared directory; UserError when it is none."""
 
     @abstractmethod
     def build(self, values: Values, data: Any) -> RunConfig:
@@ -48,7 +49,7 @@ class Task(ABC):
         """The training batches; config is what build() gave. verification: to be looked at before data are used."""
 
     @abstractmethod
-    def validator(self, config: Any, data: Any, device: torch.device) -> Scorer:
+    def validator(self, config: Any, data: Any, device: torch.device) -> DividedValidator[Any]:
         """What validates."""
 
     def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,16 @@ from fasttfm.data.squad_scores import evaluate
 from fasttfm.data.task_batches import Examples
 from fasttfm.data.task_inputs import Window
 from fasttfm.decoding.tasks import answers_of, score_examples
-from fasttfm.training.validation import DividedValidator
+from fasttfm.training.validation import DividedValidator, Score
 from fasttfm.training.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TaskScore:
-    """What one validation found."""
+class TaskScore(Score):
+    """What one validation found, per example; its outputs are a line an example: what the model says."""
 
-    loss: float
-    """Label-smoothed cross entropy per example, in nats."""
-    nll: float
-    """Without smoothing."""
     numbers: dict[str, float]
     """Name -> value, in percent except of threshold; the first is what decides which checkpoint is best."""
-    outputs: Sequence[str] = field(default=())
-    """A line an example: what the model says."""
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -62,13 +56,11 @@ class TaskValidator(DividedValidator[tuple[Scored, np.ndarray]]):
         judge: Judge,
         *,
         max_tokens: int,
-        label_smoothing: float,
-        device: torch.device,
-        autocast: torch.dtype | None,
+        **settings: Any,
     ) -> None:
-        """autocast: matrix products' type, None fp32."""
-        self.examples, self.judge, self.label_smoothing = examples, judge, label_smoothing
-        self.max_tokens, self.device, self.autocast = max_tokens, device, autocast
+        """settings: as DividedValidator takes them."""
+        super().__init__(**settings)
+        self.examples, self.judge, self.max_tokens = examples, judge, max_tokens
 
     def part(self, model: Any, rank: int, size: int) -> tuple[Scored, np.ndarray]:
         """The scores of a rank's batches, and (2,) sums of loss and nll."""

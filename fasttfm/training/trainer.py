@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -19,12 +19,13 @@ from fasttfm.errors import Stopped, UserError
 from fasttfm.folders import Verification
 from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
-from fasttfm.training.protocols import Score, Scorer, TrainableModel, TrainingBatches
+from fasttfm.training.protocols import TrainableModel, TrainingBatches
 from fasttfm.training.recorder import Recorder
 from fasttfm.training.saving import DivergedWeights, Saving
 from fasttfm.training.sharding import whole_weights
 from fasttfm.training.updates import Updates
-from fasttfm.training.workers import Workers
+from fasttfm.training.validation import DividedValidator, Score
+from fasttfm.training.workers import ALONE, Workers
 from fasttfm.wording import counted
 
 _SETTLING = 16
@@ -41,24 +42,23 @@ class Trainer:
         config: TrainingConfig,
         model_dir: Path,
         *,
-        validator: Scorer | None,
+        validator: DividedValidator[Any] | None,
         device: torch.device,
         verification: Verification | None = None,
-        workers: Workers | None = None,
+        workers: Workers = ALONE,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """validator: of every rank, or of rank 0 where the model is divided; verification: used by rank 0.
 
-        workers: the ranks that train together; None for this process alone.
-
-        verification: of the data, beside training; damage that it finds ends the run before the next save.
+        workers: the ranks that train together. verification: of the data, beside training; damage that it finds ends
+        the run before the next save.
         """
         self.model = model
         self.config = config
         self.model_dir = model_dir
         self.validator = validator
-        self.workers = workers or Workers()
-        self.updates = Updates(model, batches, config, device, self.workers)
+        self.workers = workers
+        self.updates = Updates(model, batches, config, device, workers)
         self.saving = Saving(model_dir=model_dir, model=self.updates.module, updates=self.updates)
         self.verification = verification
         self.callbacks = callbacks

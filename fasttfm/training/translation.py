@@ -1,4 +1,4 @@
-"""Training of the encoder-decoder Transformer on prepared sentence pairs."""
+"""Training and validation of the encoder-decoder Transformer on prepared sentence pairs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fasttfm.config import Config, Values, build
-from fasttfm.data.batches import TokenBatches
+from fasttfm.data.batches import TokenBatches, collate
 from fasttfm.data.prepared import PreparedData
+from fasttfm.data.scoring import bleu
+from fasttfm.data.shapes import length_batches, round_length
+from fasttfm.data.tokenizer import EOS
+from fasttfm.decoding import DecodingConfig, translate_ids
+from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
 from fasttfm.folders import Verification
 from fasttfm.models import Transformer
@@ -19,7 +25,81 @@ from fasttfm.models.distillation import layer_map
 from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
 from fasttfm.training.updates import AUTOCAST
-from fasttfm.training.validate import Validator
+from fasttfm.training.validation import DividedValidator, Score
+from fasttfm.training.workers import Workers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Validation(Score):
+    """What one validation found, per target token; its outputs are the translations of the pairs, in order."""
+
+    bleu: float | None
+    """Cased sacreBLEU of the translations against the raw references; None when only the loss was asked for."""
+
+    def record(self) -> dict[str, Any]:
+        """The numbers by name, as a line of the log has them."""
+        numbers = Score.record(self)
+        return numbers if self.bleu is None else {**numbers, "bleu": self.bleu}
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Higher is better: BLEU if there is one, and with equal BLEU or none the lower loss."""
+        return (self.bleu or 0.0, -self.nll)
+
+    def __str__(self) -> str:
+        shown = f"validation loss {self.loss:.3f}, perplexity {self.shown_perplexity}"
+        return shown if self.bleu is None else f"{shown}, BLEU {self.bleu:.2f}"
+
+
+class Validator(DividedValidator[tuple[list[float], list[str]]]):
+    """Validates on the validation pairs of prepared data; the batches are made once. Draws no random numbers."""
+
+    def __init__(
+        self,
+        data: PreparedData,
+        *,
+        max_tokens: int,
+        decoding: DecodingConfig | None,
+        bleu_tokenizer: str = "13a",
+        **settings: Any,
+    ) -> None:
+        """decoding: how to translate for BLEU, None for the loss alone. settings: as DividedValidator takes them."""
+        super().__init__(**settings)
+        self.data = data
+        self.decoding = None if decoding is None else dataclasses.replace(decoding, nbest=1, sampling=False)
+        self.bleu_tokenizer = bleu_tokenizer
+        self._references: list[str] = []
+        if decoding is not None:
+            # what is damaged or not installed is better said now than in an hour
+            self._references = data.valid_target_text
+            bleu(["."], ["."], tokenize=bleu_tokenizer)
+        pairs = data.valid
+        widths = np.column_stack([pairs.source_lengths, pairs.target_lengths]) + 1
+        self._batches = []
+        for group in length_batches(widths.max(axis=1), max_tokens):
+            size = [round_length(int(width)) for width in widths[group].max(axis=0)]
+            batch = collate([pairs.source(i) for i in group], [pairs.target(i) for i in group], size)
+            self._batches.append(batch.to(self.device))
+        self._sources = [[*map(int, pairs.source(i)), EOS] for i in range(len(pairs))]
+
+    def part(self, model: Transformer, rank: int, size: int) -> tuple[list[float], list[str]]:
+        """Sums of loss and nll, and the tokens, of a rank's batches; the translations of its sources."""
+        sums = self.loss_sums(model, self._batches[rank::size])
+        if self.decoding is None:
+            return sums, []
+        outputs = translate_ids(model, self._sources[rank::size], self.decoding)
+        return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in outputs]
+
+    def score(self, part: tuple[list[float], list[str]], workers: Workers) -> Validation:
+        """Of all pairs, and with BLEU the translations in their order."""
+        loss, nll, tokens = workers.sum(part[0])
+        if self.decoding is None:
+            return Validation(loss=loss / tokens, nll=nll / tokens, bleu=None)
+        whole = [""] * len(self._sources)
+        for rank, translations in enumerate(workers.gather(part[1])):
+            whole[rank :: workers.size] = translations
+        value = bleu(whole, self._references, tokenize=self.bleu_tokenizer).value
+        return Validation(loss=loss / tokens, nll=nll / tokens, bleu=value, outputs=whole)
 
 
 class Translation(Task):

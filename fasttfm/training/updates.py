@@ -26,7 +26,7 @@ from fasttfm.training.optimization import Optimization
 from fasttfm.training.protocols import TrainableModel, TrainingBatch, TrainingBatches
 from fasttfm.training.schedule import learning_rate
 from fasttfm.training.sharding import shard
-from fasttfm.training.workers import Workers, last_batch, share_of_rows
+from fasttfm.training.workers import ALONE, Workers, last_batch, share_of_rows
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -86,13 +86,13 @@ class Updates:
         batches: TrainingBatches,
         config: TrainingConfig,
         device: torch.device,
-        workers: Workers | None = None,
+        workers: Workers = ALONE,
     ) -> None:
-        """workers: the ranks that divide each update among them; None for this process alone."""
+        """workers: the ranks that divide each update among them."""
         self.model = model
         self.module = cast(nn.Module, model)
         """The same object."""
-        self.workers = workers or Workers()
+        self.workers = workers
         self.batches = batches
         self.config = config
         self.device = device

@@ -1,10 +1,10 @@
-"""What validations of all kinds share: ranks that stop together, a model without dropout, the scores of a loss."""
+"""What validations of all kinds share: their scores, ranks that stop together, a model without dropout."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -18,13 +18,15 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossScore:
-    """A training.protocols.Score of a loss alone."""
+class Score:
+    """What one validation found; str() of it is for a person."""
 
     loss: float
-    """What is minimised, per target, in nats."""
+    """What is minimised, per target, in nats; training has diverged when it is not finite."""
     nll: float
-    """Cross entropy per target without smoothing, in nats."""
+    """Cross entropy per target without smoothing, in nats; what curves are drawn of."""
+    outputs: Sequence[str] = ()
+    """Lines that the model wrote, which are kept beside the log; may be none."""
 
     @property
     def perplexity(self) -> float:
@@ -41,22 +43,19 @@ class LossScore:
         """Higher is better."""
         return (0.0, -self.nll)
 
-    @property
-    def outputs(self) -> Sequence[str]:
-        """None."""
-        return ()
-
     def record(self) -> dict[str, Any]:
         """The numbers by name, as a line of the log has them."""
         return {"loss": self.loss, "nll": self.nll, "perplexity": self.perplexity}
 
 
 class DividedValidator(ABC, Generic[Part]):
-    """A training.protocols.Scorer whose batches the ranks divide among them."""
+    """Validates a model; the ranks divide the batches among them. It draws no random numbers of the training's."""
 
-    device: torch.device
-    autocast: torch.dtype | None
-    """Type of matrix products, None for float32."""
+    def __init__(
+        self, *, device: torch.device, label_smoothing: float = 0.0, autocast: torch.dtype | None = None
+    ) -> None:
+        """autocast: type of matrix products, None for float32."""
+        self.device, self.label_smoothing, self.autocast = device, label_smoothing, autocast
 
     def __call__(
         self,
@@ -64,7 +63,7 @@ class DividedValidator(ABC, Generic[Part]):
         workers: Workers = ALONE,
         stoppable: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Any:
-        """Validate; the model's training mode is put back.
+        """The Score of a model, whose training mode is put back.
 
         workers: ranks that hold the same weights and call together; each takes a part of the batches, all get the
         score. stoppable: a context in which KeyboardInterrupt may be raised. If it is, all ranks raise it once they
@@ -87,4 +86,12 @@ class DividedValidator(ABC, Generic[Part]):
 
     @abstractmethod
     def score(self, part: Part, workers: Workers) -> Any:
-        """The training.protocols.Score of the parts of all ranks, on each of them."""
+        """The Score of the parts of all ranks, on each of them."""
+
+    def loss_sums(self, model: Any, batches: Iterable[Any]) -> list[float]:
+        """Sums of loss and nll over the batches, and their targets."""
+        sums, targets = torch.zeros(2, dtype=torch.float64, device=self.device), 0
+        for batch in batches:
+            sums += torch.stack(model.batch_loss(batch, label_smoothing=self.label_smoothing)).double()
+            targets += batch.target_tokens
+        return [*sums.tolist(), targets]

@@ -32,8 +32,8 @@ def run_ranks(*runs: dict) -> tuple[list[list[int]], str]:
 def _inject(fault: list | None, rank: int) -> None:
     from fasttfm.errors import UserError
     from fasttfm.training.optimization import Optimization
+    from fasttfm.training.translation import Validator
     from fasttfm.training.updates import Updates
-    from fasttfm.training.validate import Validator
 
     if fault is None or fault[0] != rank:
         return
@@ -45,14 +45,14 @@ def _inject(fault: list | None, rank: int) -> None:
         )
         return
     if kind == "validation":
-        loss_of, validations = Validator._loss, iter(range(1, 100))
+        part, validations = Validator.part, iter(range(1, 100))
 
         def stopped(self, *given):
             if next(validations) == update:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return loss_of(self, *given)
+            return part(self, *given)
 
-        Validator._loss = stopped  # type: ignore[method-assign]
+        Validator.part = stopped  # type: ignore[method-assign]
         return
     step, count = Optimization.step, 0
 

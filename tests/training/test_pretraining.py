@@ -15,9 +15,8 @@ from fasttfm.data.documents import PreparedDocuments, RowBatches
 from fasttfm.data.prepare_documents import DocumentOptions, prepare_documents
 from fasttfm.errors import UserError
 from fasttfm.models.gpt import GPT
-from fasttfm.training.evaluation import evaluate
 from fasttfm.training.log import read_log
-from fasttfm.training.pretraining import LanguageModelling
+from fasttfm.training.pretraining import LanguageModelling, evaluate
 from fasttfm.training.run import train
 
 from .ranks import run_ranks

@@ -68,7 +68,7 @@ def test_a_run_learns_logs_validates_saves_and_averages(tiny_data, tiny_values, 
     assert records[-1]["bleu"] == outcome.average.bleu
     assert outcome.average.loss != outcome.score.loss
     translator = Translator.from_directory(tmp_path / "M", "average", beam=1)
-    assert outcome.average.translations == translator.translate(PreparedData.open(tiny_data).valid_source_text)
+    assert outcome.average.outputs == translator.translate(PreparedData.open(tiny_data).valid_source_text)
     averaged = weights_of(tmp_path / "M", "average")
     for name, tensor in averaged.items():
         parts = [read_weights(step_folder(tmp_path / "M", step))[name] for step in (80, 100, 120)]
@@ -386,10 +386,10 @@ def test_the_best_checkpoint_outlives_newer_ones(tiny_data, tiny_config, tmp_pat
     config = tiny_config(valid_interval_updates=2, save_interval_updates=2, keep_interval_updates=1, max_update=8)
     prepare_model_dir(tmp_path, config, data)
     trainer = make_trainer(config, data, tmp_path)
-    from fasttfm.training.validate import Validation
+    from fasttfm.training.translation import Validation
 
     losses = iter([3.0, 4.0, 5.0, 6.0])
-    trainer.validator = lambda model, *rest: Validation(loss=1.0, nll=next(losses), bleu=None, translations=[])
+    trainer.validator = lambda model, *rest: Validation(loss=1.0, nll=next(losses), bleu=None)
     trainer.run()
     assert saved_steps(tmp_path) == [2, 8]
     assert resolve_checkpoint(tmp_path, "best") == step_folder(tmp_path, 2)

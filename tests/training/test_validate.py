@@ -13,7 +13,7 @@ from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.training.run import train
-from fasttfm.training.validate import Validation, Validator
+from fasttfm.training.translation import Validation, Validator
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_bleu_while_training_equals_translating_and_scoring(tiny_data, tiny_valu
     outcome = train(values, tiny_data, tmp_path / "M", CPU)
     data = PreparedData.open(tiny_data)
     translations = Translator.from_directory(tmp_path / "M", beam=2).translate(data.valid_source_text)
-    assert translations == outcome.score.translations
+    assert translations == outcome.score.outputs
     assert bleu(translations, data.valid_target_text).value == outcome.score.bleu > 0
 
 
@@ -68,7 +68,7 @@ def test_validation_draws_no_random_number_and_leaves_the_mode(tiny_data, tiny_c
 
 def test_better_is_higher_bleu_then_lower_loss():
     def rank(bleu, nll):
-        return Validation(loss=1.0, nll=nll, bleu=bleu, translations=[]).rank
+        return Validation(loss=1.0, nll=nll, bleu=bleu).rank
 
     assert rank(20.0, 3.0) > rank(19.0, 2.0)
     assert rank(0.0, 2.0) > rank(0.0, 3.0)
@@ -76,8 +76,8 @@ def test_better_is_higher_bleu_then_lower_loss():
 
 
 def test_a_hopeless_perplexity_fits_on_the_line():
-    assert "perplexity 1.01e+304" in str(Validation(loss=1e7, nll=1e7, bleu=None, translations=[]))
-    assert "perplexity 20.09" in str(Validation(loss=3.0, nll=3.0, bleu=None, translations=[]))
+    assert "perplexity 1.01e+304" in str(Validation(loss=1e7, nll=1e7, bleu=None))
+    assert "perplexity 20.09" in str(Validation(loss=3.0, nll=3.0, bleu=None))
 
 
 def test_an_unknown_bleu_tokenizer_is_refused_before_training(tiny_data, tiny_values, tmp_path):
