@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampling import SubwordSampler, sentence_keys
-from fasttfm.data.shapes import SIZES, choose_sizes, plan_batches
+from fasttfm.data.shapes import SIZES, PlannedBatches, choose_sizes, plan_batches
+from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.folders import Verification
 
@@ -45,7 +46,7 @@ SentencePiece's own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(TensorBatch):
     """B pairs, padded with 0 on the right. Lengths and token counts include eos; bos is counted nowhere."""
 
     source: torch.Tensor
@@ -81,24 +82,9 @@ class Batch:
         """The share of the two padded matrices that is padding."""
         return 1.0 - (self.source_tokens + self.target_tokens) / self.cells
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The same batch with its tensors on device; from pinned memory when it is a GPU and non_blocking."""
 
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            return (tensor.pin_memory() if non_blocking else tensor).to(device, non_blocking=non_blocking)
-
-        return replace(
-            self,
-            source=move(self.source),
-            source_lengths=move(self.source_lengths),
-            target_in=move(self.target_in),
-            target_out=move(self.target_out),
-            target_lengths=move(self.target_lengths),
-        )
-
-
-class TokenBatches:
-    """The batches of training pairs. Position (epoch, batch) is all the state there is, so resuming is exact.
+class TokenBatches(PlannedBatches):
+    """The batches of training pairs.
 
     max_tokens: the largest rows * max(S, L) of a batch, eos counted. max_length: pairs with more tokens than this on
     a side (eos not counted), or that alone would exceed max_tokens, are skipped; `skipped` counts them.
@@ -122,7 +108,7 @@ class TokenBatches:
         self.pairs = pairs
         self.unit = "pair"
         self.max_tokens = max_tokens
-        self.seed = seed
+        self.seed = seed  # what is drawn to learn the mean length depends on it
         self._verification = verification
         self._samplers = _samplers(tokenizers, sampling) if sampling and tokenizers is not None else None
         self._window: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
@@ -147,25 +133,13 @@ class TokenBatches:
         plan = plan_batches(*widths, self._sizes, max_tokens)
         if self._samplers is not None:
             self._sizes = _with_larger(self._sizes, max_tokens)
-        self.shapes = plan.shapes
-        """Number of different (rows, source length, target length) in an epoch (as planned if sampling)."""
-        self._bounds, self._batch_sizes, self._padded = plan.bounds, plan.sizes, plan.cells
-        self._sorted = kept[plan.order]
         self._planned = int(sum(side.sum() for side in widths))
-        # Pairs of a size are neighbours now; they get the same tie number and trade places each epoch.
-        changes = np.append(False, (np.diff(self._batch_sizes, axis=0) != 0).any(axis=1))
-        self._ties = np.repeat(np.cumsum(changes), np.diff(self._bounds))
-        self._size_of = np.zeros((len(pairs), 2), dtype=np.int64)  # of each pair's batch
-        self._size_of[self._sorted] = np.repeat(self._batch_sizes, np.diff(self._bounds), axis=0)
-
-    def __len__(self) -> int:
-        """Batches in an epoch, the same for every epoch."""
-        return len(self._bounds) - 1
+        super().__init__(plan, kept, len(pairs), seed)
 
     @property
     def padding_ratio(self) -> float:
         """The share of padding over all batches of an epoch, source and target together (as planned if sampling)."""
-        return 1.0 - self._planned / float(self._padded.sum())
+        return 1.0 - self._planned / float(self._cells.sum())
 
     @property
     def target_tokens(self) -> int:
@@ -173,27 +147,17 @@ class TokenBatches:
         return int((self.pairs.target_lengths + 1)[self._sorted].sum())
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
-        """The batches of an epoch as arrays of pair indices, in training order; drawn from (seed, epoch) alone."""
-        random = np.random.default_rng([self.seed, epoch])
-        shuffled = random.permutation(len(self._sorted))
-        regrouped = self._sorted[shuffled[np.argsort(self._ties[shuffled], kind="stable")]]
-        batches = np.split(regrouped, self._bounds[1:-1])
-        planned = [batches[i] for i in random.permutation(len(batches))]
+        """As PlannedBatches; with sampling, the pairs of 128 batches at a time are then packed anew."""
+        planned = super().epoch(epoch)
         return planned if self._samplers is None else _Windows(self, planned, epoch)
 
     def largest(self) -> np.ndarray:
-        """Pair indices of a batch of the largest padded size: run it first, and memory cannot run out later.
-
-        With sampling the largest of the first window; no batch exceeds max_tokens on either side.
-        """
-        if self._samplers is not None:
-            order = self.epoch(0)
-            window = [order[i] for i in range(min(_WINDOW, len(order)))]
-            return max(
-                window, key=lambda indices: (batch := self.batch(indices)).source.numel() + batch.target_in.numel()
-            )
-        i = int(np.argmax(self._padded))
-        return self._sorted[self._bounds[i] : self._bounds[i + 1]]
+        """As PlannedBatches; with sampling of the first window, and no batch exceeds max_tokens on either side."""
+        if self._samplers is None:
+            return super().largest()
+        order = self.epoch(0)
+        window = [order[i] for i in range(min(_WINDOW, len(order)))]
+        return max(window, key=lambda indices: self.batch(indices).cells)
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
         """The tensors of one element of epoch(), to be asked for before the next element.
@@ -260,7 +224,7 @@ class TokenBatches:
 class _Windows(Sequence[np.ndarray]):
     """An epoch's batches with sampling: each _WINDOW of them is drawn when the first of them is asked for."""
 
-    def __init__(self, batches: TokenBatches, planned: list[np.ndarray], epoch: int) -> None:
+    def __init__(self, batches: TokenBatches, planned: Sequence[np.ndarray], epoch: int) -> None:
         self._batches, self._planned, self._epoch = batches, planned, epoch
         self._window = -1
         self._redrawn: list[np.ndarray] = []

@@ -14,7 +14,7 @@ own, which sees nothing of its neighbours and counts its positions from 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import yaml
 
+from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import unreadable
@@ -94,7 +95,7 @@ class Documents:
 
 
 @dataclass(frozen=True, slots=True)
-class TextBatch:
+class TextBatch(TensorBatch):
     """N sequences, one after the other: T tokens without padding."""
 
     tokens: torch.Tensor
@@ -132,14 +133,6 @@ class TextBatch:
     def is_even(self) -> bool:
         """Whether all sequences are equally long, so that tokens.view(N, longest) has one a row."""
         return len(self.lengths) * self.longest == self.tokens.numel()
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TextBatch:
-        """The same batch with its tensors on device; from pinned memory when it is a GPU and non_blocking."""
-
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            return (tensor.pin_memory() if non_blocking else tensor).to(device, non_blocking=non_blocking)
-
-        return replace(self, tokens=move(self.tokens), targets=move(self.targets), lengths=move(self.lengths))
 
 
 class RowBatches:

@@ -14,7 +14,7 @@ Source: Devlin et al. 2019, section 3.1; Lan et al. 2020, section 3.1 (sentence 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.data.masking import Masker, MaskingVocabulary
+from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.tokenizer import PAD
 
 _MULTIPLE = 8
@@ -42,7 +43,7 @@ class Corpus(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedBatch:
+class MaskedBatch(TensorBatch):
     """B rows, padded with 0 on the right, M tokens of which are hidden."""
 
     tokens: Tensor
@@ -74,17 +75,6 @@ class MaskedBatch:
     def shape(self) -> tuple[int, ...]:
         """Rows and padded length."""
         return tuple(self.tokens.shape)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> MaskedBatch:
-        """The same batch with its tensors on device; from pinned memory when it is a GPU and non_blocking."""
-
-        def move(tensor: Tensor | None) -> Any:
-            if tensor is None:
-                return None
-            return (tensor.pin_memory() if non_blocking else tensor).to(device, non_blocking=non_blocking)
-
-        names = ("tokens", "segments", "lengths", "positions", "labels", "sentence_labels")
-        return replace(self, **{name: move(getattr(self, name)) for name in names})
 
 
 class Spans(NamedTuple):

@@ -57,6 +57,43 @@ class Plan:
         return np.diff(self.bounds) * self.sizes.sum(axis=1)
 
 
+class PlannedBatches:
+    """The training batches of a plan. Position (epoch, batch) is all the state there is, so resuming is exact.
+
+    Examples of a size trade places in every epoch, and the batches of all sizes are shuffled.
+    """
+
+    def __init__(self, plan: Plan, kept: np.ndarray, count: int, seed: int) -> None:
+        """kept: the numbers of the examples that were planned, of `count` in all."""
+        self.seed = seed
+        self.shapes = plan.shapes
+        """Number of different (rows, padded lengths) in an epoch, as planned."""
+        self._sorted, self._bounds, self._cells = kept[plan.order], plan.bounds, plan.cells
+        rows = np.diff(plan.bounds)
+        # examples of a size are neighbours: they get the same tie number
+        changes = np.append(False, (np.diff(plan.sizes, axis=0) != 0).any(axis=1))
+        self._ties = np.repeat(np.cumsum(changes), rows)
+        self._size_of = np.zeros((count, 2), dtype=np.int64)  # of each example's batch
+        self._size_of[self._sorted] = np.repeat(plan.sizes, rows, axis=0)
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the same for every epoch."""
+        return len(self._bounds) - 1
+
+    def epoch(self, epoch: int) -> Sequence[np.ndarray]:
+        """The batches of an epoch as arrays of examples' numbers, in training order; from (seed, epoch) alone."""
+        random = np.random.default_rng([self.seed, epoch])
+        shuffled = random.permutation(len(self._sorted))
+        regrouped = self._sorted[shuffled[np.argsort(self._ties[shuffled], kind="stable")]]
+        batches = np.split(regrouped, self._bounds[1:-1])
+        return [batches[i] for i in random.permutation(len(batches))]
+
+    def largest(self) -> np.ndarray:
+        """The examples of a batch of the largest padded size: run it first, and memory cannot run out later."""
+        i = int(np.argmax(self._cells))
+        return self._sorted[self._bounds[i] : self._bounds[i + 1]]
+
+
 def choose_sizes(source: np.ndarray, target: np.ndarray, max_tokens: int, most: int = SIZES) -> np.ndarray:
     """At most `most` sizes (K, 2) that hold all pairs of these lengths with little padding, smallest first."""
     cells, counts = _cells(source, target, max_tokens)

@@ -7,19 +7,20 @@ Examples are padded to a few sizes chosen for the data, as pairs for translation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fasttfm.data.shapes import choose_sizes, length_batches, plan_batches, round_length
+from fasttfm.data.shapes import PlannedBatches, choose_sizes, length_batches, plan_batches, round_length
 from fasttfm.data.task_inputs import Row
+from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.tokenizer import PAD
 
 
 @dataclass(frozen=True, slots=True)
-class TaskBatch:
+class TaskBatch(TensorBatch):
     """B examples of C rows each, padded with 0 on the right; R = B * C, the rows of an example are neighbours."""
 
     tokens: Tensor
@@ -50,17 +51,6 @@ class TaskBatch:
     def cells(self) -> int:
         """Places of the padded rows, and of the labels."""
         return self.tokens.numel() + len(self.labels)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TaskBatch:
-        """The same batch with its tensors on device; from pinned memory when it is a GPU and non_blocking."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return (tensor.pin_memory() if non_blocking else tensor).to(device, non_blocking=non_blocking)
-
-        return replace(
-            self, tokens=move(self.tokens), segments=move(self.segments), lengths=move(self.lengths),
-            labels=move(self.labels),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +94,8 @@ class Examples:
         )
 
 
-class TaskBatches:
-    """The training batches of examples. Position (epoch, batch) is all the state there is, so resuming is exact.
+class TaskBatches(PlannedBatches):
+    """The training batches of examples.
 
     max_tokens: the largest padded tokens of a batch; examples that alone exceed it are left out, `skipped` counts them.
     Raises ValueError where none is left.
@@ -114,7 +104,7 @@ class TaskBatches:
     unit = "example"
 
     def __init__(self, examples: Examples, max_tokens: int, seed: int = 0) -> None:
-        self.examples, self.max_tokens, self.seed = examples, max_tokens, seed
+        self.examples, self.max_tokens = examples, max_tokens
         lengths, budget = examples.lengths, max_tokens // examples.choices
         kept = np.flatnonzero(lengths <= budget)
         self.skipped = len(examples) - len(kept)
@@ -125,18 +115,7 @@ class TaskBatches:
             )
         widths = lengths[kept]
         plan = plan_batches(widths, widths, choose_sizes(widths, widths, budget), budget)
-        self.shapes = plan.shapes
-        """Number of different (rows, length) in an epoch."""
-        self._sorted, self._bounds, self._widths = kept[plan.order], plan.bounds, plan.sizes[:, 0]
-        rows = np.diff(plan.bounds)
-        self._padded = rows * self._widths * examples.choices
-        self._ties = np.repeat(np.cumsum(np.append(False, np.diff(self._widths) != 0)), rows)
-        self._width_of = np.zeros(len(examples), np.int64)
-        self._width_of[self._sorted] = np.repeat(self._widths, rows)
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return len(self._widths)
+        super().__init__(plan, kept, len(examples), seed)
 
     @property
     def target_tokens(self) -> int:
@@ -147,24 +126,12 @@ class TaskBatches:
     def padding_ratio(self) -> float:
         """The share of padding over all batches of an epoch."""
         real = sum(len(row.tokens) for index in self._sorted for row in self.examples.rows[index])
-        return 1.0 - real / float(self._padded.sum())
-
-    def epoch(self, epoch: int) -> Sequence[np.ndarray]:
-        """The batches of an epoch as arrays of places, in training order; drawn from (seed, epoch) alone."""
-        random = np.random.default_rng([self.seed, epoch])
-        shuffled = random.permutation(len(self._sorted))
-        regrouped = self._sorted[shuffled[np.argsort(self._ties[shuffled], kind="stable")]]
-        batches = np.split(regrouped, self._bounds[1:-1])
-        return [batches[i] for i in random.permutation(len(batches))]
-
-    def largest(self) -> np.ndarray:
-        """The places of a batch of the largest padded size."""
-        i = int(np.argmax(self._padded))
-        return self._sorted[self._bounds[i] : self._bounds[i + 1]]
+        padded = self._size_of[self._sorted, 0].sum() * self.examples.choices
+        return 1.0 - real / float(padded)
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> TaskBatch:
         """The tensors of one element of epoch(), which are the same in every epoch."""
-        return self.examples.batch(indices, int(self._width_of[indices[0]]))
+        return self.examples.batch(indices, int(self._size_of[indices[0], 0]))
 
 
 def evaluation_batches(examples: Examples, max_tokens: int) -> list[tuple[np.ndarray, TaskBatch]]:
