@@ -31,16 +31,8 @@ def read_member(path: Path, member: str) -> Iterator[str]:
     plain text, gzip (.gz), the segments of SGML or XML (.sgm, .xml), or TED's tagged text (train.tags.*). Raises
     UserError for what is missing, cut off or damaged.
     """
-    name = member or path.name
-    try:
-        with _opened(path, member) as stream:
-            if name.endswith(".gz"):
-                stream, name = cast(BinaryIO, gzip.GzipFile(fileobj=stream)), name.removesuffix(".gz")
-            yield from _lines(stream, name)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ElementTree.ParseError) as error:
-        raise UserError(f"{path}: is cut off or damaged ({error}): move it away and download it again") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: {name} is not UTF-8 ({error.reason})") from None
+    with _unpacked(path, member) as (stream, name):
+        yield from _lines(stream, name)
 
 
 def read_pairs(
@@ -50,9 +42,9 @@ def read_pairs(
 
     Raises UserError where they differ in their number of lines, and as read_member().
     """
-    name = members[0] or paths[0].name
-    if name.removesuffix(".gz").endswith(".tmx"):
-        yield from _translation_units(paths[0], members[0], languages)
+    if (members[0] or paths[0].name).removesuffix(".gz").endswith(".tmx"):
+        with _unpacked(paths[0], members[0]) as (stream, _):
+            yield from _translation_units(stream, languages)
         return
     sides = [read_member(path, member) for path, member in zip(paths, members)]
     count = 0
@@ -63,6 +55,20 @@ def read_pairs(
             raise UserError(f"{paths[0]}: {names} differ in length after line {count:,}")
         yield source, target
         count += 1
+
+
+@contextmanager
+def _unpacked(path: Path, member: str) -> Iterator[tuple[BinaryIO, str]]:
+    """The content of a file or member and its name, without gzip; what damage raises becomes a UserError."""
+    name = (member or path.name).removesuffix(".gz")
+    try:
+        with _opened(path, member) as stream:
+            is_packed = name != (member or path.name)
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if is_packed else stream, name
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ElementTree.ParseError) as error:
+        raise UserError(f"{path}: is cut off or damaged ({error}): move it away and download it again") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {name} is not UTF-8 ({error.reason})") from None
 
 
 @contextmanager
@@ -95,23 +101,17 @@ def _plain(stream: BinaryIO) -> Iterator[str]:
         yield " ".join(line.strip().split("\r"))
 
 
-def _translation_units(path: Path, member: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
+def _translation_units(stream: BinaryIO, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
     """The pairs of a TMX file, in which a unit holds both languages."""
-    try:
-        with _opened(path, member) as stream:
-            if (member or path.name).endswith(".gz"):
-                stream = cast(BinaryIO, gzip.GzipFile(fileobj=stream))
-            for _, element in ElementTree.iterparse(stream):
-                if element.tag != "tu":
-                    continue
-                sides = {}
-                for variant in element.iter("tuv"):
-                    code = variant.get(_XML_LANG) or variant.get("lang") or ""
-                    segment = variant.find("seg")
-                    text = "" if segment is None else "".join(segment.itertext())
-                    sides[code.lower().partition("-")[0]] = " ".join(text.split())
-                element.clear()
-                if all(language in sides for language in languages):
-                    yield sides[languages[0]], sides[languages[1]]
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ElementTree.ParseError) as error:
-        raise UserError(f"{path}: is cut off or damaged ({error}): move it away and download it again") from None
+    for _, element in ElementTree.iterparse(stream):
+        if element.tag != "tu":
+            continue
+        sides = {}
+        for variant in element.iter("tuv"):
+            code = variant.get(_XML_LANG) or variant.get("lang") or ""
+            segment = variant.find("seg")
+            text = "" if segment is None else "".join(segment.itertext())
+            sides[code.lower().partition("-")[0]] = " ".join(text.split())
+        element.clear()
+        if all(language in sides for language in languages):
+            yield sides[languages[0]], sides[languages[1]]

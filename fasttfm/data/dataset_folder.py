@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fasttfm.data.datasets import Texts
+from fasttfm.data.datasets import Texts, write_pairs
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.wording import counted
@@ -36,7 +36,8 @@ def text_of_folder(
     pairs = {name: tuple(out / f"{name}.{language}" for language in languages) for name in splits}
     with replacing(out, "writing a dataset into it") as fresh:
         for name, rows in splits.items():
-            count = _write(_lines(rows, languages, folder), [fresh.path / path.name for path in pairs[name]])
+            sides = ((_one_line(source), _one_line(target)) for source, target in _pairs(rows, languages, folder))
+            count = write_pairs(sides, *(fresh.path / path.name for path in pairs[name]))
             if not count:
                 raise UserError(f"{folder}: its split {name} is empty: at least one pair is needed")
             say(f"{pairs[name][0]}, {pairs[name][1].name}: {counted(count, 'pair')}")
@@ -71,7 +72,12 @@ def _splits(folder: Path) -> dict[str, Any]:
     return {name: rows for name, rows in chosen.items() if rows is not None}
 
 
-def _lines(rows: Any, languages: tuple[str, str], folder: Path) -> Iterator[tuple[str, str]]:
+def _one_line(text: str | None) -> str:
+    """A sentence as a line; a missing one is an empty line."""
+    return (text or "").replace("\r", " ").replace("\n", " ")
+
+
+def _pairs(rows: Any, languages: tuple[str, str], folder: Path) -> Iterator[tuple[str | None, str | None]]:
     """Both sides of every row."""
     features = rows.features
     names = {
@@ -88,13 +94,3 @@ def _lines(rows: Any, languages: tuple[str, str], folder: Path) -> Iterator[tupl
         else:
             for row in block[_TRANSLATION]:
                 yield row[languages[0]], row[languages[1]]
-
-
-def _write(pairs: Iterator[tuple[str | None, str | None]], paths: list[Path]) -> int:
-    """Write two sides; the number of pairs. A missing sentence is an empty line."""
-    count = 0
-    with paths[0].open("wb") as source, paths[1].open("wb") as target:
-        for count, sides in enumerate(pairs, start=1):  # noqa: B007
-            for file, text in zip((source, target), sides, strict=True):
-                file.write((text or "").replace("\r", " ").replace("\n", " ").encode() + b"\n")
-    return count

@@ -11,7 +11,7 @@ from those who have recorded them; where none is known, the command says what it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,6 +190,16 @@ def fetch_dataset(
     return texts
 
 
+def write_pairs(pairs: Iterable[tuple[str, str]], source: Path, target: Path) -> int:
+    """Write both sides, a line a sentence; the number of pairs."""
+    count = 0
+    with source.open("wb") as source_file, target.open("wb") as target_file:
+        for count, (source_line, target_line) in enumerate(pairs, start=1):  # noqa: B007
+            source_file.write(source_line.encode() + b"\n")
+            target_file.write(target_line.encode() + b"\n")
+    return count
+
+
 def _texts(dataset: Dataset, folder: Path) -> Texts:
     def pair(stem: str) -> tuple[Path, Path]:
         source, target = (folder / f"{stem}.{language}" for language in dataset.languages)
@@ -206,12 +216,7 @@ def _write(part: Part, languages: tuple[str, str], downloads: Path, source: Path
     paths = (downloads / part.files[0].name, downloads / part.files[-1].name)
     first, second = (part.member.format(language=language) for language in languages)
     members = (first, part.other or second)
-    count = 0
-    with source.open("wb") as source_file, target.open("wb") as target_file:
-        for source_line, target_line in read_pairs(paths, members, languages):
-            source_file.write(source_line.encode() + b"\n")
-            target_file.write(target_line.encode() + b"\n")
-            count += 1
+    count = write_pairs(read_pairs(paths, members, languages), source, target)
     if not count:
         raise UserError(f"{downloads / part.files[0].name}: holds no pair of sentences: it is not what was expected")
     return count

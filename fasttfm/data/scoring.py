@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -42,12 +42,10 @@ def bleu(
 
     Raises UserError when the tokenizer's package or data is not there; ValueError when the line counts differ.
     """
-    _check_aligned(hypotheses, references)
     if tokenize not in TOKENIZERS:
         raise UserError(f"the tokenizer {tokenize!r} is unknown: one of {', '.join(TOKENIZERS)} is allowed")
     try:
-        metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
-        value = metric.corpus_score(hypotheses, [references]).score
+        return _score("BLEU", BLEU(tokenize=tokenize, lowercase=lowercase, force=True), hypotheses, references)
     except RuntimeError as error:
         install = re.search(r"pip install \S+", str(error))
         remedy = f"install it with {install.group()}" if install else " ".join(str(error).split())
@@ -56,7 +54,6 @@ def bleu(
         raise UserError(
             f"the tokenizer {tokenize} must be downloaded once and could not be ({error}): use char, intl or 13a"
         ) from None
-    return Score(value, f"BLEU|{metric.get_signature()}")
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
@@ -65,12 +62,9 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) ->
     Words joined by a hyphen count as three, as in tensor2tensor's get_ende_bleu.sh; no smoothing, as in multi-bleu.
     See compound_tokens for the words. Usually 0.7 to 1 above bleu().
     """
-    _check_aligned(hypotheses, references)
-    metric = BLEU(tokenize="none", smooth_method="none", force=True)
-
-    split = [[" ".join(compound_tokens(line)) for line in lines] for lines in (hypotheses, references)]
-    value = metric.corpus_score(split[0], [split[1]]).score
-    return Score(value, f"BLEU|{metric.get_signature()}".replace("tok:none", "tok:13a+compound-split"))
+    split = ([" ".join(compound_tokens(line)) for line in lines] for lines in (hypotheses, references))
+    score = _score("BLEU", BLEU(tokenize="none", smooth_method="none", force=True), *split)
+    return replace(score, signature=score.signature.replace("tok:none", "tok:13a+compound-split"))
 
 
 def compound_tokens(line: str) -> list[str]:
@@ -85,10 +79,7 @@ def compound_tokens(line: str) -> list[str]:
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Corpus chrF2 of raw lines."""
-    _check_aligned(hypotheses, references)
-    metric = CHRF()
-    value = metric.corpus_score(hypotheses, [references]).score
-    return Score(value, f"chrF2|{metric.get_signature()}")
+    return _score("chrF2", CHRF(), hypotheses, references)
 
 
 def comet(model: str, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> Score:
@@ -130,10 +121,13 @@ def _version(package: str) -> str:
 
 def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Corpus TER of raw lines: edits and shifts a reference word, in per cent; the lower the better."""
+    return _score("TER", TER(), hypotheses, references)
+
+
+def _score(name: str, metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     _check_aligned(hypotheses, references)
-    metric = TER()
     value = metric.corpus_score(hypotheses, [references]).score
-    return Score(value, f"TER|{metric.get_signature()}")
+    return Score(value, f"{name}|{metric.get_signature()}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fasttfm.data.packed_files import DamagedPackingError, Hashed, unpacked
+from fasttfm.data.corpus import TextFile
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable
 
 _ANYWHERE = "give the official JSON of SQuAD 1.1 or 2.0"
 
@@ -77,26 +76,12 @@ def read_squad(path: Path | str) -> SquadData:
 
 
 def read_json_text(path: Path) -> Any:
-    """What a JSON file holds, plain or packed. Raises UserError with the line and column where it is broken."""
-    content = bytearray()
+    """What a JSON file holds, plain or packed. Raises UserError with the line and column where it is broken.
+
+    Also as TextFile does.
+    """
     try:
-        with Hashed(path) as file:
-            for part in unpacked(file, path):
-                content += part
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except DamagedPackingError as error:
-        raise UserError(
-            f"{path}: the {error.packing} data is cut off or damaged after {len(content):,} bytes of text "
-            f"({error.reason}): copy or download it again"
-        ) from None
-    try:
-        return json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}: line {line:,} is not valid UTF-8 (byte {error.start + 1:,}): convert it") from None
+        return json.loads("\n".join(TextFile(path)))
     except json.JSONDecodeError as error:
         cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
         what = "is cut off" if cut else "is no JSON"

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from fasttfm.data.squad import Question
-from fasttfm.data.text_spans import encode_with_spans
 
 _LONGEST_QUESTION = 64
 
@@ -94,7 +93,7 @@ def question_windows(
     contexts: dict[str, tuple[list[int], np.ndarray]] = {}
     for index, question in enumerate(questions):
         if question.context not in contexts:
-            ids, offsets = encode_with_spans(tokenizer, question.context)
+            ids, offsets = tokenizer.encode_with_spans(question.context)
             contexts[question.context] = ids, np.array(offsets, np.int64).reshape(-1, 2)
         tokens, spans = contexts[question.context]
         asked = tokenizer.encode(question.text)[: min(_LONGEST_QUESTION, max_length // 2)]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from fasttfm.errors import UserError
@@ -23,7 +24,7 @@ _ENDS = ("<|endoftext|>", "[SEP]", "</s>", "<eos>")
 _MASKS = ("[MASK]", MASK_PIECE)
 
 
-class TextTokenizer(Protocol):
+class TextTokenizer(ABC):
     """Text to tokens and back."""
 
     file: str
@@ -33,32 +34,39 @@ class TextTokenizer(Protocol):
     mask: int | None
     """What stands for a hidden token; None where the vocabulary has no such piece."""
 
+    @abstractmethod
     def __len__(self) -> int:
         """Tokens."""
-        ...
 
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Of a text of any number of lines, without `end`."""
-        ...
 
+    @abstractmethod
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text, and of each where its characters begin and end, spaces before it included.
+
+        A character that is spelt in bytes belongs to the last of them; the others begin and end where it begins.
+        """
+
+    @abstractmethod
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Of lines of one text, each with the token of its line break at the end."""
-        ...
 
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """The text; special tokens vanish."""
-        ...
 
+    @abstractmethod
     def pieces(self) -> list[str]:
         """Every token as it is written in the vocabulary."""
-        ...
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the file that load_text_tokenizer() reads."""
-        ...
 
 
-class PieceTokenizer:
+class PieceTokenizer(TextTokenizer):
     """A SentencePiece model, whose piece for a line break joins the lines that it cuts one by one."""
 
     file = PIECES_FILE
@@ -76,15 +84,20 @@ class PieceTokenizer:
         return len(self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """As TextTokenizer."""
         return list(itertools.chain.from_iterable(self.encode_lines(text.split(NEWLINE))))[:-1]
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        spans, begin = [], 0
+        for line in text.split(NEWLINE):
+            spans += [(begin + first, begin + last) for first, last in self.tokenizer.spans(line)]
+            begin += len(line) + 1
+            spans.append((begin - 1, begin))
+        return self.encode(text), spans[:-1]
+
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """As TextTokenizer."""
         return [[*ids, self.newline] for ids in self.tokenizer.encode_lines(lines, threads)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As TextTokenizer."""
         lines: list[list[int]] = [[]]
         for number in map(int, ids):
             if number == self.newline:
@@ -98,11 +111,10 @@ class PieceTokenizer:
         return self.tokenizer.pieces(range(len(self)))
 
     def save(self, folder: Path) -> None:
-        """As TextTokenizer."""
         self.tokenizer.save(folder / PIECES_FILE)
 
 
-class ByteTokenizer:
+class ByteTokenizer(TextTokenizer):
     """A token a byte of UTF-8: 256, after padding 0, unknown 1, start 2, end 3 and mask 4."""
 
     file = BYTES_FILE
@@ -113,11 +125,13 @@ class ByteTokenizer:
         return _FIRST_BYTE + 256
 
     def encode(self, text: str) -> list[int]:
-        """As TextTokenizer."""
         return [_FIRST_BYTE + byte for byte in text.encode()]
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        sizes = [len(character.encode()) for character in text]
+        return self.encode(text), [(i, i + (byte == size - 1)) for i, size in enumerate(sizes) for byte in range(size)]
+
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """As TextTokenizer."""
         return [self.encode(line + NEWLINE) for line in lines]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -129,11 +143,10 @@ class ByteTokenizer:
         return [*("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE), *map(chr, range(256))]
 
     def save(self, folder: Path) -> None:
-        """As TextTokenizer."""
         (folder / BYTES_FILE).write_text(json.dumps({"first_byte": _FIRST_BYTE}) + "\n", encoding="utf-8")
 
 
-class ImportedTokenizer:
+class ImportedTokenizer(TextTokenizer):
     """A tokenizer.json of Hugging Face's `tokenizers`, such as that of GPT-2 or BERT."""
 
     file = TOKENIZER_FILE
@@ -141,23 +154,26 @@ class ImportedTokenizer:
     def __init__(self, content: str) -> None:
         """content: of the file. Raises ValueError where it is none, or has no token that can end a document."""
         self.content = content
-        self._tokenizer: Any = _tokenizers().Tokenizer.from_str(content)
-        ends = [self._tokenizer.token_to_id(piece) for piece in _ENDS]
-        if all(end is None for end in ends):
+        import tokenizers  # type: ignore[import-untyped, unused-ignore]
+
+        self._tokenizer: Any = tokenizers.Tokenizer.from_str(content)
+        end, self.mask = self._first(_ENDS), self._first(_MASKS)
+        if end is None:
             raise ValueError(f"it has none of {', '.join(_ENDS)}, which would end a document")
-        self.end: int = next(end for end in ends if end is not None)
-        masks = [self._tokenizer.token_to_id(piece) for piece in _MASKS]
-        self.mask: int | None = next((mask for mask in masks if mask is not None), None)
+        self.end = end
+
+    def _first(self, pieces: Sequence[str]) -> int | None:
+        """The token of the first of these pieces that the vocabulary has."""
+        tokens = map(self._tokenizer.token_to_id, pieces)
+        return next((token for token in tokens if token is not None), None)
 
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        """As TextTokenizer."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """As encode(), and where each token's characters begin and end."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
@@ -166,15 +182,12 @@ class ImportedTokenizer:
         return [self.encode("".join(line + NEWLINE for line in lines))]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As TextTokenizer."""
         return str(self._tokenizer.decode([int(i) for i in ids]))
 
     def pieces(self) -> list[str]:
-        """As TextTokenizer."""
         return [str(self._tokenizer.id_to_token(number)) for number in range(len(self))]
 
     def save(self, folder: Path) -> None:
-        """As TextTokenizer."""
         (folder / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")
 
 
@@ -213,9 +226,3 @@ def load_tokenizer_file(path: Path) -> ImportedTokenizer:
         raise UserError(f"{path}: needs the package tokenizers: pip install tokenizers") from None
     except Exception as error:  # tokenizers raises Exception itself
         raise UserError(f"{path}: is damaged or no tokenizer.json ({error}): copy it anew") from None
-
-
-def _tokenizers() -> Any:
-    import tokenizers  # type: ignore[import-untyped, unused-ignore]
-
-    return tokenizers

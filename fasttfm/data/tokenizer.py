@@ -163,6 +163,10 @@ class Tokenizer:
         self._refuse_imported()
         return _spans(self._processor, "Encode", text.translate(_HIDE), text)
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of one line, and spans() of them."""
+        return self.encode(text), self.spans(text)
+
     def decoded_spans(self, ids: Sequence[int] | np.ndarray) -> list[tuple[int, int]]:
         """Of each id: where its characters begin and end in decode(ids), as in spans()."""
         self._refuse_imported()

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from fasttfm.data.text_spans import encode_with_spans
 from fasttfm.data.text_tokenizer import ByteTokenizer, ImportedTokenizer, train_text_tokenizer
 
 TEXT = "A dog runs.\nZwei M\u00e4nner \u4e2d sitzen,  am Meer.\n\nEnd"
@@ -22,7 +21,7 @@ def tokenizers():
 @pytest.mark.parametrize("number", [0, 1], ids=["pieces", "bytes"])
 def test_spans_cover_the_text_in_order(number):
     tokenizer = tokenizers()[number]
-    ids, spans = encode_with_spans(tokenizer, TEXT)
+    ids, spans = tokenizer.encode_with_spans(TEXT)
     assert ids == tokenizer.encode(TEXT)
     assert len(ids) == len(spans)
     assert "".join(TEXT[begin:end] for begin, end in spans) == TEXT
@@ -38,6 +37,6 @@ def test_spans_of_an_imported_tokenizer_are_its_offsets():
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     model.normalizer = tokenizers.normalizers.Lowercase()
-    ids, spans = encode_with_spans(ImportedTokenizer(model.to_str()), "Dog  runs.")
+    ids, spans = ImportedTokenizer(model.to_str()).encode_with_spans("Dog  runs.")
     assert ids == [2, 3, 4]
     assert [tuple(span) for span in spans] == [(0, 3), (5, 9), (9, 10)]
