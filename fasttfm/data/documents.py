@@ -14,6 +14,7 @@ own, which sees nothing of its neighbours and counts its positions from 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -21,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
+from fasttfm.data.prepared import PreparedFolder, id_dtype, read_description
 from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
@@ -30,7 +31,6 @@ from fasttfm.files import unreadable
 from fasttfm.folders import Verification, is_unfinished, read_manifest
 
 FORMAT = "fasttfm prepared documents, version 1"
-DESCRIPTION = "data.yaml"
 
 
 class Documents:
@@ -191,28 +191,23 @@ class RowBatches:
         return TextBatch(tokens[None], targets[None], lengths, int(lengths.max()), len(indices))
 
 
-class PreparedDocuments:
-    """A prepared directory, opened for reading."""
+@dataclass(eq=False)
+class PreparedDocuments(PreparedFolder):
+    """A prepared directory of documents."""
 
-    def __init__(
-        self, path: Path, description: dict[str, Any], tokenizer: TextTokenizer, train: Documents, valid: Documents
-    ) -> None:
-        self.path = path
-        self.description = description
-        """The content of data.yaml."""
-        self.tokenizer = tokenizer
-        self.train, self.valid = train, valid
+    tokenizer: TextTokenizer
+    train: Documents
+    valid: Documents
 
     @classmethod
     def open(cls, path: Path | str) -> PreparedDocuments:
-        """Raises UserError when path is no prepared directory or one of its files is missing or damaged."""
         path = Path(path)
         description = _description(path)
         if is_unfinished(path):
             raise UserError(f"{path}: fasttfm lm prepare was stopped while it replaced these data: run it again")
         read_manifest(path)
         tokenizer = load_text_tokenizer(path)
-        dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.int32)
+        dtype = id_dtype(len(tokenizer))
         splits = []
         for split in ("train", "valid"):
             offsets = _offsets(path / f"{split}.offsets.npy")
@@ -223,10 +218,6 @@ class PreparedDocuments:
             splits.append(Documents(ids, dtype, offsets, int(description[split]["bytes"]), tokenizer.end))
         return cls(path, description, tokenizer, *splits)
 
-    def verify(self) -> Verification:
-        """Begin to compare every file with its digest, in the background: check() and finish() raise UserError."""
-        return Verification(self.path)
-
     @property
     def model_files(self) -> list[Path]:
         """The tokenizer's file, which a model directory copies."""
@@ -234,13 +225,10 @@ class PreparedDocuments:
 
 
 def _description(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load((path / DESCRIPTION).read_bytes())
-        known = isinstance(content, dict) and content.get("format") == FORMAT
-        if known and all(isinstance(content[split]["bytes"], int) for split in ("train", "valid")):
+    content = read_description(path, FORMAT)
+    with suppress(KeyError, TypeError):
+        if content is not None and all(isinstance(content[split]["bytes"], int) for split in ("train", "valid")):
             return content
-    except (OSError, yaml.YAMLError, RecursionError, KeyError, TypeError):
-        pass
     what = "is a model directory" if (path / "config.yaml").exists() else "holds no prepared documents"
     raise UserError(f"{path}: {what}: give the directory that fasttfm lm prepare made")
 

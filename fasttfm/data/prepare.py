@@ -155,7 +155,7 @@ def prepare(
             fingerprint: dict[str, Any] = {"options": plain}
             fingerprint |= {f"{name}_sha256": stored[name].sha256 for name in texts}
             fingerprint["models_sha256"] = [hashlib.sha256(each.model).hexdigest() for each in given]
-            if prepared.is_prepared(out, fingerprint):
+            if prepared.PreparedData.holds(out, fingerprint):
                 fresh.wanted = False
                 say(f"{out} already holds this data, nothing to do")
                 return
@@ -228,6 +228,7 @@ def _fill(
     _warn_of_overlap(valid.keys, train.keys, say)
     prepared.save_description(
         directory,
+        prepared.FORMAT,
         {
             "vocabulary": "joint" if source_tokenizer is target_tokenizer else "separate",
             "source_vocab_size": len(source_tokenizer),
@@ -254,27 +255,9 @@ def _check_numbers(options: PrepareOptions, files: int, valid_files: int, models
         raise UserError(f"--spm: {models} were given: give one model for both sides, or the source's and the target's")
 
 
-class _Weighting:
-    """How often each pair of a corpus is written, one pair after the other, evenly over each file."""
-
-    def __init__(self, counts: Sequence[int], weights: Sequence[float]) -> None:
-        """counts: pairs of each file; weights: of each file, none for 1."""
-        self._weights = list(weights) or [1.0] * len(counts)
-        self._left = list(counts)
-        self._part = 0
-        self._kept = 0
-
-    def advance(self) -> None:
-        """The next pair of the corpus."""
-        while not self._left[self._part]:
-            self._part, self._kept = self._part + 1, 0
-        self._left[self._part] -= 1
-
-    def times(self) -> int:
-        """How often the current pair, which is kept, is written."""
-        weight = self._weights[self._part]
-        self._kept += 1
-        return int(self._kept * weight + 1e-9) - int((self._kept - 1) * weight + 1e-9)
+def _copies(number: int, weight: float) -> int:
+    """How often a pair is written that is the number-th, from 1, which is kept of its file: evenly over the file."""
+    return int(number * weight + 1e-9) - int((number - 1) * weight + 1e-9)
 
 
 @dataclass(slots=True)
@@ -305,7 +288,8 @@ def _write_split(
     writers = [prepared.SideWriter(directory, name, side, dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
     keys: set[bytes] = set()
     pairs, done = iter(text), 0
-    weighting = _Weighting([count for _, count in text.parts], weights)
+    parts = itertools.chain.from_iterable(itertools.repeat(n, count) for n, (_, count) in enumerate(text.parts))
+    weights, kept = list(weights) or [1.0] * len(text.parts), [0] * len(text.parts)
     with ExitStack() as files:
         copies = [
             files.enter_context((directory / f"{name}.{side}.txt").open("wb"))
@@ -315,11 +299,12 @@ def _write_split(
         while chunk := list(itertools.islice(pairs, _CHUNK)):
             source_ids = tokenizers[0].encode_lines([pair.source for pair in chunk], threads)
             target_ids = tokenizers[1].encode_lines([pair.target for pair in chunk], threads)
-            for pair, source, target in zip(chunk, source_ids, target_ids, strict=True):
-                weighting.advance()
+            numbers = itertools.islice(parts, len(chunk))
+            for part, pair, source, target in zip(numbers, chunk, source_ids, target_ids, strict=True):
                 if not rules.keeps(pair, source, target):
                     continue
-                for _ in range(weighting.times()):
+                kept[part] += 1
+                for _ in range(_copies(kept[part], weights[part])):
                     writers[0].write(source)
                     writers[1].write(target)
                 key = np.array([*source, -1, *target], np.int32).tobytes()

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 
 from fasttfm.data.corpus import TextFile
-from fasttfm.data.documents import DESCRIPTION, FORMAT, PreparedDocuments
+from fasttfm.data.documents import FORMAT, PreparedDocuments
+from fasttfm.data.prepared import id_dtype, save_description
 from fasttfm.data.text_tokenizer import (
     ByteTokenizer,
     TextTokenizer,
@@ -82,7 +82,7 @@ def prepare_documents(
             "valid_sha256": [part.sha256 for part in valid] if valid_texts else [],
             "model_sha256": None if model is None else hashlib.sha256(model.read_bytes()).hexdigest(),
         }
-        if _is_prepared(out, fingerprint):
+        if PreparedDocuments.holds(out, fingerprint):
             fresh.wanted = False
             say(f"{out} already holds this data, nothing to do")
             return
@@ -94,9 +94,9 @@ def prepare_documents(
         tokenizer.save(fresh.path)
         for part in {part.copy for part in [*train, *valid]}:
             part.unlink()
-        content = {"format": FORMAT, "vocab_size": len(tokenizer), **counts}
+        content = {"vocab_size": len(tokenizer), **counts}
         content |= {"files": [str(path) for path in [*texts, *valid_texts]], "fingerprint": fingerprint}
-        (fresh.path / DESCRIPTION).write_bytes(yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
+        save_description(fresh.path, FORMAT, content)
     for name, noun in (("train", "training"), ("valid", "validation")):
         numbers = counts[name]
         documents, size = counted(numbers["documents"], "document"), numbers["bytes"]
@@ -187,7 +187,7 @@ def _write_split(
     threads: int,
 ) -> dict[str, int]:
     """Write the tokens and bounds of one split; how many documents, tokens and bytes of text it has."""
-    dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.int32)
+    dtype = id_dtype(len(tokenizer))
     offsets, tokens, text_bytes = [0], 0, 0
     with (folder / f"{name}.ids").open("wb") as file:
         for part in parts:
@@ -219,15 +219,3 @@ def _chunks(lines: Iterator[str], separator: str | None) -> Iterator[tuple[list[
             yield chunk, False
             chunk = []
     yield chunk, True
-
-
-def _is_prepared(out: Path, fingerprint: dict[str, Any]) -> bool:
-    """Whether out already holds, whole, exactly what these texts and options give."""
-    try:
-        data = PreparedDocuments.open(out)
-        if data.description.get("fingerprint") != fingerprint:
-            return False
-        data.verify().finish()
-    except UserError:
-        return False
-    return True

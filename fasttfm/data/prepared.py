@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -120,33 +121,51 @@ class ParallelTokens:
         return self._target[self._target_offsets[i] : self._target_offsets[i + 1]]
 
 
-class PreparedData:
-    """A prepared directory, opened for reading."""
+@dataclass(eq=False)
+class PreparedFolder:
+    """A prepared directory, opened for reading: of pairs, or of documents (fasttfm.data.documents)."""
 
-    def __init__(
-        self,
-        path: Path,
-        description: dict[str, Any],
-        source_tokenizer: Tokenizer,
-        target_tokenizer: Tokenizer,
-        train: ParallelTokens,
-        valid: ParallelTokens,
-    ) -> None:
-        self.path = path
-        self.description = description
-        """The content of data.yaml."""
-        self.source_tokenizer = source_tokenizer
-        self.target_tokenizer = target_tokenizer
-        """The same object as source_tokenizer when the vocabulary is joint."""
-        self.train = train
-        self.valid = valid
+    path: Path
+    description: dict[str, Any]
+    """The content of data.yaml."""
+
+    @classmethod
+    def open(cls, path: Path | str) -> PreparedFolder:
+        """Raises UserError when path is no prepared directory or one of its files is missing or damaged."""
+        raise NotImplementedError
+
+    @classmethod
+    def holds(cls, path: Path, fingerprint: dict[str, Any]) -> bool:
+        """Whether path already holds, whole, exactly what these inputs and options give."""
+        try:
+            data = cls.open(path)
+            if data.description.get("fingerprint") != fingerprint:
+                return False
+            data.verify().finish()
+        except UserError:
+            return False  # a file is missing: preparing again is the remedy, so it has to be done
+        return True
+
+    def verify(self) -> Verification:
+        """Begin to compare every file with its digest, in the background: check() and finish() raise UserError."""
+        return Verification(self.path)
+
+
+@dataclass(eq=False)
+class PreparedData(PreparedFolder):
+    """A prepared directory of pairs."""
+
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    """The same object as source_tokenizer when the vocabulary is joint."""
+    train: ParallelTokens
+    valid: ParallelTokens
 
     @classmethod
     def open(cls, path: Path | str) -> PreparedData:
-        """Raises UserError when path is no prepared directory or one of its files is missing or damaged."""
         path = Path(path)
-        description = _description(path)
-        if description is None:
+        description = read_description(path, FORMAT)
+        if description is None or description.get("vocabulary") not in ("joint", "separate"):
             raise UserError(f"{path}: not a prepared data directory (no usable {DESCRIPTION}): run fasttfm prepare")
         if (path / "config.yaml").exists() and not (path / "train.src.npy").exists():
             raise UserError(f"{path}: this is a model directory: give --data the directory that fasttfm prepare made")
@@ -165,10 +184,6 @@ class PreparedData:
             if len(tokens.source_lengths) != len(tokens.target_lengths):
                 raise UserError(f"{path}: {split} has unequal sides: run fasttfm prepare again")
         return cls(path, description, source_tokenizer, target_tokenizer, train, valid)
-
-    def verify(self) -> Verification:
-        """Begin to compare every file with its digest, in the background: check() and finish() raise UserError."""
-        return Verification(self.path)
 
     @property
     def joint(self) -> bool:
@@ -190,18 +205,6 @@ class PreparedData:
     def valid_target_text(self) -> list[str]:
         """The raw target lines of the validation pairs: the references."""
         return _load_text(self.path / "valid.tgt.txt", len(self.valid))
-
-
-def is_prepared(path: Path, fingerprint: dict[str, Any]) -> bool:
-    """Whether path already holds, whole, exactly what these inputs and options give."""
-    description = _description(path)
-    if description is None or description.get("fingerprint") != fingerprint:
-        return False
-    try:
-        PreparedData.open(path).verify().finish()
-    except UserError:
-        return False  # a file is missing: preparing again is the remedy, so it has to be done
-    return True
 
 
 class SideWriter:
@@ -250,9 +253,19 @@ def _header(dtype: np.dtype, count: int) -> bytes:
     return np.lib.format.magic(1, 0) + (_HEADER - 10).to_bytes(2, "little") + text.ljust(_HEADER - 11).encode() + b"\n"
 
 
-def save_description(directory: Path, content: dict[str, Any]) -> None:
-    text = yaml.safe_dump({"format": FORMAT, **content}, sort_keys=False, allow_unicode=True)
+def save_description(directory: Path, form: str, content: dict[str, Any]) -> None:
+    """Write data.yaml; form: what read_description() is to find in it."""
+    text = yaml.safe_dump({"format": form, **content}, sort_keys=False, allow_unicode=True)
     (directory / DESCRIPTION).write_bytes(text.encode())
+
+
+def read_description(directory: Path, form: str) -> dict[str, Any] | None:
+    """The content of data.yaml; None where there is none of this form."""
+    try:
+        content = yaml.safe_load((directory / DESCRIPTION).read_bytes())
+    except (OSError, yaml.YAMLError, RecursionError):
+        return None
+    return content if isinstance(content, dict) and content.get("format") == form else None
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -311,12 +324,3 @@ def _load_text(path: Path, lines: int) -> list[str]:
             "prepare again"
         )
     return text
-
-
-def _description(path: Path) -> dict[str, Any] | None:
-    try:
-        content = yaml.safe_load((path / DESCRIPTION).read_bytes())
-    except (OSError, yaml.YAMLError, RecursionError):
-        return None
-    whole = isinstance(content, dict) and content.get("format") == FORMAT
-    return content if whole and content.get("vocabulary") in ("joint", "separate") else None
