@@ -17,7 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs 
 {setup}
 def run(args):
 {body}
-module = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser("score"), run=run)
+module = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)
 sys.modules["fasttfm.cli.score"] = module
 sys.argv = ["fasttfm", "score"]
 sys.exit(command())
@@ -93,7 +93,7 @@ def test_a_signal_after_the_work_is_done_leaves_no_traceback():
         "import atexit, os, signal, sys, types\n"
         "from fasttfm.__main__ import command\n"
         "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
-        "module = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser('score'), run=lambda args: None)\n"
+        "module = types.SimpleNamespace(add_arguments=lambda parser: None, run=lambda args: None)\n"
         "sys.modules['fasttfm.cli.score'] = module\n"
         "sys.argv = ['fasttfm', 'score']\n"
         "sys.exit(command())"

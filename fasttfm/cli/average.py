@@ -1,4 +1,4 @@
-"""`fasttfm average MODEL --last 5`: average the last checkpoints of a model."""
+"""Averages the last checkpoints of a model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import argparse
 from fasttfm.cli.output import Output, add_output_flags
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser("average", help="average the last checkpoints of a model")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument(
         "--last", type=int, default=5, metavar="N", help="how many of the newest checkpoints (default: 5)"

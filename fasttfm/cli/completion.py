@@ -1,4 +1,4 @@
-"""`fasttfm completion SHELL`: the script with which a shell completes commands, flags and files (made by shtab)."""
+"""Prints the script with which a shell completes commands, flags and files (made by shtab)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ _SHELLS = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="print what makes a shell complete these commands",
-        description="Prints a script; where it belongs: " + "; ".join(_SHELLS.values()),
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=sorted(_SHELLS))
+    parser.epilog = "Where the script belongs: " + "; ".join(_SHELLS.values())
 
 
 def run(args: argparse.Namespace) -> None:

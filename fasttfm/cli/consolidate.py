@@ -1,4 +1,6 @@
-"""`fasttfm consolidate MODEL --out WHOLE`: one file of weights from a checkpoint that several ranks wrote in parts."""
+"""Writes a model directory with one checkpoint in one piece, of one that several ranks wrote in parts: to be given
+away, or to train on without --shard. Every command reads checkpoints in parts as they are.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,7 @@ from pathlib import Path
 from fasttfm.cli.output import Output, add_output_flags
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "consolidate",
-        help="make a checkpoint in parts (train --shard) a whole one",
-        description="Writes a model directory with one checkpoint in one piece: to be given away, or to train on "
-        "without --shard. Every command reads checkpoints in parts as they are.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory made by fasttfm train --shard")
     parser.add_argument(
         "--checkpoint",

@@ -1,30 +1,21 @@
-"""`fasttfm decode MODEL < PIECES`: text of subwords or of their numbers."""
+"""Writes the text of each line of subwords, or of their numbers, as fasttfm encode writes them. Special ones vanish."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from fasttfm.cli import encode
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    from fasttfm.cli.encode import add_arguments
-
-    parser = subparsers.add_parser(
-        "decode",
-        help="join a model's subwords on standard input to text",
-        description="Writes the text of each line of subwords, as fasttfm encode writes them. Special ones vanish.",
-    )
-    add_arguments(parser)
+add_arguments = encode.add_arguments
 
 
 def run(args: argparse.Namespace) -> None:
     """Decode line by line, so that it may stand in a pipe."""
-    from fasttfm.cli.encode import load_tokenizer
     from fasttfm.data.corpus import decode_lines
     from fasttfm.errors import UserError
 
-    tokenizer = load_tokenizer(args)
+    tokenizer = encode.load_tokenizer(args)
     numbers = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))}
     if args.ids:
         numbers = {str(number): number for number in numbers.values()}

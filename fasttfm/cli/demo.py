@@ -1,16 +1,12 @@
-"""`fasttfm demo-data`: the built-in corpus as text files."""
+"""Writes train, valid and test as .en and .de: sentences from a small grammar, always the same."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "demo-data",
-        help="write the built-in English-German demo corpus",
-        description="Writes train, valid and test as .en and .de: sentences from a small grammar, always the same.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory to write into")
 
 

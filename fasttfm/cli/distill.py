@@ -1,4 +1,4 @@
-"""`fasttfm distill translation|bert TEACHER --data DATA --out …`: what a large model has learnt, for a small one."""
+"""Trains a small model on what a large one has learnt: translation, BERT."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from fasttfm.cli.verbs import Verb, add_verbs, run_verb
 from fasttfm.config import add_flags, flag_values
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser and those of its verbs."""
-    parser = subparsers.add_parser("distill", help="train a small model by a large one: translation, BERT")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_verbs(parser, _VERBS)
 
 

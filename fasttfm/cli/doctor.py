@@ -1,6 +1,6 @@
-"""`fasttfm doctor`: what makes this machine slower than it need be, each with its remedy.
+"""Looks at threads, other programs, the processor's units, packages, settings and the GPU.
 
-The facts are gathered first (Facts), then judged by functions without side effects.
+Exit status 1 if something is slower than it need be.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is judged."""
+    """What is judged: gather() gathers all of it before judge() judges, without side effects."""
 
     cores: int
     """That this process may run on."""
@@ -57,14 +57,7 @@ class Facts:
     assembler_fault: str | None = None
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="what makes this machine slower than it need be, and the remedy",
-        description="Looks at threads, other programs, the processor's units, packages, settings and the GPU. Exit "
-        "status 1 if something is slower than it need be.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON line in place of the text")
 
 

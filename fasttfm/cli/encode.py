@@ -1,4 +1,4 @@
-"""`fasttfm encode MODEL < TEXT`: text as the subwords, or their numbers, that a model sees."""
+"""Writes the subwords of each line of standard input, or their numbers, with spaces between."""
 
 from __future__ import annotations
 
@@ -11,18 +11,7 @@ if TYPE_CHECKING:
     from fasttfm.data.tokenizer import Tokenizer
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "encode",
-        help="cut standard input into a model's subwords",
-        description="Writes the subwords of each line of standard input, with spaces between.",
-    )
-    add_arguments(parser)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What encode and decode are given."""
     parser.add_argument("model", type=Path, metavar="DIR", help="model or data directory, or a SentencePiece model")
     parser.add_argument("--target", action="store_true", help="the target side's subwords, where sides have their own")
     parser.add_argument("--ids", action="store_true", help="numbers in place of subwords")

@@ -1,4 +1,6 @@
-"""`fasttfm env`: what is installed, what it runs on, and which way each operator goes there."""
+"""Prints versions, processor and device, the assembler that makes machine code of the kernels, the route of each
+operator and the tuning in force: what to send along with a question or a report.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,7 @@ _KEYS = (16, 32, 64, 128, 512, 2048)
 _DTYPES = ("fp16", "bf16", "fp32")
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "env",
-        help="versions, device, assembler and routes: what to send with a question",
-        description="Prints versions, processor and device, the assembler that makes machine code of the kernels, the "
-        "route of each operator and the tuning in force: what to send along with a question or a report.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chip", metavar="NAME", help="the routes of another chip, such as sm_60 (P100) or gfx942")
     parser.add_argument("--json", action="store_true", help="print one JSON line in place of the text")
 

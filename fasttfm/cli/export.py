@@ -1,4 +1,4 @@
-"""`fasttfm export MODEL --format FORMAT --out DIR`: a model for another tool."""
+"""Writes a model with its tokenizer's files as another tool loads them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ FORMATS = {
 """Format -> (module with export(model, folder), what loads it)."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "export",
-        help="write a model for another tool",
-        description="Writes a model with its tokenizer's files as another tool loads them. "
-        + "; ".join(f"{name}: for {reader}" for name, (_, reader) in FORMATS.items())
-        + ".",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="who is to load it")
+    parser.add_argument(
+        "--format",
+        required=True,
+        choices=FORMATS,
+        help="; ".join(f"{name}: for {reader}" for name, (_, reader) in FORMATS.items()),
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
     add_checkpoint(parser)
     add_output_flags(parser, "what was written")

@@ -1,16 +1,15 @@
-"""`fasttfm finetune squad|choices|classify|predict|evaluate`: a pre-trained model learns a task, and answers it."""
+"""Fine-tune a BERT, ALBERT or ELECTRA (choices and classes also a GPT) of a model directory."""
 
 from __future__ import annotations
 
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device
+from fasttfm.cli.parser import add_device, add_model
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
-from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
+from fasttfm.cli.verbs import Verb, add_verbs, run_verb
 from fasttfm.config import add_flags
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names, preset_path
@@ -22,13 +21,7 @@ _TASKS = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command's parser and those of its verbs."""
-    parser = subparsers.add_parser(
-        "finetune",
-        help="teach a pre-trained model a task: answers, choices, classes",
-        description="Fine-tune a BERT, ALBERT or ELECTRA (choices and classes also a GPT) of a model directory.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_verbs(parser, _VERBS)
 
 

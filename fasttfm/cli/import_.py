@@ -1,4 +1,6 @@
-"""`fasttfm import DIR --format FORMAT --out MODEL`: a model of another tool as a model directory."""
+"""Makes a model directory, which translate, export and serve take, of a model as another tool saves it; no code in its
+files is run.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,14 @@ FORMATS = {
 fairseq takes a file, its dictionaries and its SentencePiece models."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "import",
-        help="make a model directory of another tool's model",
-        description="Makes a model directory, which translate, export and serve take, of a model as another tool saves "
-        "it; no code in its files is run. " + "; ".join(f"{name}: {what}" for name, (_, what) in FORMATS.items()) + ".",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="what the other tool saved")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="which tool that was")
+    parser.add_argument(
+        "--format",
+        required=True,
+        choices=FORMATS,
+        help="; ".join(f"{name}: {what}" for name, (_, what) in FORMATS.items()),
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model directory to write")
     for name, what in (("dict", "dict.LANG.txt"), ("spm", "SentencePiece model")):
         parser.add_argument(

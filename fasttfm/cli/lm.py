@@ -1,4 +1,4 @@
-"""`fasttfm lm prepare | train | evaluate | generate | prompt | import | export`: language models from plain text."""
+"""Language models of GPT's kind, from plain text to a model that goes on with a prompt."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device
+from fasttfm.cli.parser import add_device, add_model
 from fasttfm.cli.train import add_run_flags, run_task
-from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
+from fasttfm.cli.verbs import Verb, add_verbs, run_verb
 from fasttfm.errors import UserError
 
 _KIND = "gpt"
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command's parser and those of its verbs."""
-    parser = subparsers.add_parser(
-        "lm",
-        help="prepare text, train a GPT on it, evaluate, generate, prompt",
-        description="Language models of GPT's kind, from plain text to a model that goes on with a prompt.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_verbs(parser, _VERBS)
 
 

@@ -2,10 +2,11 @@
 
 Each command is a module of this package with two functions:
 
-    add_parser(subparsers)    adds the command's own parser and its arguments
-    run(args)                 does the work; returns an exit status or None for 0
+    add_arguments(parser)    adds the command's arguments to its parser
+    run(args)                does the work; returns an exit status or None for 0
 
-Only the module of the command that was asked for is imported, so that `fasttfm --help` needs neither torch nor time.
+Its docstring is what the command's own --help begins with. Only the module of the command that was asked for is
+imported, so that `fasttfm --help` needs neither torch nor time.
 """
 
 from __future__ import annotations
@@ -194,8 +195,8 @@ def build_parser(names: Sequence[str]) -> tuple[Parser, dict[str, Any]]:
     modules = {}
     for name, (module_name, summary) in COMMANDS.items():
         if name in names:
-            modules[name] = importlib.import_module(f"fasttfm.cli.{module_name}")
-            modules[name].add_parser(subparsers)
+            module = modules[name] = importlib.import_module(f"fasttfm.cli.{module_name}")
+            module.add_arguments(subparsers.add_parser(name, help=summary, description=module.__doc__))
         else:
             subparsers.add_parser(name, help=summary)
     return parser, modules

@@ -1,4 +1,4 @@
-"""`fasttfm mlm prepare | train | evaluate | attention | import | export`: BERT, ALBERT and ELECTRA from plain text."""
+"""Models that see both sides of every token: BERT, ALBERT and ELECTRA, from plain text to a body that is fine-tuned."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from fasttfm.cli.lm import add_prepare_flags, run_prepare
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device
+from fasttfm.cli.parser import add_device, add_model
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
-from fasttfm.cli.verbs import Verb, add_model, add_verbs, run_verb
+from fasttfm.cli.verbs import Verb, add_verbs, run_verb
 from fasttfm.config import all_fields, kind_of
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names
@@ -18,14 +18,7 @@ from fasttfm.presets import preset_names
 _KINDS = ("bert", "albert", "electra")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command's parser and those of its verbs."""
-    parser = subparsers.add_parser(
-        "mlm",
-        help="prepare text, train a BERT, ALBERT or ELECTRA on it, evaluate",
-        description="Models that see both sides of every token: BERT, ALBERT and ELECTRA, from plain text to a body "
-        "that is fine-tuned.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_verbs(parser, _VERBS)
 
 

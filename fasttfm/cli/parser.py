@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fasttfm.config.convert import WHOLE_NUMBER, to_float
@@ -56,6 +57,12 @@ def _number(text: str) -> float:
         return to_float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a number such as 0.5") from None
+
+
+def add_model(parser: argparse.ArgumentParser, made_by: str = "fasttfm train") -> None:
+    """A model directory and which of its checkpoints; made_by: the commands that make one."""
+    parser.add_argument("model", type=Path, metavar="MODEL", help=f"model directory made by {made_by}")
+    add_checkpoint(parser)
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

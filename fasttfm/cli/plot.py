@@ -1,4 +1,4 @@
-"""`fasttfm plot RUN… --out FILE`: the curves of several runs in one picture."""
+"""Draws training loss, validation loss and BLEU of the logs of model directories, a colour each."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ import argparse
 from pathlib import Path
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "plot",
-        help="draw the curves of several runs in one picture",
-        description="Draws training loss, validation loss and BLEU of the logs of model directories, a colour each.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="model directory made by fasttfm train")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture to write, .png or .svg")
     parser.add_argument(

@@ -1,22 +1,18 @@
-"""`fasttfm plot-attention MODEL "sentence"`: draw the attention weights of one translation."""
+"""Translates the sentence and draws which token attends to which: encoder, decoder and cross-attention, a row of panels
+for each layer and a panel for each head.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from fasttfm.cli.parser import add_checkpoint, add_device
+from fasttfm.cli.parser import add_device, add_model
 from fasttfm.errors import UserError
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "plot-attention",
-        help="draw the attention weights of one translation",
-        description="Translates the sentence and draws which token attends to which: encoder, decoder and "
-        "cross-attention, a row of panels for each layer and a panel for each head.",
-    )
-    parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     parser.add_argument("sentence", metavar="SENTENCE", help="text to translate, in quotation marks")
     parser.add_argument(
         "--out",
@@ -26,7 +22,6 @@ def add_parser(subparsers) -> None:
         help="picture to write (default: %(default)s)",
     )
     parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,6 (default: all)")
-    add_checkpoint(parser)
     add_device(parser)
 
 

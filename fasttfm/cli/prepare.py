@@ -1,4 +1,8 @@
-"""`fasttfm prepare`: parallel text to a prepared data directory."""
+"""Trains SentencePiece on the training text and writes token ids for training and validation.
+
+Text files are UTF-8, one sentence a line, plain or gzip, bzip2, xz or zstandard. Several files of a side are one corpus
+in the order in which they are given, evenly mixed in training.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,7 @@ _TEXTS = {
 }
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "prepare",
-        help="turn parallel text into a prepared data directory",
-        description="Trains SentencePiece on the training text and writes token ids for training and validation. "
-        "Text files are UTF-8, one sentence a line, plain or gzip, bzip2, xz or zstandard. Several files of a side are "
-        "one corpus in the order in which they are given, evenly mixed in training.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_texts(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
     _add_sources(parser)

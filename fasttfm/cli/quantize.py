@@ -1,4 +1,6 @@
-"""`fasttfm quantize MODEL --out Q`: a model directory whose matrices are 8-bit integers."""
+"""Writes a model directory whose matrices are 8-bit integers with one scale for each output, a quarter of the bytes;
+embeddings, norms and biases stay as they are. fasttfm translate computes with it in int8 on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,12 @@ import argparse
 from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_checkpoint
+from fasttfm.cli.parser import add_model
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "quantize",
-        help="write a model directory with 8-bit matrices",
-        description="Writes a model directory whose matrices are 8-bit integers with one scale for each output, a "
-        "quarter of the bytes; embeddings, norms and biases stay as they are. fasttfm translate computes with it in "
-        "int8 on a CPU.",
-    )
-    parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="Q", help="new or empty directory")
-    add_checkpoint(parser)
     add_output_flags(parser, "the sizes")
 
 
@@ -28,7 +21,7 @@ def run(args: argparse.Namespace) -> None:
     """Write Q and say how much smaller it is."""
     from fasttfm.checkpoints.quantize import quantize_model
 
-    before, after = quantize_model(Path(args.model), args.checkpoint, args.out)
+    before, after = quantize_model(args.model, args.checkpoint, args.out)
     Output.of(args, "quantize").result(
         f"{args.out}: int8, {after / 2**20:,.1f} MiB of weights ({before / 2**20:,.1f} MiB before)",
         out=str(args.out), bytes=after, bytes_before=before,

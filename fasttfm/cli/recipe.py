@@ -1,4 +1,7 @@
-"""`fasttfm recipe`: a published set-up from download to BLEU, by the commands that anybody can type one by one."""
+"""Downloads, prepares, trains, translates a test set and scores it, printing each command before it runs.
+
+The same command goes on where it was stopped.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A model on a dataset."""
 
@@ -36,77 +39,41 @@ class Recipe:
     """Where the set-up is published, and the score that it gives there."""
 
 
-_WEB_TEXT = (
-    "--max-ratio",
-    "3",
-    "--drop-duplicates",
-    "--drop-identical",
-    "--src-script",
-    "latin",
-    "--tgt-script",
-    "latin",
-)
+_WEB_TEXT = tuple(shlex.split("--max-ratio 3 --drop-duplicates --drop-identical --src-script latin --tgt-script latin"))
 _COMPOUNDS = ("--compound-split",)
+_PAPER = "Vaswani et al. 2017, table 2:"
 
 RECIPES = {
     "paper-base-en-de": Recipe(
-        dataset="wmt14-en-de",
-        preset="paper-base",
-        test="newstest2014",
-        vocab_size=37_000,
-        score=_COMPOUNDS,
-        source="Vaswani et al. 2017, table 2: 27.3 (compounds split); 8 P100, 12 hours",
+        "wmt14-en-de", "paper-base", "newstest2014", 37_000, score=_COMPOUNDS,
+        source=f"{_PAPER} 27.3 (compounds split); 8 P100, 12 hours",
     ),
     "paper-big-en-de": Recipe(
-        dataset="wmt14-en-de",
-        preset="paper-big",
-        test="newstest2014",
-        vocab_size=37_000,
-        score=_COMPOUNDS,
-        source="Vaswani et al. 2017, table 2: 28.4 (compounds split); 8 P100, 3.5 days",
+        "wmt14-en-de", "paper-big", "newstest2014", 37_000, score=_COMPOUNDS,
+        source=f"{_PAPER} 28.4 (compounds split); 8 P100, 3.5 days",
     ),
     "paper-base-en-fr": Recipe(
-        dataset="wmt14-en-fr",
-        preset="paper-base",
-        test="newstest2014",
-        vocab_size=32_000,
-        clean=_WEB_TEXT,
-        source="Vaswani et al. 2017, table 2: 38.1; 8 P100, 12 hours",
+        "wmt14-en-fr", "paper-base", "newstest2014", 32_000, clean=_WEB_TEXT,
+        source=f"{_PAPER} 38.1; 8 P100, 12 hours",
     ),
     "paper-big-en-fr": Recipe(
-        dataset="wmt14-en-fr",
-        preset="paper-big",
-        test="newstest2014",
-        vocab_size=32_000,
-        clean=_WEB_TEXT,
-        train=("--dropout", "0.1"),
-        source="Vaswani et al. 2017, table 2: 41.8; 8 P100, 3.5 days",
+        "wmt14-en-fr", "paper-big", "newstest2014", 32_000, clean=_WEB_TEXT, train=("--dropout", "0.1"),
+        source=f"{_PAPER} 41.8; 8 P100, 3.5 days",
     ),
     "tensor2tensor-base-de-en": Recipe(
-        dataset="wmt14-en-de",
-        preset="tensor2tensor-base",
-        test="newstest2014",
-        vocab_size=32_000,
-        reverse=True,
+        "wmt14-en-de", "tensor2tensor-base", "newstest2014", 32_000, reverse=True,
         source="tensor2tensor's transformer_base; --warmup-updates 8000 on several GPUs",
     ),
     "mlperf-en-de": Recipe(
-        dataset="wmt17-en-de",
-        preset="paper-big",
-        test="newstest2014",
-        vocab_size=33_708,
+        "wmt17-en-de", "paper-big", "newstest2014", 33_708,
         source="MLPerf Training v0.7, Transformer: target 25.0, lower-cased",
     ),
     "iwslt14-de-en": Recipe(
-        dataset="iwslt14-de-en",
-        preset="iwslt14",
-        test="tst2012",
-        vocab_size=10_000,
-        clean=("--max-ratio", "3"),
+        "iwslt14-de-en", "iwslt14", "tst2012", 10_000, clean=("--max-ratio", "3"),
         source="fairseq's transformer_iwslt_de_en is scored on other, joined test sets",
     ),
-    "multi30k": Recipe(dataset="multi30k", preset="multi30k", test="flickr2016", vocab_size=8_000),
-}
+    "multi30k": Recipe("multi30k", "multi30k", "flickr2016", 8_000),
+}  # fmt: skip
 
 _DRY_VOCABULARY = 2_000
 _DRY_PREPARE = ("--subset", "2000")
@@ -114,14 +81,7 @@ _DRY_TRAIN = ("--max-update", "20")
 """What --dry-run puts in the place of the recipe's own."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "recipe",
-        help="from download to BLEU: the published set-ups by name",
-        description="Downloads, prepares, trains, translates a test set and scores it, printing each command before it "
-        "runs. The same command goes on where it was stopped.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--mirror", action="append", default=[], metavar="URL", help="as for fasttfm prepare")

@@ -1,7 +1,10 @@
-"""`fasttfm score`: translations on standard input against raw references."""
+"""Scores standard input, line by line, against raw (not tokenised) references, and beside another system's
+translations.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -11,13 +14,7 @@ if TYPE_CHECKING:
     from fasttfm.data.scoring import Comparison, Score
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "score",
-        help="sacreBLEU and chrF of standard input against references",
-        description="Scores standard input, line by line, against raw (not tokenised) references, and beside another "
-        "system's translations.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ref", type=Path, required=True, metavar="FILE", help="raw references, plain or gzip")
     parser.add_argument(
         "--tokenize",

@@ -1,4 +1,6 @@
-"""`fasttfm score-pairs MODEL --src in.en --tgt out.de`: how likely the model finds given translations."""
+"""Prints a line for every pair of lines: the natural logarithm of the probability that the model gives the target,
+end-of-sentence included, as the translation of the source. For reranking and filtering.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,13 @@ import sys
 from pathlib import Path
 
 from fasttfm.cli.output import Output
-from fasttfm.cli.parser import add_checkpoint, add_device, add_precision
+from fasttfm.cli.parser import add_device, add_model, add_precision
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "score-pairs",
-        help="the model's log-probability of given translations",
-        description="Prints a line for every pair of lines: the natural logarithm of the probability that the model "
-        "gives the target, end-of-sentence included, as the translation of the source. For reranking and filtering.",
-    )
-    parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     parser.add_argument("--src", type=Path, required=True, metavar="FILE", help="source text, plain or gzip")
     parser.add_argument("--tgt", type=Path, required=True, metavar="FILE", help="a translation for each of its lines")
-    add_checkpoint(parser)
     add_device(parser)
     add_precision(parser)
     group = parser.add_argument_group("what is printed")

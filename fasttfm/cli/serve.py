@@ -1,4 +1,7 @@
-"""`fasttfm serve MODEL...`: translations over HTTP."""
+"""Serves POST /translate, GET /health, /metrics, /openapi.json and a page to type into.
+
+Sentences of all clients are translated together. Ctrl-C or SIGTERM: what was asked for is answered, then it ends.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,7 @@ _LIMITS = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="translate over HTTP",
-        description="Serves POST /translate, GET /health, /metrics, /openapi.json and a page to type into. Sentences "
-        "of all clients are translated together. Ctrl-C or SIGTERM: what was asked for is answered, then it ends.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="model directory; several have names")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="0: a free one (default: %(default)s)")

@@ -1,4 +1,6 @@
-"""`fasttfm shortlist MODEL --data DATA`: which target tokens each source token may bring."""
+"""Writes which target tokens each source token may bring into a translation (IBM model 1), in the format of
+CTranslate2's vmap.txt. fasttfm translate --shortlist FILE then computes these alone.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,7 @@ from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.errors import UserError
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "shortlist",
-        help="make a vocabulary map from training data",
-        description="Writes which target tokens each source token may bring into a translation (IBM model 1), in the "
-        "format of CTranslate2's vmap.txt. fasttfm translate --shortlist FILE then computes these alone.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DATA", help="directory of fasttfm prepare that it was trained on"

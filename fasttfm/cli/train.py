@@ -1,4 +1,4 @@
-"""`fasttfm train --preset multi30k --data DATA --out MODEL`: train a model, or go on with a run that was stopped."""
+"""Trains a Transformer on prepared data. The same command started again resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names, preset_summary
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser: what to train on and where to, then one flag for every configuration field."""
-    parser = subparsers.add_parser(
-        "train",
-        help="train a Transformer on prepared data, or resume",
-        description="Train a Transformer on prepared data. The same command started again resumes where it stopped.",
-        epilog="Each setting comes from the preset, then from --config files, then from the command line; later wins.",
-        usage="fasttfm train --preset NAME --data DATA --out MODEL [--config FILE] [--device NAME] [--SETTING VALUE …]",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "fasttfm train --preset NAME --data DATA --out MODEL [--config FILE] [--device NAME] [--SETTING VALUE …]"
+    )
+    parser.epilog = (
+        "Each setting comes from the preset, then from --config files, then from the command line; later wins."
     )
     add_run_flags(parser, TRANSFORMER, "fasttfm prepare")
     add_fairseq_flags(parser)

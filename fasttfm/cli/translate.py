@@ -1,4 +1,7 @@
-"""`fasttfm translate MODEL < in.en > out.de`: one line out for every line in."""
+"""Translates UTF-8 text from standard input to standard output, one sentence a line: one line out for every line in,
+empty ones included. Settings that are not given are those of the model's config.yaml. With --nbest above 1 the output
+is `NUMBER ||| TRANSLATION ||| SCORE`, NUMBER being that of the line from 0.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttfm.cli.parser import add_checkpoint, add_device, add_precision, worker_count
+from fasttfm.cli.parser import add_device, add_model, add_precision, worker_count
 from fasttfm.config import add_flags, flag_values
 from fasttfm.errors import UserError
 
@@ -18,16 +21,8 @@ if TYPE_CHECKING:
     from fasttfm.decoding.translator import Translation
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "translate",
-        help="translate standard input, line by line",
-        description="Translates UTF-8 text from standard input to standard output, one sentence a line: one line out "
-        "for every line in, empty ones included. Settings that are not given are those of the model's config.yaml. "
-        "With --nbest above 1 the output is `NUMBER ||| TRANSLATION ||| SCORE`, NUMBER being that of the line from 0.",
-    )
-    parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
-    add_checkpoint(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     add_device(parser)
     add_precision(parser, "translation_precision")
     parser.add_argument(

@@ -1,4 +1,6 @@
-"""`fasttfm tune`: measure which tiles and routes are fastest on this device, and keep them."""
+"""Measures which tile or route each kernel should take on this GPU and keeps the result in the user's cache directory
+($FASTTFM_CACHE, else ~/.cache/fasttfm) for this device, driver and these versions.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,7 @@ import argparse
 from fasttfm.cli.output import Output, add_output_flags
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "tune",
-        help="measure the kernels' tiles on this GPU",
-        description="Measures which tile or route each kernel should take on this GPU and keeps the result in the "
-        "user's cache directory ($FASTTFM_CACHE, else ~/.cache/fasttfm) for this device, driver and these versions.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="half precision and the base model's sizes only")
     parser.add_argument("--device", default="cuda", help="which GPU, as torch names it (default: %(default)s)")
     add_output_flags(parser, "what was measured and where it is kept")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-from fasttfm.cli.parser import Parser, add_checkpoint
+from fasttfm.cli.parser import Parser
 
 
 class Verb(NamedTuple):
@@ -34,9 +33,3 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb]) -> Non
 def run_verb(args: argparse.Namespace) -> int | None:
     """Run the verb that was given."""
     return args.perform(args)
-
-
-def add_model(parser: argparse.ArgumentParser, made_by: str) -> None:
-    """A model directory and which of its checkpoints; made_by: the commands that make one."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help=f"directory of {made_by}")
-    add_checkpoint(parser)

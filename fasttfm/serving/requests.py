@@ -38,8 +38,6 @@ class Request:
     texts: list[str]
     tokens: list[int]
     """Source tokens of each."""
-    single: bool
-    """Whether the text was not in a list."""
     stream: bool
     config: DecodingConfig
 
@@ -75,14 +73,8 @@ def read_request(body: bytes, translators: Mapping[str, Translator], limits: Lim
     for number, size in enumerate(tokens):
         if size > limits.tokens:
             raise Refused(422, f"text {number} has {size:,} tokens: {limits.tokens:,} at most are taken; split it")
-    return Request(
-        model=model,
-        texts=lines,
-        tokens=tokens,
-        single=isinstance(text, str),
-        stream=stream,
-        config=_config(given, translator.config, limits),
-    )
+    config = _config(given, translator.config, limits)
+    return Request(model=model, texts=lines, tokens=tokens, stream=stream, config=config)
 
 
 def _config(given: Mapping[str, Any], config: DecodingConfig, limits: Limits) -> DecodingConfig:

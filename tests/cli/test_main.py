@@ -19,7 +19,7 @@ def command(monkeypatch: pytest.MonkeyPatch):
     """Make `fasttfm score` do something else."""
 
     def replace(action):
-        module = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser("score"), run=lambda args: action())
+        module = types.SimpleNamespace(add_arguments=lambda parser: None, run=lambda args: action())
         monkeypatch.setitem(sys.modules, "fasttfm.cli.score", module)
 
     return replace
@@ -152,7 +152,7 @@ def test_a_reader_that_leaves_is_no_error():
         "import sys, types\n"
         "def run(args):\n"
         "    for _ in range(100000): print('line')\n"
-        "command = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser('score'), run=run)\n"
+        "command = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)\n"
         "sys.modules['fasttfm.cli.score'] = command\n"
         "from fasttfm.cli.main import main\n"
         "sys.exit(main(['score']))"
@@ -189,7 +189,7 @@ def test_what_the_terminals_encoding_cannot_say_is_an_escape(tmp_path):
     program = (
         "import sys, types\n"
         "def run(args): print('…ü')\n"
-        "command = types.SimpleNamespace(add_parser=lambda sub: sub.add_parser('score'), run=run)\n"
+        "command = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)\n"
         "sys.modules['fasttfm.cli.score'] = command\n"
         "from fasttfm.cli.main import main\n"
         "sys.exit(main(['score']))"
