@@ -9,7 +9,6 @@ input's own precision.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -198,13 +197,10 @@ def varlen_attention(
         q = query[q_starts[b] : q_starts[b + 1]].transpose(0, 1)[None]  # (1, H, L, D)
         k = key[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]
         v = value[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]
-        options: dict[str, Any] = {
-            "causal": causal,
-            "causal_offset": causal_offset,
-            "dropout_p": dropout_p,
-            "scale": scale,
-        }
-        output, _ = attention(q, k, v, **options, seed=seed, site=site, first_plane=b * heads)
+        output, _ = attention(
+            q, k, v, causal=causal, causal_offset=causal_offset, dropout_p=dropout_p, scale=scale,
+            seed=seed, site=site, first_plane=b * heads,
+        )  # fmt: skip
         outputs.append(output[0].transpose(0, 1))
     used = q_starts[-1]  # rows past the last sequence are filler of a fixed token budget
     tail = query.new_zeros(query.shape[0] - used, heads, value.shape[-1])

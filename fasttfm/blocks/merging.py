@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -168,7 +168,7 @@ class _Plan:
         self.dtype = torch.get_autocast_dtype(device.type) if autocast else torch.float32
         self.complete = True
         self.parts: dict[Hashable, int | None] = {}
-        """Into how many parts each kind of gradient comes: asked once, not once a layer."""
+        """What _parts() was told."""
         self.products: dict[Hashable, list[Part]] = {}
         self.biases: dict[Hashable, list[Part]] = {}
         self.sums: dict[Hashable, Sum] = {}
@@ -198,6 +198,13 @@ class _Plan:
             (reading.sums if key in self.biases or key in memory else reading.values)[key] = value
         reading.memory_numbers |= {id(attention): number for number, attention in enumerate(self.cross)}
 
+    def _parts(self, kind: Callable[..., int | None], *arguments: Any) -> int | None:
+        """Into how many parts a kind of gradient comes: asked once, not once a layer."""
+        key = kind, arguments
+        if key not in self.parts:
+            self.parts[key] = kind(*arguments)
+        return self.parts[key]
+
     def _linear(self, module: Any) -> bool:
         """Whether the module is a linear layer with a bias; the plan is not complete where it is not."""
         if untouched(module, LINEAR) and module.bias is not None:
@@ -220,19 +227,13 @@ class _Plan:
 
     def _vector(self, parameter: Tensor) -> None:
         """A parameter of a norm, or the bias that the norm adds."""
-        width = parameter.shape[0]
-        if width not in self.parts:
-            self.parts[width] = norm_parts(self.rows.tokens, width, self.device)
-        parts = self.parts[width]
+        parts = self._parts(norm_parts, self.rows.tokens, parameter.shape[0], self.device)
         if parts is not None:
             self.sums[id(parameter)] = Sum(Part(parameter), parts)
 
     def _attention_bias(self, key: Hashable, part: Part, keys: int, head_size: int) -> bool:
         """Whether attention sums the gradient of this bias of a projection."""
-        kind = "attention", keys, head_size
-        if kind not in self.parts:
-            self.parts[kind] = attention_bias_parts(self.rows.sequences, keys, head_size, self.dtype, self.device)
-        parts = self.parts[kind]
+        parts = self._parts(attention_bias_parts, self.rows.sequences, keys, head_size, self.dtype, self.device)
         if parts is None:
             return False
         self.sums[key] = Sum(part, parts)
@@ -284,10 +285,7 @@ class _Plan:
         self._whole(first.bias)
         if fused_activation(layer.activation):
             out, hidden = second.weight.shape
-            kind = "feed-forward", hidden, out
-            if kind not in self.parts:
-                self.parts[kind] = feed_forward_bias_parts(self.rows.tokens, hidden, out, self.dtype, self.device)
-            parts = self.parts[kind]
+            parts = self._parts(feed_forward_bias_parts, self.rows.tokens, hidden, out, self.dtype, self.device)
             assert parts is not None
             self.biases[id(first.bias)] = self.products.pop(id(first.bias))
             self.sums[id(first.bias)] = Sum(Part(first.bias), parts)

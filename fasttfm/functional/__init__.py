@@ -7,6 +7,7 @@ from fasttfm.functional.attention.sdpa import scaled_dot_product_attention
 from fasttfm.functional.attention.weights import attention_weights
 from fasttfm.functional.backends import backend
 from fasttfm.functional.cross_entropy import cross_entropy
+from fasttfm.functional.dropout import draw_seed
 from fasttfm.functional.embedding import embed
 from fasttfm.functional.feed_forward import feed_forward
 from fasttfm.functional.layer_norm import (
@@ -15,7 +16,6 @@ from fasttfm.functional.layer_norm import (
     residual_layer_norm,
 )
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
-from fasttfm.functional.random import draw_seed
 from fasttfm.functional.residual_add import residual_add
 from fasttfm.functional.rms_norm import residual_rms_norm, rms_norm
 from fasttfm.functional.rotary import rotary, rotary_tables

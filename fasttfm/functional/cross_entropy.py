@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.loss import check, mean_factor, plain_gradient, scale_gradients, sums
+from fasttfm.functional.loss import check, counted_rows, mean_factor, plain_gradient, scale_gradients, sums
 from fasttfm.functional.operator import Gradients, Operator, Overwritten
 
 
@@ -119,9 +119,8 @@ def _compute_backward(call: _Backward) -> Tensor:
 
         options: dict[str, Any] = {"label_smoothing": loss.label_smoothing, "ignore_index": loss.ignore_index}
         return kernel.backward(factor, logits, target.contiguous(), statistics, **options)
-    counted = target != loss.ignore_index
-    all_counted = logits.device.type == "cpu" and bool(counted.all())
-    return plain_gradient(logits, target, loss.label_smoothing, counted=None if all_counted else counted, scale=factor)
+    counted = counted_rows(target, loss.ignore_index)
+    return plain_gradient(logits, target, loss.label_smoothing, counted=counted, scale=factor)
 
 
 _cross_entropy_backward = Operator(

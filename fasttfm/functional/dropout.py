@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.functional import training_passes
-from fasttfm.functional.random import draw_seed
 
 _HALF = (torch.float16, torch.bfloat16)
 _INT32 = 1 << 31
@@ -18,6 +17,15 @@ _INT32 = 1 << 31
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of statistics: float32 for half precision, dtype itself otherwise."""
     return torch.float32 if dtype in _HALF else dtype
+
+
+def draw_seed(device: torch.device | str | None = None) -> Tensor:
+    """A fresh (1,) int64 seed from the device's default torch generator.
+
+    torch.manual_seed therefore decides every dropout mask, and a captured CUDA graph draws anew at each replay because
+    the seed lies in device memory.
+    """
+    return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
 
 
 class Dropout(NamedTuple):

@@ -112,14 +112,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
 
 
 class FrozenLinear:
-    """linear() of one weight inside frozen_weights(), looked up once; in int8 the integers' product alone."""
+    """linear() of one weight while frozen_weights() lasts, looked up once; in int8 the integers' product alone.
 
-    def __init__(self, kept: _Kept, bias: Tensor | None, dtype: torch.dtype, relu: bool, int8: bool) -> None:
-        self.int8 = int8
-        self.outputs = kept.weight.shape[0]
+    Make it where frozen(). temporary: the weight is no parameter, and nothing is kept of it.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool = False, temporary: bool = False) -> None:
+        self.int8 = _thread.int8
+        self.outputs = weight.shape[0]
         self.bias = None
         """(N,) float32 array, in int8: what is to be added to the scaled sums."""
-        self._classes = _classes(kept, bias is None, dtype, relu)
+        kept = _kept_product({} if temporary else _thread.kept, weight, bias, weight.dtype, relu, self.int8)
+        self._classes = _classes(kept, bias is None, weight.dtype, relu)
         self._product: Product = kept.product
         if isinstance(kept.product, Int8Product):
             self._product, self.bias = kept.product.multiply, kept.product.bias.numpy()
@@ -132,19 +136,6 @@ class FrozenLinear:
     def multiply(self, rows: Tensor) -> Tensor:
         """(M, N) of rows (M, K); in int8 the sums scaled by output alone, float32, of rows of integers."""
         return self._product(rows) if self._classes is None else multiply(self._product, rows, self._classes)
-
-
-def frozen_linear(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> FrozenLinear:
-    """linear() with this weight, for as long as frozen_weights() lasts; call it where frozen()."""
-    kept = _kept_product(_thread.kept, weight, bias, weight.dtype, relu, _thread.int8)
-    return FrozenLinear(kept, bias, weight.dtype, relu, _thread.int8)
-
-
-def temporary_linear(weight: Tensor, bias: Tensor | None) -> FrozenLinear:
-    """frozen_linear() of a weight that is no parameter: nothing is kept of it."""
-    return FrozenLinear(
-        _kept_product({}, weight, bias, weight.dtype, False, _thread.int8), bias, weight.dtype, False, _thread.int8
-    )
 
 
 def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool) -> tuple[int, ...] | None:

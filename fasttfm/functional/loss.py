@@ -105,6 +105,12 @@ def plain(
     return loss, nll
 
 
+def counted_rows(target: Tensor, ignore_index: int) -> Tensor | None:
+    """Which rows count, (R,) bool; None where all do and no device has to be waited for to know it."""
+    counted = target != ignore_index
+    return None if target.device.type == "cpu" and bool(counted.all()) else counted
+
+
 def plain_gradient(
     logits: Tensor,
     target: Tensor,
@@ -156,13 +162,11 @@ def sums(
         statistics = statistics if of_kernel is None else of_kernel
         loss, nll = losses.sum(1).unbind()
     else:
-        counted = target != ignore_index
-        all_counted = logits.device.type == "cpu" and bool(counted.all())
         loss, nll = plain(
             logits,
             target,
             label_smoothing,
-            counted=None if all_counted else counted,
+            counted=counted_rows(target, ignore_index),
             gradient=logits if overwrite else None,
             scale=factor,
             statistics=None if overwrite else statistics,

@@ -52,7 +52,8 @@ def read_parameters(
     vector repeated in one memory, whose gradient is (programs, N) float32 of which the parameter gets the sum.
     The parts of a parameter in products and sums must not overlap; of what none of them reads the gradient is zero.
     """
-    parameters = list({id(p.parameter): p.parameter for p in _all_parts(products, sums)}.values())
+    parts = [part for group in products for part in group] + [s.part for s in sums]
+    parameters = list({id(part.parameter): part.parameter for part in parts}.values())
     plan = _Plan(products, biases, sums, dtype)
     tensors = list(_Read.apply(plan, *parameters))
     counts = (len(products), len(biases), len(sums))
@@ -65,10 +66,6 @@ class _Plan:
     biases: Sequence[Sequence[Part]]
     sums: Sequence[Sum]
     dtype: torch.dtype
-
-
-def _all_parts(products: Sequence[Sequence[Part]], sums: Sequence[Sum]) -> list[Part]:
-    return [part for group in products for part in group] + [s.part for s in sums]
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:

@@ -286,12 +286,8 @@ def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out,
     # the nearest cache.
     heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
-    flat_query, flat_keys, flat_values, flat_out = (
-        query.reshape(-1),
-        keys.reshape(-1),
-        values.reshape(-1),
-        out.reshape(-1),
-    )
+    flat_query, flat_out = query.reshape(-1), out.reshape(-1)
+    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     scale = np.float32(1.0 / np.sqrt(np.float64(keys.shape[3])))
     scores = np.empty(longest, np.float32)
     q = np.empty(size, np.float32)

@@ -20,7 +20,7 @@ from fasttfm.blocks.attention import Attention
 from fasttfm.blocks.inspect import ATTENTION, EMBEDDING, LAYER, LINEAR, NORM, ordinary, untouched
 from fasttfm.blocks.step_cache import StepCache
 from fasttfm.functional import step_passes
-from fasttfm.functional.linear import FrozenLinear, frozen, frozen_linear, temporary_linear
+from fasttfm.functional.linear import FrozenLinear, frozen
 from fasttfm.functional.step_passes import array
 
 _SELECTED = 256
@@ -69,12 +69,12 @@ class _Layer:
     def __init__(self, layer: Any, norms: list[Any]) -> None:
         attention, cross = layer.self_attn, layer.multihead_attn
         width = attention.out_proj.weight.shape[0]
-        self.joint = frozen_linear(attention.in_proj_weight, attention.in_proj_bias)
-        self.self_output = frozen_linear(attention.out_proj.weight, attention.out_proj.bias)
-        self.query = frozen_linear(cross.in_proj_weight[:width], _part(cross, width))
-        self.cross_output = frozen_linear(cross.out_proj.weight, cross.out_proj.bias)
-        self.hidden = frozen_linear(layer.linear1.weight, layer.linear1.bias, relu=True)
-        self.output = frozen_linear(layer.linear2.weight, layer.linear2.bias)
+        self.joint = FrozenLinear(attention.in_proj_weight, attention.in_proj_bias)
+        self.self_output = FrozenLinear(attention.out_proj.weight, attention.out_proj.bias)
+        self.query = FrozenLinear(cross.in_proj_weight[:width], _part(cross, width))
+        self.cross_output = FrozenLinear(cross.out_proj.weight, cross.out_proj.bias)
+        self.hidden = FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=True)
+        self.output = FrozenLinear(layer.linear2.weight, layer.linear2.bias)
         self.norms = [_Norm.of(each) for each in norms]
 
 
@@ -111,7 +111,7 @@ class DecoderStep:
             for each, after in zip(layers, following)
         ]
         self.first = _Norm.of(layers[0].norm1) if self.pre_norm else None
-        self.output = frozen_linear(model.output.weight, model.output.bias)
+        self.output = FrozenLinear(model.output.weight, model.output.bias)
         self._output_weights = model.output.weight, model.output.bias
         self._selected: tuple[Tensor, list[FrozenLinear]] | None = None
         self.table, self.positions = model.target_embedding.weight, model.positions
@@ -182,7 +182,8 @@ class DecoderStep:
         rows = tokens.new_zeros(-(-len(tokens) // _SELECTED) * _SELECTED)
         rows[: len(tokens)] = tokens
         products = [
-            temporary_linear(weight[part], None if bias is None else bias[part]) for part in rows.split(_SELECTED)
+            FrozenLinear(weight[part], None if bias is None else bias[part], temporary=True)
+            for part in rows.split(_SELECTED)
         ]
         self._selected = tokens, products
 

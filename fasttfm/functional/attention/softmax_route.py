@@ -29,17 +29,9 @@ def backward(
     out: tuple[Tensor, ...] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value, and of the additive mask if asked for; out as operand_gradients() takes it."""
-    from fasttfm.kernels import masked_softmax
-
     grad = planes(grad).view(grad.shape)  # copied once at most
     d_kept = torch_route.product_transposed(grad, value)
-    dropout = (options.dropout_p, options.seed, options.site)
-    factor = 1.0 if mask_gradient else options.scale
-    d_scores, kept = masked_softmax.backward(d_kept, p, factor, *dropout, in_place=True, with_kept=True)
-    d_mask = None
-    if mask_gradient:
-        d_mask = _mask_gradient(d_scores, options.mask)
-        d_scores = d_scores * options.scale  # not in place: a mask of the scores' own shape shares their memory
+    d_scores, kept, d_mask = scores_gradient(d_kept, p, options, mask_gradient, in_place=True, with_kept=True)
     return *torch_route.operand_gradients(grad, d_scores, query, key, kept, out), d_mask
 
 
@@ -50,20 +42,22 @@ def weights(scores: Tensor, options: Options) -> tuple[Tensor, Tensor | None]:
     return masked_softmax.forward(scores.contiguous(), **options.arguments())
 
 
-def weights_gradient(grad: Tensor, p: Tensor, options: Options, mask_gradient: bool) -> tuple[Tensor, Tensor | None]:
-    """Gradients of weights()'s scores and, if asked for, of the additive mask.
+def scores_gradient(
+    grad: Tensor, p: Tensor, options: Options, mask_gradient: bool, *, in_place: bool = False, with_kept: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradient of the scores before they were scaled, the weights after dropout, and if asked for the gradient of
+    the additive mask.
 
-    grad is that of the weights after dropout, p the weights before it.
+    grad is that of the weights after dropout, p the weights before it, both contiguous; in_place: grad's memory may be
+    taken; with_kept: the weights after dropout are of use, or else they may be p.
     """
     from fasttfm.kernels import masked_softmax
 
+    dropout = (options.dropout_p, options.seed, options.site)
     factor = 1.0 if mask_gradient else options.scale
-    d_scores, _ = masked_softmax.backward(grad.contiguous(), p, factor, options.dropout_p, options.seed, options.site)
+    d_scores, kept = masked_softmax.backward(grad, p, factor, *dropout, in_place=in_place, with_kept=with_kept)
     if not mask_gradient:
-        return d_scores, None
-    return d_scores * options.scale, _mask_gradient(d_scores, options.mask)
-
-
-def _mask_gradient(d_scores: Tensor, mask: Tensor | None) -> Tensor:
-    assert mask is not None
-    return d_scores.float().sum_to_size(mask.shape).to(mask.dtype)
+        return d_scores, kept, None
+    assert options.mask is not None
+    d_mask = d_scores.float().sum_to_size(options.mask.shape).to(options.mask.dtype)
+    return d_scores * options.scale, kept, d_mask  # not in place: a mask of the scores' own shape shares their memory

@@ -148,13 +148,13 @@ def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tupl
 
 
 def scores_gradient(
-    grad: Tensor, p: Tensor, kept: Tensor | None, options: Options, mask_gradient: bool
+    grad: Tensor, p: Tensor, kept: Tensor | None, options: Options, mask_gradient: bool, *, in_place: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the scores before they were scaled, in p's dtype, and of the additive mask if asked for.
 
-    grad, p and kept as softmax_gradient() takes them; grad's memory may be taken.
+    grad, p and kept as softmax_gradient() takes them; in_place: grad's memory may be taken.
     """
-    if _takes_passes(options, grad, p, p if kept is None else kept):
+    if in_place and _takes_passes(options, grad, p, p if kept is None else kept):
         return training_passes.softmax_gradient(grad, p, kept, options), None
     d_scores = softmax_gradient(grad, p, kept)
     mask = options.mask if mask_gradient else None
@@ -229,12 +229,7 @@ def _fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
 
 def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp (B, H, L) of the scores."""
-    q, k, v = (unit_stride(x) for x in (query, key, value))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output, lse = attend(q, k, v, 0.0, scale=options.scale, **_fused_mask(query, key, options))
     return heads_last(output), lse
-
-
-def unit_stride(x: Tensor) -> Tensor:
-    """x with neighbouring elements in its last dimension, copied where they are not."""
-    return x if x.stride(-1) == 1 else x.contiguous()

@@ -93,12 +93,9 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     dropped = None if options.seed is None else weights
     p = weights if dropped is None else p
     if route == "softmax":
-        d_scores, d_mask = softmax_route.weights_gradient(grad, p, options, mask_gradient)
+        d_scores, _, d_mask = softmax_route.scores_gradient(grad.contiguous(), p, options, mask_gradient)
     else:
-        gradient = torch_route.softmax_gradient(grad, p, dropped)
-        mask = options.mask if mask_gradient else None
-        d_mask = None if mask is None else gradient.sum_to_size(mask.shape).to(mask.dtype)
-        d_scores = (gradient * options.scale).to(weights.dtype)
+        d_scores, d_mask = torch_route.scores_gradient(grad, p, dropped, options, mask_gradient, in_place=False)
     return d_scores, absent(weights) if d_mask is None else d_mask
 
 
