@@ -70,18 +70,28 @@ def kernel_case(
     name: family, kernel and variant; the tile is added. tile: a dataclass whose fields rows, columns, depth become the
     constants of those names, with warps and, unless there is one, stages. dtypes: of what a ResidualPointer and a
     ParameterPointer point at, by "residual" and "parameter", where these are not dtype and fp32. given: arguments of
-    which other is known, in the notation above; None: the pointer is not given.
+    which other is known, or fields of them, in the notation above; None: the pointer is not given.
     """
     element = "fp32" if dtype == "tf32" else dtype
     every = {"dtype": element, "residual": element, "parameter": "fp32", **dtypes}
     sizes = {field: getattr(tile, field) for field in ("rows", "columns", "depth") if hasattr(tile, field)}
     stages = getattr(tile, "stages", 1)
-    declared = {name: NOTATION[kind].format(**every) for name, kind in kinds_of(kernel).items() if kind in NOTATION}
+    known = {**{field.upper(): size for field, size in sizes.items()}, **given}
+
+    def described(name: str, kind: Any) -> Any:
+        if name in known:
+            return known.pop(name)
+        if isinstance(kind, str):
+            return NOTATION[kind].format(**every)
+        return type(kind)(*map(described, kind._fields, kind))
+
+    kinds = {name: kind for name, kind in kinds_of(kernel).items() if name in known or kind != "tl.constexpr"}
+    arguments = {name: described(name, kind) for name, kind in kinds.items()}
     return CompileCase(
         kernel=kernel,
         name=f"{name}/{'x'.join(map(str, sizes.values()))}w{tile.warps}s{stages}",
         dtype=dtype,
-        arguments={**declared, **{field.upper(): size for field, size in sizes.items()}, **given},
+        arguments={**arguments, **known},
         num_warps=tile.warps,
         num_stages=stages,
         matrix_product="PRECISION" in kernel.arg_names,

@@ -148,7 +148,7 @@ def forward(
     y = torch.empty(B, L, N, dtype=weight.dtype, device=weight.device)
     if y.numel():
         block = tile(chip(weight.device), N)
-        seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
+        seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
         _forward[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
             tokens, weight, None if positions is None else positions[first_position:], y,
             seed, site, threshold, keep_scale, scale, _NONE if pad_id is None else pad_id, M, L, N, V,
@@ -213,7 +213,7 @@ def _sum(
     runs, N = out.shape
     if out.numel():
         block = tile(chip(dy.device), N)
-        seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
+        seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
         _sum_rows[(runs, ceil_div(N, block.columns))](
             dy, tokens, order, starts, out, seed, site, threshold, keep_scale, scale,
             _NONE if pad_id is None else pad_id, tokens.numel(), max(1, length), N,

@@ -182,7 +182,7 @@ def feed_forward(
     route fused or cublas; None takes what the table says. Returns out (M, N'), hidden (M, F) and, from the fused route,
     the bits (M, ceil(F / 32)) int32, else an empty tensor.
     """
-    seed, threshold, scale = dropout_arguments(dropout_p, seed)
+    seed, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
     if (route or forward_route(x, seed is not None)) == "fused":
         hidden, bits = _fused_forward(x, weight1, bias1, seed, site, threshold)
     else:

@@ -211,7 +211,7 @@ def feed_forward(
 
     route fused or cublas; None takes what the table says. Returns out (M, N') and what GELU is applied to, (M, F).
     """
-    seed, threshold, scale = dropout_arguments(dropout_p, seed)
+    seed, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
     if (route or route_of("forward+gelu", x.dtype, x.device)) == "fused":
         (M, K), N = x.shape, weight1.shape[0]
         before = torch.empty(M, N, dtype=x.dtype, device=x.device)
@@ -261,7 +261,7 @@ def feed_forward_backward(
     Returns dx, dweight1, dbias1, dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: that
     of bias1 comes as (sum_programs(), F) float32, which are still to be added up.
     """
-    seed, threshold, scale = dropout_arguments(dropout_p, seed)
+    seed, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
     (M, N), K = before.shape, dout.shape[1]
     hidden = torch.empty_like(before)
     if (route or route_of("backward", x.dtype, x.device)) == "fused":

@@ -2,7 +2,9 @@
 
 At every launch Triton binds all arguments, asks of each what it specialises on and writes the constants out as text to
 look the compiled kernel up. Here the key is a tuple of what decides: the pointers' dtypes, the integers that Triton
-specialises on as they are, and the constants. Whatever that does not cover goes Triton's own way.
+specialises on as they are, and the constants. Triton itself is only asked for what the key does not know: it compiles
+for the same arguments with one and the same number for every Varying, also in tuples, where Triton would otherwise
+specialise on whatever it sees.
 """
 
 from __future__ import annotations
@@ -11,13 +13,12 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-import torch
 import triton
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from fasttfm.kernels.parameter import kinds_of
+from fasttfm.kernels.parameter import each_of, kinds_of
 
 OPTIONS = {"enable_fp_fusion": True}
 """a * b + c may become one instruction. Triton 3.9 warns that 3.10 will do so only where it is asked to: kernels would
@@ -29,34 +30,82 @@ LARGEST = (1 << 31) - 1
 _REMEMBERED = 4096
 """Compiled kernels that are remembered: batches of ever new lengths have ever new strides."""
 
+_NEUTRAL = 7
+"""A number that Triton does not specialise on: not 1, and no multiple of 16."""
 
-def jit(function: Callable[..., Any] | None = None, *, do_not_specialize: Sequence[str] = ()) -> Any:
+
+def jit(function: Callable[..., Any]) -> Any:
     """As @triton.jit, for a function that is launched; what only kernels call takes @triton.jit itself.
 
-    It is launched as function[grid](*arguments, **constants): pointers and numbers by position, and what is annotated
-    tl.constexpr, the last parameters, by name. Triton specialises on no integer that parameter.py calls Varying; one
-    that does not fit 32 bits is refused, unless it is a Stride.
+    It is launched as function[grid](*arguments, **constants): pointers, numbers and NamedTuples of them by position,
+    and what is annotated tl.constexpr, the last parameters, by name. Triton specialises on no integer that parameter.py
+    calls Varying; one that does not fit 32 bits is refused, unless it is a Stride.
     """
-    if function is None:
-        return lambda function: jit(function, do_not_specialize=do_not_specialize)
-    varying = [*do_not_specialize, *(name for name, kind in kinds_of(function).items() if kind == "Varying")]
-    if triton.knobs.runtime.interpret:
-        return InterpretedKernel(function, do_not_specialize=varying)
-    return Kernel(function, varying)
+    return InterpretedKernel(function) if triton.knobs.runtime.interpret else Kernel(function)
+
+
+class _Parameters:
+    """What a kernel's parameters are, but for its constants."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kinds = [(name, kind) for name, kind in kinds_of(kernel).items() if kind != "tl.constexpr"]
+        self.groups = [i for i, (_, kind) in reversed([*enumerate(self.kinds)]) if isinstance(kind, tuple)]
+        """Places of NamedTuples, the last one first."""
+        self.each = each_of(self.kinds)
+        self.pointers = self._picker("Pointer", "Pointers")
+        self.specialised = self._picker("Size", "Stride", "Strides")
+        self.bounded = self._picker("Varying", "Size")
+        self.family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
+
+    def _picker(self, *kinds: str) -> Callable[[Sequence], tuple]:
+        """flat arguments -> those whose kind ends so."""
+        indices = [i for i, (_, kind) in enumerate(self.each) if kind.endswith(kinds)]
+        if len(indices) > 1:
+            return itemgetter(*indices)
+        return lambda arguments: tuple([arguments[index] for index in indices])
+
+    def flat(self, arguments: tuple) -> list:
+        """The arguments with what a NamedTuple holds in its place."""
+        values = list(arguments)
+        for index in self.groups:
+            values[index : index + 1] = values[index]
+        return values
+
+    def neutral(self, arguments: tuple) -> list:
+        """The arguments with one and the same number for every Varying."""
+        return [_neutral(kind, argument) for (_, kind), argument in zip(self.kinds, arguments)]
+
+    def refuse_large(self, values: list) -> None:
+        """Raises ValueError for the first of the flat arguments that does not fit 32 bits."""
+        bounded = self.bounded(values)
+        if not bounded or (max(bounded) <= LARGEST and min(bounded) >= -LARGEST - 1):
+            return
+        for (name, kind), value in zip(self.each, values):
+            if kind in ("Varying", "Size") and not -LARGEST - 1 <= value <= LARGEST:
+                reason = f"a kernel takes 32-bit numbers: at most {LARGEST:,}"
+                raise ValueError(f"{self.family}: {name} is {value:,}, and {reason}")
+
+
+def _neutral(kind: Any, argument: Any) -> Any:
+    if isinstance(kind, tuple):
+        return type(kind)(*map(_neutral, kind, argument))
+    if kind == "Varyings":
+        return (_NEUTRAL,) * len(argument)
+    return _NEUTRAL if kind == "Varying" else argument
 
 
 class InterpretedKernel(InterpretedFunction):
     """What `jit` makes of a function while Triton interprets kernels."""
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        super().__init__(function, **options)
-        self._counts = _counts(self)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._parameters = _Parameters(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         run = super().__getitem__(grid)
 
         def launch(*arguments: Any, **constants: Any) -> None:
-            refuse_large(self, arguments, self._counts)
+            self._parameters.refuse_large(self._parameters.flat(arguments))
             run(*arguments, **constants)
 
         return launch
@@ -65,40 +114,44 @@ class InterpretedKernel(InterpretedFunction):
 class Kernel(JITFunction):
     """What `jit` makes of a function."""
 
-    def __init__(self, function: Callable[..., Any], do_not_specialize: Sequence[str]) -> None:
-        super().__init__(function, do_not_specialize=do_not_specialize)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
         self._launched: dict[tuple | None, tuple[CompiledKernel, tuple]] = {}
         self._constants = [p.name for p in self.params if p.is_constexpr]
-        self._counts = _counts(self)
-        self._pointers: Callable[[tuple], tuple] | None = None
-        self._integers: Callable[[tuple], tuple] | None = None
-        self._bounded: Callable[[tuple], tuple] = tuple
+        self._parameters = _Parameters(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **constants: Any) -> None:
             key = self._key(arguments, constants)
-            known = self._launched.get(key)
+            known = self._launched.get(key) or self._compiled(key, grid, arguments, constants)
             if known is not None:
                 compiled, values = known
                 compiled[(*grid, 1, 1)[:3]](*arguments, *values)
-                return
-            compiled = self.run(*arguments, grid=grid, warmup=False, **constants, **OPTIONS)
-            if key is not None and isinstance(compiled, CompiledKernel):  # and not a promise of one
-                if len(self._launched) >= _REMEMBERED:
-                    self._launched.clear()
-                self._launched[key] = compiled, tuple(constants[name] for name in self._constants)
 
         return launch
 
+    def _compiled(self, key: tuple | None, grid: tuple, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
+        """The kernel that Triton compiles, or has compiled, and its constants; None where a hook keeps it from that."""
+        compiled = self.run(*self._parameters.neutral(arguments), grid=grid, warmup=True, **constants, **OPTIONS)
+        if compiled is None:
+            return None
+        if not isinstance(compiled, CompiledKernel):  # but a promise of one
+            compiled = compiled.result()
+        known = compiled, tuple(constants[name] for name in self._constants)
+        if key is not None:
+            if len(self._launched) >= _REMEMBERED:
+                self._launched.clear()
+            self._launched[key] = known
+        return known
+
     def _key(self, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
         """All that Triton may compile another kernel for; None where that is more than this looks at."""
-        if self._pointers is None or self._integers is None:
-            self._sort(arguments)
-        assert self._pointers is not None
-        assert self._integers is not None
+        parameters = self._parameters
+        values = parameters.flat(arguments)
+        parameters.refuse_large(values)
         addresses, device = 0, -1
-        key: list[Any] = [*self._integers(arguments), *constants, *constants.values()]
-        for pointer in self._pointers(arguments):
+        key: list[Any] = [*parameters.specialised(values), *constants, *constants.values()]
+        for pointer in parameters.pointers(values):
             several = isinstance(pointer, tuple)
             if several:
                 key.append(len(pointer))
@@ -109,58 +162,7 @@ class Kernel(JITFunction):
                     addresses |= each.data_ptr()
                     key.append(each.dtype)
                     device = each.get_device()
-        bounded = self._bounded(arguments)
-        if bounded and (max(bounded) > LARGEST or min(bounded) < -LARGEST - 1):
-            refuse_large(self, arguments, self._counts)
-            return None
         if addresses % 16:  # Triton wants to know which
             return None
         key.append(device)
         return tuple(key)
-
-    def _sort(self, arguments: tuple) -> None:
-        """Finds out, at the first launch, which arguments are pointers and which integers count, tuples of them too."""
-        kinds = kinds_of(self)
-        pointers, integers, varying = [], [], []
-        for index, (name, argument) in enumerate(zip(self.arg_names, arguments)):
-            first = _first(argument)
-            if first is None or isinstance(first, torch.Tensor):
-                pointers.append(index)
-            elif self.params[index].do_not_specialize or kinds.get(name) == "Varyings":
-                if isinstance(argument, int):  # what a tuple holds is for the launch function to look at
-                    varying.append(index)
-            elif isinstance(first, int):
-                integers.append(index)
-        self._bounded = _picker(sorted({*varying, *self._counts}))
-        self._pointers, self._integers = _picker(pointers), _picker(integers)
-
-
-def _first(argument: Any) -> Any:
-    """The argument, or the first thing in a tuple of such."""
-    while isinstance(argument, tuple) and argument:
-        argument = argument[0]
-    return argument
-
-
-def _counts(kernel: Any) -> list[int]:
-    """Places of the whole numbers that must fit 32 bits."""
-    kinds = kinds_of(kernel)
-    return [index for index, name in enumerate(kernel.arg_names) if kinds.get(name) in ("Varying", "Size")]
-
-
-def refuse_large(kernel: Any, arguments: Sequence[Any], indices: Sequence[int]) -> None:
-    """Raises ValueError for the first argument at the places that does not fit."""
-    for index in indices:
-        name, value = kernel.arg_names[index], arguments[index]
-        if not -LARGEST - 1 <= value <= LARGEST:
-            family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
-            raise ValueError(f"{family}: {name} is {value:,}, and a kernel takes 32-bit numbers: at most {LARGEST:,}")
-
-
-def _picker(indices: Sequence[int]) -> Callable[[tuple], tuple]:
-    """arguments -> those at the places."""
-    if not indices:
-        return lambda arguments: ()
-    if len(indices) == 1:
-        return lambda arguments: (arguments[indices[0]],)
-    return itemgetter(*indices)

@@ -272,7 +272,7 @@ def _run_forward(
     mean = None if rms else torch.empty_like(rstd)
     if M:
         block = tile(chip(x.device), N, backward=False)
-        seed, threshold, scale = dropout_arguments(dropout_p, seed)
+        seed, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
         x_bias, weight, bias = _values(x_bias), _values(weight), _values(bias)
         _forward[(ceil_div(M, block.rows),)](
             x, x_bias, residual, weight, bias, y, s, mean, rstd, seed, site, threshold, scale, eps, M, N,
@@ -330,10 +330,10 @@ def residual_layer_norm_backward(
     dresidual = torch.empty_like(s)
     dx = None if x_dtype is None else torch.empty_like(s, dtype=x_dtype)
     parametric = weight is not None or bias is not None
-    dropout = dropout_arguments(dropout_p, seed)
+    dropout = dropout_arguments(dropout_p, seed, site)
     if N > WIDEST:
         dy = dy if dy2 is None else dy + dy2
-        parts = wide_backward(dy, ds, s, mean, rstd, _values(weight), dresidual, dx, *dropout, site, sums=parametric)
+        parts = wide_backward(dy, ds, s, mean, rstd, _values(weight), dresidual, dx, *dropout, sums=parametric)
         x_parts = None
     else:
         device = chip(s.device)
@@ -343,7 +343,7 @@ def residual_layer_norm_backward(
         parts = torch.empty(sums, programs, N, dtype=torch.float32, device=s.device) if parametric else None
         x_parts = torch.empty(programs, N, dtype=torch.float32, device=s.device) if x_bias is not None else None
         if M:
-            seed, threshold, scale = dropout
+            seed, site, threshold, scale = dropout
             _backward[(programs,)](
                 dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, parts, x_parts, seed, site, threshold,
                 scale, M, N, ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,

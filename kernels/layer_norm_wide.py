@@ -147,9 +147,9 @@ def wide_backward(
     dresidual: Tensor,
     dx: Tensor | None,
     seed: Tensor | None,
+    site: int,
     threshold: int,
     keep_scale: float,
-    site: int,
     *,
     sums: bool,
 ) -> Tensor | None:

@@ -33,7 +33,7 @@ from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
-from fasttfm.kernels.parameter import Int64Pointer, MaskPointer, Pointer, Real, Size, Varying
+from fasttfm.kernels.parameter import Int64Pointer, MaskPointer, Pointer, Real, Size, Strides, Varying
 from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX, Tile
 
@@ -111,7 +111,7 @@ def _forward(
     H: Varying,
     L: Varying,
     S: Size,
-    mask_strides,
+    mask_strides: Strides,
     CAUSAL: tl.constexpr,
     ONE: tl.constexpr,  # a tile holds the whole row
     ROWS: tl.constexpr,
@@ -284,7 +284,7 @@ def forward(
     """
     batch, heads, queries, keys = scores.shape
     p = scores if in_place else torch.empty_like(scores)
-    seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
+    seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
     kept = None if seed is None else torch.empty_like(scores)
     if scores.numel():
         if key_lengths is not None:
@@ -318,7 +318,7 @@ def backward(
     """
     batch, heads, queries, keys = p.shape
     dscores = grad if in_place else torch.empty_like(grad)
-    seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
+    seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
     kept = torch.empty_like(p) if with_kept and seed is not None else None
     if p.numel():
         tile, one = _tile_of(p)

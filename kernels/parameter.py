@@ -1,24 +1,28 @@
 """What a kernel's parameters are, said where they are declared:
 
+    class Shape(NamedTuple):
+        M: Varying
+        N: Size
+
     @jit
     def _forward(
         x: Pointer,  # (M, N)
         mean: Float32Pointer,  # (M,) out
-        seed: Int64Pointer,  # (1,), or None: no dropout
-        site: Varying,
-        M: Varying,
-        N: Size,
+        dropout: Dropout,
+        shape: Shape,
         ROWS: tl.constexpr,
     ):
 
-jit.py reads here which integers Triton must not specialise on and which must fit 32 bits, compile_case.py what the
-compile matrix compiles a kernel for. To Triton and to a type checker these annotations mean nothing. They are read by
-name, so that a kernel file needs `from __future__ import annotations`.
+What is one thing is one parameter: a NamedTuple whose fields are declared likewise. jit.py reads here which integers
+Triton must not specialise on and which must fit 32 bits, compile_case.py what the compile matrix compiles a kernel for.
+To Triton and to a type checker these annotations mean nothing. They are read by name, so that a kernel file needs
+`from __future__ import annotations`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 
 class _Kind:
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     Varyings: TypeAlias = Any
     Size: TypeAlias = Any
     Stride: TypeAlias = Any
+    Strides: TypeAlias = Any
     Varying: TypeAlias = Any
     Real: TypeAlias = Any
     MaskPointer: TypeAlias = Any
@@ -61,11 +66,13 @@ else:
     Pointers = _Kind()
     """A tuple of pointers."""
     Varyings = _Kind()
-    """A tuple of integers of which none is 1 or divides by 16."""
+    """A tuple of such, of any length."""
     Size = _Kind()
     """A whole number of a model, most often a multiple of 16, for which Triton compiles a kernel of its own."""
     Stride = _Kind()
     """Elements between neighbours, likewise; may need 64 bits."""
+    Strides = _Kind()
+    """A tuple of such, or of such tuples."""
     Varying = _Kind()
     """A whole number that changes from batch to batch or layer to layer. Triton would compile a kernel anew whenever it
     becomes 1 or a multiple of 16, and knowing that would make it no faster."""
@@ -88,6 +95,28 @@ NOTATION = {
 """How compile_case.py writes an argument for such a parameter."""
 
 
-def kinds_of(kernel: Any) -> dict[str, str]:
-    """Parameter -> the name of its annotation, for those that have one."""
-    return {name: str(kind) for name, kind in getattr(kernel, "fn", kernel).__annotations__.items()}
+class Shape(NamedTuple):
+    """Of a matrix."""
+
+    M: Varying
+    N: Size
+
+
+def kinds_of(kernel: Any) -> dict[str, Any]:
+    """Parameter -> the name of its annotation, for those that have one; for a NamedTuple one that holds those names."""
+    function = getattr(kernel, "fn", kernel)
+    return {name: _kind(str(kind), function.__globals__) for name, kind in function.__annotations__.items()}
+
+
+def _kind(name: str, scope: dict[str, Any]) -> Any:
+    group = scope.get(name)
+    if not (isinstance(group, type) and issubclass(group, tuple)):
+        return name
+    return group(*(kind.__forward_arg__ for kind in group.__annotations__.values()))
+
+
+def each_of(kinds: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:
+    """(name, kind) of parameters, with those of its fields in place of a NamedTuple's."""
+    return [
+        leaf for name, kind in kinds for leaf in ([(name, kind)] if isinstance(kind, str) else zip(kind._fields, kind))
+    ]

@@ -26,8 +26,8 @@ _LARGEST = 120
 def _add_parts(
     parts: Pointers,  # (P, N) float32, P and N each their own
     outs: Pointers,  # (N,) out, of one dtype
-    programs: Varyings,  # 2 * P + 1: Triton compiles anew for integers that are 1 or divide by 16, and these never do
-    columns: Varyings,  # 2 * N + 1
+    programs: Varyings,  # P
+    columns: Varyings,  # N
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -40,7 +40,6 @@ def _add_parts(
         N = tl.where(which == i, columns[i], N)
     source = source.to(parts[0].dtype)
     target = target.to(outs[0].dtype)
-    P, N = P // 2, N // 2
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, P, ROWS):
@@ -65,7 +64,7 @@ def _launch(sums: Sequence[tuple[Tensor, Tensor]]) -> None:
     parts, outs = zip(*sums)
     tile = PARTIAL_SUMS(chip(parts[0].device))
     _add_parts[(ceil_div(max(out.shape[0] for out in outs), tile.columns), len(sums))](
-        parts, outs, tuple(2 * p.shape[0] + 1 for p in parts), tuple(2 * p.shape[1] + 1 for p in parts),
+        parts, outs, *zip(*(p.shape for p in parts)),
         ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1,
     )  # fmt: skip
 

@@ -17,11 +17,26 @@ and planes stay unbroadcast until Philox mixes them, its first two rounds cost n
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fasttfm.kernels.parameter import Int64Pointer, Real, Varying
+
 ROUNDS = tl.constexpr(7)  # after four, every word has the full shape
+
+
+class Dropout(NamedTuple):
+    """Dropout at one place of the model, as a kernel takes it."""
+
+    seed: Int64Pointer
+    """(1,) in device memory, so that a captured graph draws anew at each replay; None: nothing is dropped."""
+    site: Varying
+    threshold: Varying
+    keep_scale: Real
+    """The factor of kept values."""
 
 
 @triton.jit
@@ -51,9 +66,33 @@ def keep_mask(seed, site, plane, rows, first_column, threshold, COLUMNS: tl.cons
     return random_lanes(seed, site, plane, rows, first_column, COLUMNS) >= threshold - 32768
 
 
-def dropout_arguments(p: float, seed: Tensor | None) -> tuple[Tensor | None, int, float]:
-    """What a kernel takes for dropout at p: seed, threshold and the factor of kept values; seed None drops nothing."""
+@triton.jit
+def with_seed(dropout):
+    """The Dropout with the seed's value for its pointer, if there is one: a kernel reads it once."""
+    if dropout.seed is None:
+        return dropout
+    else:  # Triton compiles what follows a return
+        return Dropout(tl.load(dropout.seed), dropout.site, dropout.threshold, dropout.keep_scale)
+
+
+@triton.jit
+def keep_tile(dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
+    """keep_mask() of a Dropout that with_seed() returned and that drops something."""
+    return keep_mask(dropout.seed, dropout.site, plane, rows, first_column, dropout.threshold, COLUMNS)
+
+
+@triton.jit
+def drop(values, dropout, rows, first_column, COLUMNS: tl.constexpr):
+    """values (R, COLUMNS) of activations after dropout, if there is any."""
+    if dropout.seed is not None:
+        keep = keep_tile(with_seed(dropout), 0, rows, first_column, COLUMNS)
+        values = tl.where(keep, values * dropout.keep_scale, 0.0)
+    return values
+
+
+def dropout_arguments(p: float, seed: Tensor | None, site: int) -> Dropout:
+    """Dropout with rate p; seed None drops nothing."""
     threshold = round(p * 65536)
     if seed is None or threshold == 0:
-        return None, 0, 1.0
-    return seed, threshold, 65536 / (65536 - threshold) if threshold < 65536 else 0.0
+        return Dropout(None, site, 0, 1.0)
+    return Dropout(seed, site, threshold, 65536 / (65536 - threshold) if threshold < 65536 else 0.0)

@@ -17,8 +17,8 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
-from fasttfm.kernels.parameter import Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import dropout_arguments, keep_mask
+from fasttfm.kernels.parameter import Pointer, Shape
+from fasttfm.kernels.philox import Dropout, drop, dropout_arguments
 from fasttfm.kernels.tiles.rows import NARROWEST, RESIDUAL_ADD, RowTile
 
 
@@ -27,25 +27,20 @@ def _add_dropped(
     x: Pointer,  # (M, N)
     residual: Pointer,  # (M, N) or None
     out: Pointer,  # (M, N) out
-    seed: Int64Pointer,  # (1,) or None
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
-    M: Varying,
-    N: Size,
+    dropout: Dropout,
+    shape: Shape,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """out = residual + dropout(x)."""
+    M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first_column = tl.program_id(1) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
     inside = (rows < M)[:, None] & (columns < N)[None, :]
     offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
     value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
-    if seed is not None:
-        keep = keep_mask(tl.load(seed), site, 0, rows, first_column, threshold, COLUMNS)
-        value = tl.where(keep, value * keep_scale, 0.0)
+    value = drop(value, dropout, rows, first_column, COLUMNS)
     if residual is not None:
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + offsets, value.to(out.dtype.element_ty), mask=inside)
@@ -60,27 +55,25 @@ def residual_add(
     x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0
 ) -> Tensor:
     """residual + dropout(x), (M, N) contiguous, in residual's dtype."""
-    return _run_add(x, residual, torch.empty_like(residual), *dropout_arguments(dropout_p, seed), site)
+    return _run_add(x, residual, torch.empty_like(residual), dropout_arguments(dropout_p, seed, site))
 
 
 def dropout(x: Tensor, *, dropout_p: float, seed: Tensor | None, site: int, dtype: torch.dtype) -> Tensor:
     """dropout(x), (M, N) contiguous, in dtype: also its own derivative."""
-    return _run_add(x, None, torch.empty_like(x, dtype=dtype), *dropout_arguments(dropout_p, seed), site)
+    return _run_add(x, None, torch.empty_like(x, dtype=dtype), dropout_arguments(dropout_p, seed, site))
 
 
 def drop_(x: Tensor, seed: Tensor | None, site: int, threshold: int) -> Tensor:
     """Zeroes what dropout drops of x (M, N) contiguous, in place; what is kept is not scaled."""
-    return _run_add(x, None, x, seed, threshold, 1.0, site)
+    return _run_add(x, None, x, Dropout(seed, site, threshold, 1.0))
 
 
-def _run_add(
-    x: Tensor, residual: Tensor | None, out: Tensor, seed: Tensor | None, threshold: int, scale: float, site: int
-) -> Tensor:
+def _run_add(x: Tensor, residual: Tensor | None, out: Tensor, dropout: Dropout) -> Tensor:
     M, N = x.shape
     if M:
         block = tile(chip(x.device), N)
         _add_dropped[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
-            x, residual, out, seed, site, threshold, scale, M, N,
+            x, residual, out, dropout, Shape(M, N),
             ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip
     return out

@@ -21,7 +21,7 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
-from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Varying
+from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Strides, Varying
 from fasttfm.kernels.tiles.rows import ROTARY, RowTile
 
 MAX_PAIRS = 128
@@ -43,7 +43,7 @@ def _rotate(
     P: Varying,
     D: Size,
     PAIRS: Size,
-    strides,  # of x: batch, head, row
+    strides: Strides,  # of x: batch, head, row
     position_b: Varying,  # from one sequence's positions to the next one's
     position_l: Varying,
     INTERLEAVED: tl.constexpr,

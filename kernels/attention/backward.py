@@ -47,7 +47,16 @@ from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Int64Pointers, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.parameter import (
+    Float32Pointer,
+    Int64Pointer,
+    Int64Pointers,
+    MaskPointer,
+    Pointer,
+    Real,
+    Strides,
+    Varying,
+)
 from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, Tile
 
 
@@ -117,10 +126,10 @@ def _backward_queries(
     H: Varying,
     L: Varying,
     S: Varying,
-    strides,  # of q, k, v, out, dout, dq
+    strides: Strides,  # of q, k, v, out, dout, dq
     lse_b: Varying,  # of lse, delta
     lse_h: Varying,
-    mask_strides,
+    mask_strides: Strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -239,10 +248,10 @@ def _backward_keys(
     H: Varying,
     L: Varying,
     S: Varying,
-    strides,  # of q, k, v, dout, dk, dv
+    strides: Strides,  # of q, k, v, dout, dk, dv
     lse_b: Varying,  # of lse, delta
     lse_h: Varying,
-    mask_strides,
+    mask_strides: Strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,

@@ -189,7 +189,7 @@ def prepare(
     if packed is not None:
         query_starts, key_starts, queries, keys = packed
         query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
-    seed, threshold, keep_scale = dropout_arguments(dropout_p, seed)
+    seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
     return Call(
         chip=device,
         kind=kind,

@@ -43,7 +43,16 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Int64Pointers, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.parameter import (
+    Float32Pointer,
+    Int64Pointer,
+    Int64Pointers,
+    MaskPointer,
+    Pointer,
+    Real,
+    Strides,
+    Varying,
+)
 from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
 
 
@@ -69,10 +78,10 @@ def _gradient(
     S: Varying,
     planes: Varying,  # B * H
     shares: Varying,
-    strides,  # of q, k, v, dout
+    strides: Strides,  # of q, k, v, dout
     lse_b: Varying,  # of lse, delta
     lse_h: Varying,
-    mask_strides,
+    mask_strides: Strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,

@@ -65,7 +65,16 @@ from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Int64Pointers, MaskPointer, Pointer, Real, Varying
+from fasttfm.kernels.parameter import (
+    Float32Pointer,
+    Int64Pointer,
+    Int64Pointers,
+    MaskPointer,
+    Pointer,
+    Real,
+    Strides,
+    Varying,
+)
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
 
 
@@ -87,10 +96,10 @@ def _forward(
     H: Varying,
     L: Varying,
     S: Varying,
-    strides,  # of q, k, v, out
+    strides: Strides,  # of q, k, v, out
     lse_b: Varying,
     lse_h: Varying,
-    mask_strides,
+    mask_strides: Strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -153,11 +162,11 @@ def _backward(
     H: Varying,
     L: Varying,
     S: Varying,
-    strides,  # of q, k, v, dout, dq, dk, dv
-    sum_strides,  # from one b to the next: of dq_sums, and of dk_sums and dv_sums
+    strides: Strides,  # of q, k, v, dout, dq, dk, dv
+    sum_strides: Strides,  # from one b to the next: of dq_sums, and of dk_sums and dv_sums
     lse_b: Varying,
     lse_h: Varying,
-    mask_strides,
+    mask_strides: Strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,

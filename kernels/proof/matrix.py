@@ -108,7 +108,8 @@ def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, .
 
     def described(value: Any, path: tuple[int, ...], constant: bool = False) -> Any:
         if isinstance(value, tuple) and not constant:
-            return tuple(described(each, (*path, i)) for i, each in enumerate(value))
+            parts = [described(each, (*path, i)) for i, each in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if constant or not isinstance(value, str):
             constants[path] = value
             return "constexpr"

@@ -9,6 +9,8 @@ import torch
 
 from fasttfm.kernels import residual_add
 from fasttfm.kernels.jit import Kernel
+from fasttfm.kernels.parameter import Shape
+from fasttfm.kernels.philox import Dropout
 from fasttfm.kernels.proof.stand_in import Start, stand_in
 
 
@@ -23,7 +25,7 @@ def main() -> int:
     constants = {"ROWS": 16, "COLUMNS": 64, "num_warps": 4, "num_stages": 1}
 
     def arguments(x=x, seed=seed, site=0, M=32, N=64):
-        return x, x, x, seed, site, 6554, 1.1, M, N
+        return x, x, x, Dropout(seed, site, 6554, 1.1), Shape(M, N)
 
     def again(*args, grid=(2, 1), **changed) -> tuple[bool, bool]:
         """Whether Triton was asked, and whether the kernel is another one than at first. The arguments must arrive."""
@@ -57,7 +59,8 @@ def main() -> int:
     assert started[-1].arguments[-2:] == (64, 16)
     odd = x.flatten()[1:]  # not aligned to 16 bytes
     assert again(*arguments(x=odd)) == (True, True)
-    assert again(*arguments(x=odd)) == (True, True)
+    assert again(*arguments(x=odd, site=1, M=16)) == (True, True)
+    assert started[-1].metadata is started[-2].metadata
     for wrong in ({"site": 1 << 31}, {"M": 1 << 31}, {"site": -(1 << 31) - 1}, {"N": 1 << 40}):
         with pytest.raises(ValueError, match="a kernel takes 32-bit numbers"):
             again(*arguments(**wrong))

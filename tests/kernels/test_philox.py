@@ -62,8 +62,8 @@ def test_the_scale_undoes_the_rate_that_is_really_drawn():
             1.0, abs=1e-15
         )
     assert reference.dropout_scale(1.0) == 0.0
-    assert philox.dropout_arguments(0.1, SEED) == (SEED, 6554, reference.dropout_scale(0.1))
-    assert philox.dropout_arguments(0.1, None) == philox.dropout_arguments(0.0, SEED) == (None, 0, 1.0)
+    assert philox.dropout_arguments(0.1, SEED, 3) == (SEED, 3, 6554, reference.dropout_scale(0.1))
+    assert philox.dropout_arguments(0.1, None, 3) == philox.dropout_arguments(0.0, SEED, 3) == (None, 3, 0, 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------- randomness

@@ -5,8 +5,11 @@ import torch
 
 from fasttfm.kernels import cross_entropy, embedding, feed_forward, layer_norm, residual_add
 from fasttfm.kernels.jit import LARGEST
+from fasttfm.kernels.parameter import Shape
+from fasttfm.kernels.philox import dropout_arguments
 
 SEED = torch.tensor([1])
+NO_DROPOUT = dropout_arguments(0.0, None, 0)
 DROPPED = {"dropout_p": 0.1, "seed": SEED}
 X, W = torch.randn(3, 16), torch.randn(16, 16)
 TOKENS = torch.tensor([[1, 2, 3]])
@@ -34,4 +37,4 @@ def test_what_does_not_fit_32_bits_is_refused_by_name(name, call, number):
 
 def test_rows_beyond_32_bits_are_refused():
     with pytest.raises(ValueError, match=r"residual_add: M is 2,147,483,648, .* at most 2,147,483,647"):
-        residual_add._add_dropped[(1,)](X, X, X, None, 0, 0, 1.0, LARGEST + 1, 16, ROWS=1, COLUMNS=16)
+        residual_add._add_dropped[(1,)](X, X, X, NO_DROPOUT, Shape(LARGEST + 1, 16), ROWS=1, COLUMNS=16)
