@@ -195,8 +195,9 @@ def run_cases(
     import torch
 
     from benchmarks.measure import ceilings, harness, machine, records
-    from benchmarks.measure.clocks import Clocks
+    from benchmarks.measure.clocks import Clocks, keep_freed_memory
 
+    keep_freed_memory()
     warnings.simplefilter("ignore")  # why a provider refused is in its row
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     clocks = Clocks(setting.device)

@@ -6,6 +6,7 @@ ever handed to a provider.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import time
@@ -22,6 +23,8 @@ from fasttfm.timing import DeviceClock
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself on stderr otherwise
 
 _UNKNOWN_CACHE = 64 << 20
+_MALLOC = ((-3, 32 << 20), (-1, 512 << 20))
+"""glibc's M_MMAP_THRESHOLD, its largest value, and M_TRIM_THRESHOLD (malloc.h)."""
 
 
 class HostClock:
@@ -101,6 +104,18 @@ def host_peak_bytes(run: Callable[[], Any]) -> int:
 
 def _device_cache(device: torch.device) -> int:
     return max(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0), 32 << 20)
+
+
+def keep_freed_memory() -> None:
+    """Has glibc keep the memory that a run frees for the next run, of all providers alike.
+
+    Else it depends on what happens to lie behind a tensor whether its pages are new in every run: attention of 100
+    keys took 1.2 times as long in some processes as in others, ours and plain PyTorch's. What a user's MALLOC_
+    variables say stands.
+    """
+    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ) and os.name == "posix":
+        for option, value in _MALLOC:
+            getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(option, value)
 
 
 def last_level_cache() -> int:

@@ -1,6 +1,8 @@
 """The harness is honest: what would make a time flatter is refused, and a wrong number has no time at all."""
 
 import itertools
+import os
+import platform
 import time
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from benchmarks.measure import harness, numerics, records
 from benchmarks.measure.case import Case, Ceilings, Setting, Work
-from benchmarks.measure.clocks import HostClock, host_peak_bytes, last_level_cache
+from benchmarks.measure.clocks import HostClock, host_peak_bytes, keep_freed_memory, last_level_cache
 from benchmarks.measure.harness import Rotation
 from benchmarks.measure.machine import describe
 from benchmarks.measure.providers import Absent
@@ -308,3 +310,21 @@ def test_a_unit_at_the_kink_of_a_relu_may_go_either_way_but_no_more():
     results[10] -= 0.1
     results[0] += 0.3
     assert numerics.kinked_error(results, expected) == pytest.approx(0.2)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the option is glibc's")
+def test_freed_memory_stays_with_the_process(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    resource = pytest.importorskip("resource")
+
+    def new_pages():
+        """Of 10 rounds that take and free ten times 4 MB."""
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            _ = [torch.ones(1 << 20) for _ in range(10)]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    keep_freed_memory()
+    new_pages()
+    assert new_pages() < 1_000  # of 102,400
