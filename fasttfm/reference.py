@@ -261,8 +261,7 @@ def residual_layer_norm(
 
     x, residual (..., N). The paper's post-norm uses y alone; pre-norm carries s on and gives y to the next sub-layer.
     """
-    s = _wide(residual) + _wide(dropout(_wide(x), dropout_p, seed, site))
-    s = s.to(residual.dtype)
+    s = residual_add(x, residual, dropout_p=dropout_p, seed=seed, site=site)
     return layer_norm(s, weight, bias, eps).to(x.dtype), s
 
 

@@ -92,6 +92,11 @@ class Rows:
             self.slot_count = max(self.slot_count, int(slots.max()) + 1)
 
 
+def _enough(needed: int, size: int) -> int:
+    """The size of memory that had `size` and needs `needed`: half as much again where it grows."""
+    return size if needed <= size else max(needed, size * 3 // 2)
+
+
 class AncestorAttention:
     """Keys and values (P, capacity, H, D) of a layer's self-attention."""
 
@@ -124,8 +129,7 @@ class AncestorAttention:
         rows = self.rows
         capacity = rows.ancestors.shape[1]
         if self._keys.shape[0] < rows.slot_count or self._keys.shape[1] < capacity:
-            more = self._keys.shape[0] * 3 // 2 if rows.slot_count > self._keys.shape[0] else self._keys.shape[0]
-            self._grow(max(rows.slot_count, more), capacity)
+            self._grow(_enough(rows.slot_count, self._keys.shape[0]), capacity)
         return rows
 
     def _grow(self, slot_count: int, capacity: int) -> None:
@@ -150,8 +154,7 @@ class MemoryAttention:
         """keys and values (B, H, S, D) become those of the sentences with these numbers (B,)."""
         count, longest = int(sentences.max()) + 1, keys.shape[2]
         if count > self._keys.shape[0] or longest > self._keys.shape[2]:
-            more = self._keys.shape[0] * 3 // 2 if count > self._keys.shape[0] else self._keys.shape[0]
-            self._grow(max(count, more), max(longest, self._keys.shape[2]))
+            self._grow(_enough(count, self._keys.shape[0]), max(longest, self._keys.shape[2]))
         self._keys[sentences, :, :longest], self._values[sentences, :, :longest] = keys, values
 
     def _grow(self, count: int, longest: int) -> None:
