@@ -6,8 +6,8 @@ a form (a mask, dropout) says so by raising, which makes its row "refused".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.nn.functional as nnF
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.cases.operators import case
 from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import Absent, Provider
@@ -40,9 +41,6 @@ class Form:
     mask: str = "none"
     dropout: float = 0.0
 
-    def shape(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("B", "H", "L", "S", "D", "mask", "dropout")}
-
     def lengths(self) -> list[int]:
         """Keys of every sentence."""
         if "lengths" not in self.mask:
@@ -53,33 +51,26 @@ class Form:
     def causal(self) -> bool:
         return "causal" in self.mask
 
-    def cost(self, passes: str, size: int) -> Cost:
+    def costs(self, size: int) -> tuple[Cost, Cost]:
         """Pairs that attend, and every tensor once. A backward is counted as the five products that it cannot avoid."""
-        total = Cost()
-        for keys in self.lengths():
-            sizes = (1, self.H, self.L, keys, self.D, size)
-            options = {"causal": self.causal, "dropout": self.dropout > 0}
-            if "forward" in passes:
-                total += costs.attention(*sizes, **options)
-            if "backward" in passes:
-                total += costs.attention_backward_short(*sizes, **options)
         mask = {"bool": self.L * self.S, "additive": self.H * self.L * self.S * size}.get(self.mask, 0)
-        return Cost(total.flops, total.bytes + mask * len(passes.split("+")), len(passes.split("+")), total.philox)
+        options = {"causal": self.causal, "dropout": self.dropout > 0}
+        return _costs([(1, self.H, self.L, keys, self.D, size) for keys in self.lengths()], mask, **options)
 
 
-def dense(form: Form, passes: str, setting: Setting, *, compile: bool = True) -> Case:
+def _costs(sentences: Sequence[tuple[int, ...]], mask: int = 0, **options: bool) -> tuple[Cost, Cost]:
+    """Of one launch forward and one backward; sentences: each one's sizes; mask: its bytes."""
+    both = []
+    for attend in (costs.attention, costs.attention_backward_short):
+        total = sum((attend(*sizes, **options) for sizes in sentences), start=Cost())
+        both.append(Cost(total.flops, total.bytes + mask, 1, total.philox))
+    return both[0], both[1]
+
+
+def dense(form: Form, passes: str, setting: Setting, *, compile: bool) -> Case:
     name = "attention" if form.L == form.S else "cross attention"
-    cost = form.cost(passes, setting.dtype.itemsize)
-    make = partial(_dense, form, compile)
-    return Case(
-        group="kernels",
-        name=name,
-        shape=form.shape(),
-        dtype=setting.dtype_name,
-        passes=passes,
-        cost=cost,
-        make=make,
-    )
+    cost = form.costs(setting.dtype.itemsize)
+    return case(name, asdict(form), passes, setting, cost, partial(_dense, form, compile))
 
 
 def _dense(form: Form, compile: bool, setting: Setting) -> Work:
@@ -140,17 +131,22 @@ def _ours(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float) -> 
     return lambda q, k, v: F.attention(q, k, v, key_lengths=lengths, mask=given, causal=form.causal, dropout_p=p)
 
 
-def _eager(mask: Tensor | None, p: float) -> Provider:
-    """Equation 1 as one writes it."""
+def _eager_weights(mask: Tensor | None) -> Provider:
+    """Equation 1 as one writes it, up to its softmax."""
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(q: Tensor, k: Tensor) -> Tensor:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         if mask is not None:
             additive = mask.is_floating_point()
             scores = scores + mask.to(scores.dtype) if additive else scores.masked_fill(~mask, float("-inf"))
-        return nnF.dropout(torch.softmax(scores, dim=-1), p) @ v
+        return torch.softmax(scores, dim=-1)
 
     return run
+
+
+def _eager(mask: Tensor | None, p: float) -> Provider:
+    weights = _eager_weights(mask)
+    return lambda q, k, v: nnF.dropout(weights(q, k), p) @ v
 
 
 def _compiled(function: Provider, device: torch.device) -> Provider:
@@ -246,27 +242,14 @@ def _xformers(form: Form, mask: Tensor | None, p: float, dtype: torch.dtype) -> 
 
 
 def packed(
-    sequences: int, longest: int, H: int, D: int, passes: str, setting: Setting, *, causal: bool, compile: bool = True
+    sequences: int, longest: int, H: int, D: int, passes: str, setting: Setting, *, causal: bool, compile: bool
 ) -> Case:
     """Sentences one after the other, without padding, lengths from a quarter of the longest to all of it."""
     lengths = [int(x) for x in torch.linspace(longest / 4, longest, sequences).ceil()]
-    size = setting.dtype.itemsize
-    total = Cost()
-    for length in lengths:
-        if "forward" in passes:
-            total += costs.attention(1, H, length, length, D, size, causal=causal, dropout=False)
-        if "backward" in passes:
-            total += costs.attention_backward_short(1, H, length, length, D, size, causal=causal, dropout=False)
+    sizes = [(1, H, length, length, D, setting.dtype.itemsize) for length in lengths]
+    cost = _costs(sizes, causal=causal, dropout=False)
     shape = {"T": sum(lengths), "sequences": sequences, "longest": longest, "H": H, "D": D, "causal": causal}
-    return Case(
-        group="kernels",
-        name="packed attention",
-        shape=shape,
-        dtype=setting.dtype_name,
-        passes=passes,
-        cost=Cost(total.flops, total.bytes, len(passes.split("+")), total.philox),
-        make=partial(_packed, lengths, H, D, causal, compile),
-    )
+    return case("packed attention", shape, passes, setting, cost, partial(_packed, lengths, H, D, causal, compile))
 
 
 def _packed(lengths: list[int], H: int, D: int, causal: bool, compile: bool, setting: Setting) -> Work:
@@ -374,35 +357,24 @@ def weights(form: Form, passes: str, setting: Setting) -> Case:
     size = setting.dtype.itemsize
     scores = form.B * form.H * form.L * form.S
     rows = size * form.B * form.H * (form.L + form.S) * form.D
-    forward = Cost(2 * scores * form.D, rows + size * scores, 2)
-    backward = Cost(4 * scores * form.D, 2 * rows + 2 * size * scores, 3)
-    cost = {"backward": backward, "forward+backward": forward + backward}.get(passes, forward)
-    return Case(
-        group="kernels",
-        name="attention weights",
-        shape=form.shape(),
-        dtype=setting.dtype_name,
-        passes=passes,
-        cost=cost,
-        make=partial(_weights, form),
+    cost = (
+        Cost(2 * scores * form.D, rows + size * scores, 2),
+        Cost(4 * scores * form.D, 2 * rows + 2 * size * scores, 3),
     )
+    return case("attention weights", asdict(form), passes, setting, cost, partial(_weights, form))
 
 
 def _weights(form: Form, setting: Setting) -> Work:
     lengths = torch.tensor(form.lengths(), device=setting.device) if "lengths" in form.mask else None
-    mask = _mask(form, lengths, setting)
 
     def inputs(i: int) -> tuple[Tensor, ...]:
         shape = (form.B, form.S, 2, form.H, form.D)
         joint = torch.randn(shape, dtype=setting.dtype, device=setting.device).permute(2, 0, 3, 1, 4)
         return tuple(x.detach().requires_grad_() for x in joint)
 
-    def eager(q: Tensor, k: Tensor) -> Tensor:
-        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-        return torch.softmax(scores if mask is None else scores.masked_fill(~mask, float("-inf")), dim=-1)
-
     def ours(q: Tensor, k: Tensor) -> Tensor:
         return F.attention_weights(q, k, key_lengths=lengths, causal=form.causal)
 
+    eager = _eager_weights(_mask(form, lengths, setting))
     functions: dict[str, Callable[..., Any]] = {peers.OURS: ours, peers.EAGER: eager}
     return Work(inputs=inputs, providers=functions, reference=eager)

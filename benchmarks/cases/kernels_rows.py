@@ -5,7 +5,6 @@ M rows, N width, F hidden width, V vocabulary. Norms' weights are float32 beside
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,47 +12,36 @@ import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
+from benchmarks.cases.operators import operator
 from benchmarks.measure import numerics
 from benchmarks.measure import providers as peers
-from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import Absent, Provider
+from benchmarks.measure.case import Case, Setting
+from benchmarks.measure.providers import Provider
 from fasttfm import functional as F
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost
 
 
-def _case(name: str, shape: dict[str, Any], passes: str, setting: Setting, cost: tuple[Cost, Cost], make: Any) -> Case:
-    """cost: of the forward pass and of the backward."""
-    total = {"backward": cost[1], "forward+backward": cost[0] + cost[1]}.get(passes, cost[0])
-    return Case(group="kernels", name=name, shape=shape, dtype=setting.dtype_name, passes=passes, cost=total, make=make)
+def _random(setting: Setting, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, device=setting.device) * scale).to(dtype or setting.dtype).requires_grad_()
 
 
-def _random(*shape: int, setting: Setting, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
-    x = torch.randn(*shape, device=setting.device) * scale
-    return x.to(setting.dtype if dtype is None else dtype).requires_grad_()
-
-
-def layer_norm(M: int, N: int, passes: str, setting: Setting, *, compile: bool = True) -> Case:
+def layer_norm(M: int, N: int, passes: str, setting: Setting, *, compile: bool) -> Case:
     size = setting.dtype.itemsize
     # backward reads x and dy and writes dx: a residual norm's, whose residual is the one input
     cost = costs.layer_norm(M, N, size), costs.residual_layer_norm_backward(M, N, size, stream=False, dropout=False)
 
-    def make(setting: Setting) -> Work:
-        def inputs(i: int) -> tuple[Tensor, ...]:
-            parameters = (_random(N, setting=setting, dtype=torch.float32) for _ in range(2))
-            return (_random(M, N, setting=setting), *parameters)
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        weight, bias = (_random(setting, N, dtype=torch.float32) for _ in range(2))
+        return _random(setting, M, N), weight, bias
 
-        def eager(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return nnF.layer_norm(x, (N,), weight.to(x.dtype), bias.to(x.dtype))
+    def eager(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return nnF.layer_norm(x, (N,), weight.to(x.dtype), bias.to(x.dtype))
 
-        providers: dict[str, Provider | Absent] = {peers.OURS: F.layer_norm, peers.EAGER: eager}
-        if compile:
-            providers[peers.COMPILE] = peers.compiled(eager, setting.device)
-        providers[peers.LIGER] = peers.provider(peers.LIGER, setting.device, _liger_layer_norm)
-        return Work(inputs=inputs, providers=providers, reference=eager)
-
-    return _case("LayerNorm", {"M": M, "N": N}, passes, setting, cost, make)
+    ours, others = {peers.OURS: F.layer_norm}, {peers.LIGER: _liger_layer_norm}
+    shape = {"M": M, "N": N}
+    return operator("LayerNorm", shape, passes, setting, cost, inputs, ours, eager, others, compile=compile)
 
 
 def _liger_layer_norm() -> Provider:
@@ -63,49 +51,34 @@ def _liger_layer_norm() -> Provider:
     return lambda x, weight, bias: liger_layer_norm(x, weight.to(x.dtype), bias.to(x.dtype), 1e-5)
 
 
-def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Setting, *, compile: bool = True) -> Case:
+def residual_layer_norm(M: int, N: int, dropout: float, passes: str, setting: Setting, *, compile: bool) -> Case:
     size = setting.dtype.itemsize
     cost = (
         costs.residual_layer_norm(M, N, size, dropout=dropout > 0),
         costs.residual_layer_norm_backward(M, N, size, stream=False, dropout=dropout > 0),
     )
 
-    def make(setting: Setting) -> Work:
-        def inputs(i: int) -> tuple[Tensor, ...]:
-            rows = (_random(M, N, setting=setting) for _ in range(2))
-            return (*rows, *(_random(N, setting=setting, dtype=torch.float32) for _ in range(2)))
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        rows = (_random(setting, M, N) for _ in range(2))
+        return (*rows, *(_random(setting, N, dtype=torch.float32) for _ in range(2)))
 
-        def eager(p: float, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return nnF.layer_norm(residual + nnF.dropout(x, p), (N,), weight.to(x.dtype), bias.to(x.dtype))
+    def eager(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dropout_p: float = 0.0) -> Tensor:
+        return nnF.layer_norm(residual + nnF.dropout(x, dropout_p), (N,), weight.to(x.dtype), bias.to(x.dtype))
 
-        def ours(p: float, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return F.residual_layer_norm(x, residual, weight, bias, dropout_p=p)[0]
+    def ours(*x: Any, dropout_p: float = 0.0) -> Tensor:
+        return F.residual_layer_norm(*x, dropout_p=dropout_p)[0]
 
-        def functions(p: float) -> Mapping[str, Provider | Absent]:
-            result: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
-            if compile:
-                result[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
-            result[peers.FLASH_ATTN] = peers.provider(
-                peers.FLASH_ATTN, setting.device, lambda: _flash_attn_layer_norm(p)
-            )
-            return result
-
-        return Work(
-            inputs=inputs,
-            providers=functions(dropout),
-            reference=partial(eager, 0.0),
-            without_dropout=functions(0.0) if dropout else None,
-        )
-
-    shape = {"M": M, "N": N, "dropout": dropout}
-    return _case("residual + dropout + LayerNorm", shape, passes, setting, cost, make)
+    name, shape = "residual + dropout + LayerNorm", {"M": M, "N": N, "dropout": dropout}
+    others = {peers.FLASH_ATTN: _flash_attn_layer_norm}
+    return operator(name, shape, passes, setting, cost, inputs, {peers.OURS: ours}, eager, others, compile=compile)
 
 
-def _flash_attn_layer_norm(p: float) -> Provider:
+def _flash_attn_layer_norm(dropout_p: float = 0.0) -> Provider:
     """https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/ops/triton/layer_norm.py"""
     from flash_attn.ops.triton.layer_norm import layer_norm_fn
 
-    return lambda x, residual, weight, bias: layer_norm_fn(x, weight, bias, residual=residual, dropout_p=p, eps=1e-5)
+    function = partial(layer_norm_fn, dropout_p=dropout_p, eps=1e-5)
+    return lambda x, residual, weight, bias: function(x, weight, bias, residual=residual)
 
 
 def feed_forward(
@@ -116,76 +89,57 @@ def feed_forward(
     passes: str,
     setting: Setting,
     *,
-    compile: bool = True,
+    compile: bool,
     activation: str = "relu",
 ) -> Case:
-    kinked = activation == "relu"
     size = setting.dtype.itemsize
     cost = (
         costs.linear(M, N, hidden, size) + costs.linear(M, hidden, N, size),
         costs.linear_backward(M, N, hidden, size, bias=False) + costs.linear_backward(M, hidden, N, size, bias=True),
     )
 
-    def make(setting: Setting) -> Work:
-        def inputs(i: int) -> tuple[Tensor, ...]:
-            return (
-                _random(M, N, setting=setting),
-                _random(hidden, N, setting=setting, scale=N**-0.5),
-                _random(hidden, setting=setting, scale=0.1),
-                _random(N, hidden, setting=setting, scale=hidden**-0.5),
-                _random(N, setting=setting, scale=0.1),
-            )
-
-        def eager(p: float, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
-            return nnF.linear(nnF.dropout(ACTIVATIONS[activation](nnF.linear(x, w1, b1)), p), w2, b2)
-
-        def functions(p: float) -> Mapping[str, Provider | Absent]:
-            result: dict[str, Provider | Absent] = {
-                peers.OURS: partial(F.feed_forward, dropout_p=p, activation=activation),
-                peers.EAGER: partial(eager, p),
-            }
-            if compile:
-                result[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
-            return result
-
-        return Work(
-            inputs=inputs,
-            providers=functions(dropout),
-            reference=partial(eager, 0.0),
-            without_dropout=functions(0.0) if dropout else None,
-            error=numerics.kinked_error if kinked else numerics.relative_error,
-            measure=numerics.KINKED_MEASURE if kinked else "max |x - float64| / max |float64|",
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        return (
+            _random(setting, M, N),
+            _random(setting, hidden, N, scale=N**-0.5),
+            _random(setting, hidden, scale=0.1),
+            _random(setting, N, hidden, scale=hidden**-0.5),
+            _random(setting, N, scale=0.1),
         )
 
+    def eager(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, dropout_p: float = 0.0) -> Tensor:
+        return nnF.linear(nnF.dropout(ACTIVATIONS[activation](nnF.linear(x, w1, b1)), dropout_p), w2, b2)
+
+    name = f"feed-forward {activation}"
+    measure: dict[str, Any] = {}
+    if activation == "relu":
+        name, measure = "feed-forward", {"error": numerics.kinked_error, "measure": numerics.KINKED_MEASURE}
     shape = {"M": M, "N": N, "F": hidden, "dropout": dropout}
-    name = "feed-forward" if kinked else f"feed-forward {activation}"
-    return _case(name, shape, passes, setting, cost, make)
+    ours = {peers.OURS: partial(F.feed_forward, activation=activation)}
+    return operator(name, shape, passes, setting, cost, inputs, ours, eager, compile=compile, **measure)
 
 
-def cross_entropy(M: int, V: int, passes: str, setting: Setting, *, compile: bool = True) -> Case:
+def cross_entropy(M: int, V: int, passes: str, setting: Setting, *, compile: bool) -> Case:
     """Label smoothing 0.1, as the paper trains."""
     size = setting.dtype.itemsize
     # two passes apart: the logits are read in each, the gradient is written in the second
     cost = Cost(0, size * M * V + 8 * M, 1), Cost(0, 2 * size * M * V + 8 * M, 1)
 
-    def make(setting: Setting) -> Work:
-        def inputs(i: int) -> tuple[Tensor, ...]:
-            return _random(M, V, setting=setting), torch.randint(V, (M,), device=setting.device)
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        return _random(setting, M, V), torch.randint(V, (M,), device=setting.device)
 
-        def ours(logits: Tensor, target: Tensor) -> Tensor:
-            return F.cross_entropy(logits, target, label_smoothing=0.1)[0]
+    def ours(logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target, label_smoothing=0.1)[0]
 
-        def eager(logits: Tensor, target: Tensor) -> Tensor:
-            wide = logits if logits.dtype == torch.float64 else logits.float()  # as under autocast
-            return nnF.cross_entropy(wide, target, label_smoothing=0.1)
+    shape, written = {"M": M, "V": V}, frozenset({peers.LIGER})
+    others = {peers.LIGER: partial(_liger_cross_entropy, passes)}
+    case = partial(operator, "cross entropy", shape, passes, setting, cost, compile=compile, overwrites=written)
+    return case(inputs, {peers.OURS: ours}, _eager_loss, others)
 
-        providers: dict[str, Provider | Absent] = {peers.OURS: ours, peers.EAGER: eager}
-        if compile:
-            providers[peers.COMPILE] = peers.compiled(eager, setting.device)
-        providers[peers.LIGER] = peers.provider(peers.LIGER, setting.device, lambda: _liger_cross_entropy(passes))
-        return Work(inputs=inputs, providers=providers, reference=eager, overwrites=frozenset({peers.LIGER}))
 
-    return _case("cross entropy", {"M": M, "V": V}, passes, setting, cost, make)
+def _eager_loss(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    wide = logits if logits.dtype == torch.float64 else logits.float()  # as under autocast
+    return nnF.cross_entropy(wide, target, label_smoothing=0.1, reduction=reduction)
 
 
 def _liger_cross_entropy(passes: str) -> Provider:
@@ -197,37 +151,26 @@ def _liger_cross_entropy(passes: str) -> Provider:
     return LigerCrossEntropyLoss(label_smoothing=0.1)
 
 
-def linear_cross_entropy(M: int, N: int, V: int, setting: Setting, *, compile: bool = True) -> Case:
+def linear_cross_entropy(M: int, N: int, V: int, setting: Setting, *, compile: bool) -> Case:
     """Logits, label-smoothed loss and both gradients, in one run: ours and Liger's compute gradients in the forward."""
     size = setting.dtype.itemsize
     forward = costs.linear(M, N, V, size) + costs.cross_entropy(M, V, size)
     cost = forward, costs.linear_backward(M, N, V, size, bias=False)
 
-    def make(setting: Setting) -> Work:
-        def inputs(i: int) -> tuple[Tensor, ...]:
-            target = torch.randint(V, (M,), device=setting.device)
-            return _random(M, N, setting=setting), _random(V, N, setting=setting, scale=N**-0.5), target
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        target = torch.randint(V, (M,), device=setting.device)
+        return _random(setting, M, N), _random(setting, V, N, scale=N**-0.5), target
 
-        def ours(low_memory: bool, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-            return F.linear_cross_entropy(hidden, weight, target, label_smoothing=0.1, low_memory=low_memory)[0]
+    def ours(low_memory: bool, *x: Tensor) -> Tensor:
+        return F.linear_cross_entropy(*x, label_smoothing=0.1, low_memory=low_memory)[0]
 
-        def eager(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-            logits = nnF.linear(hidden, weight)
-            wide = logits if logits.dtype == torch.float64 else logits.float()  # as under autocast
-            return nnF.cross_entropy(wide, target, label_smoothing=0.1, reduction="sum")
+    def eager(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return _eager_loss(nnF.linear(hidden, weight), target, "sum")
 
-        providers: dict[str, Provider | Absent] = {
-            peers.OURS: partial(ours, False),
-            f"{peers.OURS}, low memory": partial(ours, True),
-            peers.EAGER: eager,
-        }
-        if compile:
-            providers[peers.COMPILE] = peers.compiled(eager, setting.device)
-        providers[peers.LIGER] = peers.provider(peers.LIGER, setting.device, _liger_linear_cross_entropy)
-        return Work(inputs=inputs, providers=providers, reference=eager)
-
-    shape = {"M": M, "N": N, "V": V}
-    return _case("linear + cross entropy", shape, "forward+backward", setting, cost, make)
+    name, shape = "linear + cross entropy", {"M": M, "N": N, "V": V}
+    both = {peers.OURS: partial(ours, False), f"{peers.OURS}, low memory": partial(ours, True)}
+    others = {peers.LIGER: _liger_linear_cross_entropy}
+    return operator(name, shape, "forward+backward", setting, cost, inputs, both, eager, others, compile=compile)
 
 
 def _liger_linear_cross_entropy() -> Provider:
@@ -238,9 +181,7 @@ def _liger_linear_cross_entropy() -> Provider:
     return lambda hidden, weight, target: loss(weight, hidden, target)
 
 
-def embedding(
-    B: int, L: int, N: int, V: int, dropout: float, passes: str, setting: Setting, *, compile: bool = True
-) -> Case:
+def embedding(B: int, L: int, N: int, V: int, dropout: float, passes: str, setting: Setting, *, compile: bool) -> Case:
     """Scale, position and dropout with the gather."""
     size = setting.dtype.itemsize
     cost = (
@@ -248,31 +189,13 @@ def embedding(
         costs.embedding_backward(B * L, N, V, size, dropout=dropout > 0),
     )
 
-    def make(setting: Setting) -> Work:
-        positions = torch.randn(L, N, device=setting.device).to(setting.dtype)
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        positions = _random(setting, L, N).detach()
+        return torch.randint(1, V, (B, L), device=setting.device), _random(setting, V, N), positions
 
-        def inputs(i: int) -> tuple[Tensor, ...]:
-            return torch.randint(1, V, (B, L), device=setting.device), _random(V, N, setting=setting)
+    def eager(tokens: Tensor, weight: Tensor, positions: Tensor, dropout_p: float = 0.0) -> Tensor:
+        return nnF.dropout(nnF.embedding(tokens, weight, padding_idx=0) * N**0.5 + positions, dropout_p)
 
-        def eager(p: float, tokens: Tensor, weight: Tensor) -> Tensor:
-            x = nnF.embedding(tokens, weight, padding_idx=0) * N**0.5 + positions.to(weight.dtype)
-            return nnF.dropout(x, p)
-
-        def ours(p: float, tokens: Tensor, weight: Tensor) -> Tensor:
-            return F.embed(tokens, weight, positions, scale=N**0.5, pad_id=0, dropout_p=p)
-
-        def functions(p: float) -> Mapping[str, Provider | Absent]:
-            result: dict[str, Provider | Absent] = {peers.OURS: partial(ours, p), peers.EAGER: partial(eager, p)}
-            if compile:
-                result[peers.COMPILE] = peers.compiled(partial(eager, p), setting.device)
-            return result
-
-        return Work(
-            inputs=inputs,
-            providers=functions(dropout),
-            reference=partial(eager, 0.0),
-            without_dropout=functions(0.0) if dropout else None,
-        )
-
+    ours = {peers.OURS: partial(F.embed, scale=N**0.5, pad_id=0)}
     shape = {"B": B, "L": L, "N": N, "V": V, "dropout": dropout}
-    return _case("embedding", shape, passes, setting, cost, make)
+    return operator("embedding", shape, passes, setting, cost, inputs, ours, eager, compile=compile)

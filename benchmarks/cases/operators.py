@@ -1,0 +1,61 @@
+"""What the cases of single operators share: a case with its cost, and who computes it with and without dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.measure import providers as peers
+from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure.providers import Absent, Provider
+from fasttfm.kernels.proof.costs import Cost
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def case(
+    name: str, shape: dict[str, Any], passes: str, setting: Setting, costs: tuple[Cost, Cost], make: Callable
+) -> Case:
+    """costs: of the forward pass and of the backward."""
+    forward, backward = costs
+    cost = {"backward": backward, "forward+backward": forward + backward}.get(passes, forward)
+    return Case(group="kernels", name=name, shape=shape, dtype=setting.dtype_name, passes=passes, cost=cost, make=make)
+
+
+def operator(
+    name: str,
+    shape: dict[str, Any],
+    passes: str,
+    setting: Setting,
+    costs: tuple[Cost, Cost],
+    inputs: Callable[[int], tuple[Any, ...]],
+    ours: Mapping[str, Provider],
+    eager: Provider,
+    others: Mapping[str, Callable[..., Provider]] = _NONE,
+    *,
+    compile: bool,
+    **options: Any,
+) -> Case:
+    """Ours beside plain PyTorch, compiled too where asked for, and others, by name what sets each up.
+
+    A dropout in the shape other than 0 goes to all of them as dropout_p. options: of Work.
+    """
+    dropout = shape.get("dropout", 0.0)
+
+    def providers(setting: Setting, p: float) -> dict[str, Provider | Absent]:
+        given = {"dropout_p": p} if p else {}
+        plain = partial(eager, **given)
+        return {
+            **{name: partial(function, **given) for name, function in ours.items()},
+            peers.EAGER: plain,
+            **({peers.COMPILE: peers.compiled(plain, setting.device)} if compile else {}),
+            **{name: peers.provider(name, setting.device, partial(make, **given)) for name, make in others.items()},
+        }
+
+    def make(setting: Setting) -> Work:
+        timed, checked = providers(setting, dropout), providers(setting, 0.0) if dropout else None
+        return Work(inputs=inputs, providers=timed, reference=eager, without_dropout=checked, **options)
+
+    return case(name, shape, passes, setting, costs, make)
