@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,41 @@ def parser(name: str, docstring: str | None) -> Parser:
     return result
 
 
-def keep(results: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Append a record, with the machine, to the file of its benchmark in a folder; returns it."""
-    whole = record | {"machine": machine.describe()}
-    results.mkdir(parents=True, exist_ok=True)
-    with (results / f"{record['benchmark'].replace('_', '-')}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(whole) + "\n")
-    return whole
+def keep(results: Path, benchmark: str, **fields: Any) -> dict[str, Any]:
+    """Append a record of these fields and the machine to the file of a benchmark in a folder; returns it."""
+    record = {"benchmark": benchmark, **fields, "machine": machine.describe()}
+    append(results / f"{benchmark.replace('_', '-')}.jsonl", record)
+    return record
+
+
+def append(file: Path, record: dict[str, Any]) -> None:
+    """Add a record as a line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(record) + "\n")
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: bool = True
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Way -> its seconds in every round, and way -> its last answer; the ways take turns.
+
+    warm_up: a first turn, which warms what there is to warm, is not timed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    answers = {}
+    for turn in range(rounds + warm_up):
+        for name, run in ways.items():
+            begin = time.perf_counter()
+            answers[name] = run()
+            if turn or not warm_up:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds, answers
+
+
+def for_minutes(minutes: float) -> tuple[object, ...]:
+    """The flags of a training that ends when its time is over, at a constant rate."""
+    return ("--schedule", "constant", "--max-update", 10**9, "--max-minutes", minutes)
 
 
 def python(*words: object) -> str:
@@ -42,18 +71,21 @@ def python(*words: object) -> str:
     return done.stdout
 
 
+def train(*words: object, out: Path) -> list[dict[str, Any]]:
+    """Train by `fasttfm WORDS` into out, without a pause to validate or save; what its log says of every update."""
+    from fasttfm.training.log import read_log
+
+    quiet = ("--no-tensorboard", "--valid-interval-updates", 0, "--save-interval-updates", 0, "--log-interval", 1)
+    python("fasttfm", *words, "--out", out, *quiet)
+    return [record for record in read_log(out) if record["kind"] == "train"]
+
+
 def timed_training(*words: object, out: Path, minutes: float) -> dict[str, Any]:
     """Train by `fasttfm WORDS` into out: tokens/s of the second half of the updates, because new shapes take time.
 
     Also the number of updates and the peak memory of one process in bytes.
     """
-    from fasttfm.training.log import read_log
-
-    python(
-        *("fasttfm", *words, "--out", out, "--max-minutes", minutes, "--log-interval", 1, "--no-tensorboard"),
-        *("--valid-interval-updates", 0, "--save-interval-updates", 0),
-    )
-    updates = [record for record in read_log(out) if record["kind"] == "train"]
+    updates = train(*words, "--max-minutes", minutes, out=out)
     late = updates[len(updates) // 2 :]
     seconds = sum(record["target_tokens"] / record["tokens_per_second"] for record in late)
     return {

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
@@ -21,25 +19,22 @@ import torch
 from benchmarks import command
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS
-from fasttfm.decoding import Translator, search, search_ids
-
-WAYS = ("continuous", "batches")
+from fasttfm.decoding import Hypothesis, Translator, search, search_ids
 
 
 def measure(translator: Translator, lines: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
     """Way -> its median seconds and tokens a second; SystemExit where the two find anything else."""
     encode = translator.source_tokenizer.encode
     sources = [[*translator.source_tokenizer.prefix, *encode(line), EOS] for line in lines]
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    outputs = {}
-    for turn in range(rounds + 1):
-        for way in WAYS:
-            asked = search.can_continue if way == "continuous" else lambda *_: False
-            with mock.patch.object(search, "can_continue", asked):
-                begin = time.perf_counter()
-                outputs[way] = search_ids(translator.model, sources, translator.config)
-                if turn:  # the first has warmed what there is to warm
-                    seconds[way].append(time.perf_counter() - begin)
+
+    def continuous() -> list[list[Hypothesis]]:
+        return search_ids(translator.model, sources, translator.config)
+
+    def batches() -> list[list[Hypothesis]]:
+        with mock.patch.object(search, "can_continue", return_value=False):
+            return continuous()
+
+    seconds, outputs = command.in_turns({"continuous": continuous, "batches": batches}, rounds)
     if outputs["continuous"] != outputs["batches"]:
         raise SystemExit("the two did not find the same")
     tokens = sum(len(hypotheses[0].tokens) + 1 for hypotheses in outputs["batches"])
@@ -63,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     translator = Translator.from_directory(args.model, device="cpu", precision=args.precision, workers=1)
     measured = measure(translator, lines, args.rounds)
     print(json.dumps(measured), flush=True)
-    record: dict[str, Any] = {"benchmark": "continuous", "text": args.text.name, "lines": len(lines)}
-    record["precision"] = args.precision or "that of the model"
-    command.keep(args.results, record | {"measured": [measured]})
+    precision = args.precision or "that of the model"
+    fields = {"text": args.text.name, "lines": len(lines), "precision": precision, "measured": [measured]}
+    command.keep(args.results, "continuous", **fields)
     return 0
 
 

@@ -142,12 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = PreparedData.open(end_to_end.prepare(CORPUS, args.text, args.work))
     data.valid = data.valid.part(0, min(VALID, len(data.valid)))
     runs = COMPARISONS[args.comparison]
-    record = {
-        "benchmark": "curves",
-        "comparison": args.comparison,
-        "runs": {title: curve(name, data, args.work, args.updates) for title, name in runs.items()},
-    }
-    command.keep(args.results, record)
+    points = {title: curve(name, data, args.work, args.updates) for title, name in runs.items()}
+    record = command.keep(args.results, "curves", comparison=args.comparison, runs=points)
     print(curve_figures.draw(record, args.images))
     return 0
 

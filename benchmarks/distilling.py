@@ -22,19 +22,15 @@ from benchmarks.gpt_and_bert import held_out_rows
 from fasttfm.data.documents import PreparedDocuments
 from fasttfm.models.encoders import read_encoder
 from fasttfm.training.distillation import STUDENT
-from fasttfm.training.log import read_log
 from fasttfm.training.masked_modelling import MaskedValidator
 
 TEACHER = ("mlm", "train", "--preset", "bert-tiny", "--objective", "mlm")
 HALF, NARROW = ("--layers", 2), ("--layers", 2, "--d-model", 64, "--d-ff", 256)
-_TIMED = ("--schedule", "constant", "--max-update", 10**9, "--no-tensorboard", "--log-interval", 1)
-_QUIET = ("--valid-interval-updates", 0, "--save-interval-updates", 0)
 
 
 def trained(words: Sequence[object], data: Path, out: Path, minutes: float) -> int:
     """Run a training for so long; returns its updates."""
-    command.python("fasttfm", *words, "--data", data, "--out", out, *_TIMED, *_QUIET, "--max-minutes", minutes)
-    return max(record["step"] for record in read_log(out))
+    return command.train(*words, "--data", data, *command.for_minutes(minutes), out=out)[-1]["step"]
 
 
 def scored(name: str, folder: Path, checkpoint: str, data: PreparedDocuments, **facts: Any) -> dict[str, Any]:
@@ -78,14 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(args.text, Path(folder), args.minutes, args.vocab_size)
-    record = {
-        "benchmark": "distilling",
-        "text": [path.name for path in args.text],
-        "vocab_size": args.vocab_size,
-        "minutes": args.minutes,
-        "measured": measured,
-    }
-    command.keep(args.results, record)
+    fields = {"vocab_size": args.vocab_size, "minutes": args.minutes, "measured": measured}
+    command.keep(args.results, "distilling", text=[path.name for path in args.text], **fields)
     return 0
 
 

@@ -216,19 +216,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         data = prepared(args.text, Path(folder) / "data", args.vocab_size)
-        record = {
-            "benchmark": "encoders",
-            "comparison": args.comparison,
-            "text": [path.name for path in args.text],
-            "vocab_size": args.vocab_size,
-            "threads": torch.get_num_threads(),
-        }
         if args.comparison == "albert":
-            record["measured"] = albert(data, args.updates)
+            found: dict[str, Any] = {"measured": albert(data, args.updates)}
         else:
-            record["runs"] = electra(data, args.minutes)
-            print(draw(record["runs"], args.images / "electra-curve.png"))
-    command.keep(args.results, record)
+            found = {"runs": electra(data, args.minutes)}
+            print(draw(found["runs"], args.images / "electra-curve.png"))
+    fields = {"vocab_size": args.vocab_size, "threads": torch.get_num_threads(), **found}
+    text = [path.name for path in args.text]
+    command.keep(args.results, "encoders", comparison=args.comparison, text=text, **fields)
     return 0
 
 

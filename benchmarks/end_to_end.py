@@ -201,11 +201,8 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
 
 def keep(record: dict[str, Any], folder: Path) -> None:
     """Appends the record to the file of its corpus and trainer, and says what it found."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = record["corpus"].replace(", ", "-").replace(".", "-")
-    file = folder / f"end-to-end-{name}.jsonl"
-    with file.open("a") as lines:
-        lines.write(json.dumps(record) + "\n")
+    file = folder / f"end-to-end-{record['corpus'].replace(', ', '-').replace('.', '-')}.jsonl"
+    command.append(file, record)
     print(
         f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}", flush=True
     )

@@ -9,10 +9,8 @@ so that an interrupted run keeps the chips before. Ends with status 1 where a ca
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import run
+from benchmarks import command
 from benchmarks.measure import machine, records
 
 TESTS = machine.ROOT / "tests" / "executed"
@@ -83,11 +81,10 @@ def write(path: Path, record: records.Record) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.executed", description=re.split(r"\.\s", __doc__)[0])
+    parser = command.parser("executed", __doc__)
     names = (*CHIPS, NO_CHIP)
     parser.add_argument("--chip", action="append", choices=names, help="one, or several in turn (default: all)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
-    parser.add_argument("--results", type=Path, default=records.RESULTS, help="folder that keeps the records")
     args = parser.parse_args(argv)
     written = []
     for chip in args.chip or names:
@@ -106,4 +103,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    raise SystemExit(command.run(main))

@@ -19,22 +19,16 @@ from typing import Any
 
 from benchmarks import command
 from fasttfm.errors import UserError
-from fasttfm.training.log import read_log
 
 _TRAIN, _VALID = "squad1_sample_train.json.gz", "squad1_sample_valid.json.gz"
-_FLAGS = ("--no-tensorboard",)
 
 
 def pretrain(texts: Sequence[Path], folder: Path, preset: str, vocab_size: int, minutes: float) -> Path:
     """A model directory that has learnt so long from masked tokens of texts."""
     data, out = folder / "text", folder / "body"
     command.python("fasttfm", "mlm", "prepare", "--text", *texts, "--out", data, "--vocab-size", vocab_size)
-    command.python(
-        *("fasttfm", "mlm", "train", "--preset", preset, "--data", data, "--out", out),
-        *("--objective", "mlm", "--row-length", 256),
-        *("--schedule", "constant", "--max-update", 10**9, "--max-minutes", minutes, *_FLAGS),
-        *("--valid-interval-updates", 0, "--save-interval-updates", 0),
-    )
+    task = ("mlm", "train", "--preset", preset, "--data", data, "--objective", "mlm", "--row-length", 256)
+    command.train(*task, *command.for_minutes(minutes), out=out)
     return out
 
 
@@ -42,17 +36,13 @@ def finetune(flag: str, body: Path, qa: Path, folder: Path, epochs: int) -> dict
     """The score of one fine-tuning; flag: --init-from or --like."""
     out, predictions = folder / flag.strip("-"), folder / f"{flag.strip('-')}.json"
     started = time.perf_counter()
-    command.python(
-        *("fasttfm", "finetune", "squad", flag, body, "--train", qa / _TRAIN, "--valid", qa / _VALID),
-        *("--out", out, *_FLAGS),
-        *("--max-epoch", epochs, "--log-interval", 1, "--valid-interval-updates", 0, "--save-interval-updates", 0),
-    )
+    task = ("finetune", "squad", flag, body, "--train", qa / _TRAIN, "--valid", qa / _VALID, "--max-epoch", epochs)
+    last = command.train(*task, out=out)[-1]
     seconds = time.perf_counter() - started
     command.python("fasttfm", "finetune", "predict", out, qa / _VALID, "--out", predictions, "--checkpoint", "last")
     scores = json.loads(command.python("fasttfm", "finetune", "evaluate", predictions, qa / _VALID, "--json"))
     del scores["command"]
-    records = read_log(out)
-    return {**scores, "seconds": round(seconds, 1), "updates": records[-1]["step"], "train_nll": records[-1]["nll"]}
+    return {**scores, "seconds": round(seconds, 1), "updates": last["step"], "train_nll": last["nll"]}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,17 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = {"weights": name, **finetune(flag, body, args.qa, folder, args.epochs)}
             print(f"{name} weights: F1 {row['f1']:.2f}, exact match {row['exact']:.2f}", flush=True)
             measured.append(row)
-    record = {
-        "benchmark": "finetuning",
-        "preset": args.preset,
-        "text": [path.name for path in args.text],
-        "body": None if args.body is None else args.body.name,
-        "minutes": args.minutes if args.text else None,
-        "epochs": args.epochs,
-        "vocab_size": args.vocab_size if args.text else None,
-        "measured": measured,
-    }
-    command.keep(args.results, record)
+    command.keep(
+        args.results,
+        "finetuning",
+        preset=args.preset,
+        text=[path.name for path in args.text],
+        body=None if args.body is None else args.body.name,
+        minutes=args.minutes if args.text else None,
+        epochs=args.epochs,
+        vocab_size=args.vocab_size if args.text else None,
+        measured=measured,
+    )
     return 0
 
 

@@ -45,27 +45,20 @@ MODELS = {
     "BERT": ("mlm", "train", "--preset", "bert-tiny", "--objective", "mlm"),
 }
 """The words that train each."""
-SHAPE = ("--row-length", 128, "--max-tokens", 4096, "--schedule", "constant")
+SHAPE = ("--row-length", 128, "--max-tokens", 4096)
 """What both are given otherwise than their presets have it."""
-FINETUNING = ("--row-length", 64, "--max-tokens", 512, "--max-epoch", 8, "--log-interval", 1)
+FINETUNING = ("--row-length", 64, "--max-tokens", 512, "--max-epoch", 8)
 LINE = 8
 """Words of a line."""
 LINES = {"train": 120, "valid": 600}
 """Lines to learn from, few so that pre-training may matter, and to tell, of all texts together."""
 HELD_OUT = 0.04
 """The last share of a text, of which neither the pre-training nor the lines to learn from have seen anything."""
-_QUIET = ("--no-tensorboard", "--valid-interval-updates", 0, "--save-interval-updates", 0)
 
 
 def pretrain(name: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
     """One of MODELS, trained into `out`; what its log says."""
-    command.python(
-        "fasttfm",
-        *(*MODELS[name], "--data", data, "--out", out, *SHAPE, *_QUIET, "--log-interval", 1),
-        *("--max-update", 10**9, "--max-minutes", minutes),
-    )
-    records = [json.loads(line) for line in (out / "train.log.jsonl").read_text().splitlines()]
-    trained = [record for record in records if record["kind"] == "train"]
+    trained = command.train(*MODELS[name], "--data", data, *SHAPE, *command.for_minutes(minutes), out=out)
     return {
         "updates": trained[-1]["step"],
         "predicted_tokens": sum(record["target_tokens"] for record in trained),
@@ -106,10 +99,15 @@ def cloze(name: str, model: Any, data: PreparedDocuments) -> dict[str, float]:
         right += int((scores.argmax(-1) == labels).sum())
         count += len(labels)
         hidden.append(labels)
+    bits = nats / math.log(2) / bytes_of(torch.cat(hidden), data)
+    return {"hidden_right": round(right / count, 4), "hidden_bits_per_byte": round(bits, 4), "hidden_tokens": count}
+
+
+def bytes_of(tokens: torch.Tensor, data: PreparedDocuments) -> float:
+    """Of the text that tokens stand for."""
     pieces = [piece.replace("\u2581", " ") for piece in data.tokenizer.pieces()]
     sizes = torch.tensor([1 if piece.startswith("<0x") else len(piece.encode()) for piece in pieces])
-    bits = nats / math.log(2) / float(sizes[torch.cat(hidden)].sum())
-    return {"hidden_right": round(right / count, 4), "hidden_bits_per_byte": round(bits, 4), "hidden_tokens": count}
+    return float(sizes[tokens].sum())
 
 
 def bert_logits(model: Any, batch: Any, positions: torch.Tensor) -> torch.Tensor:
@@ -155,8 +153,7 @@ def write_lines(texts: Sequence[Path], folder: Path) -> tuple[Path, Path]:
 def told_right(flag: str, body: Path, files: tuple[Path, Path], out: Path) -> float:
     """Share of the held-out lines whose text is told after fine-tuning; flag: --init-from or --like."""
     train, valid = files
-    given = ("--train", train, "--valid", valid, "--out", out)
-    command.python("fasttfm", "finetune", "classify", flag, body, *given, *FINETUNING, *_QUIET)
+    command.train("finetune", "classify", flag, body, "--train", train, "--valid", valid, *FINETUNING, out=out)
     labels = FineTuned.load(out, "last", torch.device("cpu")).labels_of(valid, None)
     wanted = [example.label for example in read_pairs(valid)]
     return round(sum(mine == label for mine, label in zip(labels, wanted)) / len(wanted), 4)
@@ -215,14 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(args.text, Path(folder), args.minutes, args.vocab_size)
-    record = {
-        "benchmark": "gpt_and_bert",
-        "text": [path.name for path in args.text],
-        "vocab_size": args.vocab_size,
-        "minutes": args.minutes,
-        "measured": measured,
-    }
-    command.keep(args.results, record)
+    fields = {"vocab_size": args.vocab_size, "minutes": args.minutes, "measured": measured}
+    command.keep(args.results, "gpt_and_bert", text=[path.name for path in args.text], **fields)
     print(table(measured, args.minutes))
     return 0
 

@@ -93,8 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for rows in ROWS:
             measured.append(measure(rows, shape, args.rounds, args.calls))
             print(json.dumps(measured[-1]), flush=True)
-    record = {"benchmark": "int8_products", "threads": torch.get_num_threads(), "measured": measured}
-    command.keep(args.results, record)
+    command.keep(args.results, "int8_products", threads=torch.get_num_threads(), measured=measured)
     return 0
 
 

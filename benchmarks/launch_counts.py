@@ -10,19 +10,15 @@ benchmarks/results/launch-counts.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
-import json
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.command import run
-from benchmarks.measure import machine
+from benchmarks import command
 from benchmarks.measure.text_table import aligned
 from fasttfm.errors import UserError
 from fasttfm.functional import backend, embed
@@ -32,7 +28,6 @@ from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import Transformer, TransformerConfig
 
-RESULTS = Path(__file__).with_name("results")
 ROUTES = {
     "short": "rows of few keys: one kernel",
     "flash": "longer rows, half precision or TF32 from sm_80 on: one kernel",
@@ -121,22 +116,15 @@ def counts() -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.launch_counts", description=__doc__.split("\n")[0])
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args = parser.parse_args(argv)
+    args = command.parser("launch_counts", __doc__).parse_args(argv)
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError("launches are counted through Triton's interpreter: set TRITON_INTERPRET=1")
     rows = counts()
-    record = {
-        "benchmark": "launch_counts",
-        "launches": rows,
-        "machine": machine.describe(),
-    }
-    args.results.mkdir(parents=True, exist_ok=True)
-    (args.results / "launch-counts.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    (args.results / "launch-counts.jsonl").unlink(missing_ok=True)
+    command.keep(args.results, "launch_counts", launches=rows)
     print(aligned([list(rows[0]), *([str(value) for value in row.values()] for row in rows)], names=3))
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(main))
+    raise SystemExit(command.run(main))

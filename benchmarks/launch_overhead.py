@@ -15,7 +15,6 @@ import functools
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,13 +75,13 @@ def launches() -> dict[str, tuple[Any, tuple, tuple, dict]]:
 
 def microseconds(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, dict[str, float]]:
     """The quickest run and the median one of each way, for one call."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(runs):
-        for name, call in ways.items():
-            start = time.perf_counter()
-            for _ in range(_CALLS):
-                call()
-            times[name].append((time.perf_counter() - start) / _CALLS * 1e6)
+
+    def repeat(call: Callable[[], object]) -> None:
+        for _ in range(_CALLS):
+            call()
+
+    seconds, _ = command.in_turns({name: functools.partial(repeat, call) for name, call in ways.items()}, runs)
+    times = {name: [each / _CALLS * 1e6 for each in taken] for name, taken in seconds.items()}
     return {n: {"quickest": round(min(t), 2), "median": round(statistics.median(t), 2)} for n, t in times.items()}
 
 
@@ -114,12 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
     torch.set_num_threads(1)
-    record = {
-        "benchmark": "launch_overhead",
-        "chip": CHIP,
-        "measured": measure(args.runs),
-    }
-    print(json.dumps(command.keep(args.results, record), indent=2))
+    record = command.keep(args.results, "launch_overhead", chip=CHIP, measured=measure(args.runs))
+    print(json.dumps(record, indent=2))
     return 0
 
 

@@ -133,8 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=1000, help=f"runs of {_CALLS} calls (default: %(default)s)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    record = {"benchmark": "operator_overhead", "measured": measure(args.runs)}
-    print(json.dumps(command.keep(args.results, record), indent=2))
+    print(json.dumps(command.keep(args.results, "operator_overhead", measured=measure(args.runs)), indent=2))
     return 0
 
 

@@ -116,19 +116,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--share {args.share:g}: above 0 and at most 1 is allowed")
     with tempfile.TemporaryDirectory() as folder:
         data = PreparedData.open(end_to_end.prepare(CORPUS, args.text, args.work or Path(folder)))
-        measured = measure(data, args.max_tokens, args.share)
-        record = {
-            "benchmark": "padding_epoch",
-            "corpus": args.text.name,
-            "pairs": len(data.train),
-            "share": args.share,
-            "max_tokens": args.max_tokens,
-            "threads": torch.get_num_threads(),
-            "measured": [{"order": name, **row} for name, row in measured.items()],
-            "published": [{"order": name, **row} for name, row in PUBLISHED.items()],
-        }
-    command.keep(args.results, record)
-    print(f"{args.share:.0%} of an epoch of {record['pairs']:,} pairs")
+        pairs, measured = len(data.train), measure(data, args.max_tokens, args.share)
+    command.keep(
+        args.results,
+        "padding_epoch",
+        corpus=args.text.name,
+        pairs=pairs,
+        share=args.share,
+        max_tokens=args.max_tokens,
+        threads=torch.get_num_threads(),
+        measured=[{"order": name, **row} for name, row in measured.items()],
+        published=[{"order": name, **row} for name, row in PUBLISHED.items()],
+    )
+    print(f"{args.share:.0%} of an epoch of {pairs:,} pairs")
     print(beside_published(measured))
     return 0
 

@@ -75,8 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--src was given {len(args.src)} times and --ref {len(args.ref)}: give as many of both")
     pairs = zip(args.src, args.ref)
     measured = [row for pair in pairs for row in measure(args.model, *pair, args.workers, args.shortlist)]
-    record = {"benchmark": "precisions", "measured": measured}
-    command.keep(args.results, record)
+    command.keep(args.results, "precisions", measured=measured)
     return 0
 
 

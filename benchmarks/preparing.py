@@ -76,8 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("preparing", __doc__)
     parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="(default: %(default)s)")
     args = parser.parse_args(argv)
-    record = {"benchmark": "preparing", "measured": measure(args.pairs)}
-    command.keep(args.results, record)
+    command.keep(args.results, "preparing", measured=measure(args.pairs))
     return 0
 
 

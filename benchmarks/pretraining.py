@@ -22,7 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import command
+from benchmarks.gpt_and_bert import bytes_of
+from fasttfm.config.masking import MaskingConfig
+from fasttfm.data.documents import PreparedDocuments, RowBatches
+from fasttfm.interop.bert import read_pretraining
+from fasttfm.interop.gpt import read
+from fasttfm.models.encoders import read_encoder
+from fasttfm.models.gpt import GPT
+from fasttfm.presets import preset_section
+from fasttfm.training.masked_modelling import MaskedValidator, masked_batches
+from fasttfm.training.pretraining import TextValidator
 
 
 @dataclass(frozen=True)
@@ -40,11 +52,6 @@ class Kind:
 
 def bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
     """Of a GPT on what the data hold out."""
-    from fasttfm.data.documents import PreparedDocuments, RowBatches
-    from fasttfm.interop.gpt import read
-    from fasttfm.models.gpt import GPT
-    from fasttfm.training.pretraining import TextValidator
-
     prepared = PreparedDocuments.open(data)
     loaded = read(model) if is_theirs else GPT.from_pretrained(model, "last")
     length = loaded.config.max_length
@@ -54,11 +61,6 @@ def bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
 
 def _masked_batches(data: Path, preset: str, *, held_out: bool) -> Any:
     """A BERT's batches without pairs."""
-    from fasttfm.config.masking import MaskingConfig
-    from fasttfm.data.documents import PreparedDocuments
-    from fasttfm.presets import preset_section
-    from fasttfm.training.masked_modelling import masked_batches
-
     prepared = PreparedDocuments.open(data)
     config = MaskingConfig(**{**preset_section(preset, "data", "bert"), "objective": "mlm"})
     return masked_batches(config, prepared.valid if held_out else prepared.train, prepared.tokenizer)
@@ -66,23 +68,12 @@ def _masked_batches(data: Path, preset: str, *, held_out: bool) -> Any:
 
 def masked_bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
     """Of the tokens that are hidden in what the data hold out, over the bytes of these."""
-    import torch
-
-    from fasttfm.data.documents import PreparedDocuments
-    from fasttfm.interop.bert import read_pretraining
-    from fasttfm.models.encoders import read_encoder
-    from fasttfm.training.masked_modelling import MaskedValidator
-
     batches = _masked_batches(data, KINDS["bert"].preset, held_out=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded = (read_pretraining(model) if is_theirs else read_encoder(model, "last")).to(device)
     hidden = torch.cat([batches.batch(indices).labels for indices in batches.in_order()])
-    pieces = PreparedDocuments.open(data).tokenizer.pieces()
-    sizes = torch.tensor(
-        [1 if piece.startswith("<0x") else len(piece.replace("\u2581", " ").encode()) for piece in pieces]
-    )
     nats = MaskedValidator(batches, device=device)(loaded).nll * len(hidden)
-    return nats / math.log(2) / float(sizes[hidden].sum())
+    return nats / math.log(2) / bytes_of(hidden, PreparedDocuments.open(data))
 
 
 def tokens_per_hidden(data: Path, preset: str) -> float:
@@ -150,16 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepare = ["fasttfm", "lm", "prepare", "--text", *args.text, "--out", data]
         command.python(*prepare, "--vocab-size", args.vocab_size)
         measured = measure(args.kind, preset, data, Path(folder), args.minutes, args.rounds)
-    record = {
-        "benchmark": "pretraining",
-        "kind": args.kind,
-        "preset": preset,
-        "text": [path.name for path in args.text],
-        "vocab_size": args.vocab_size,
-        "minutes": args.minutes,
-        "measured": measured,
-    }
-    command.keep(args.results, record)
+    fields = {"vocab_size": args.vocab_size, "minutes": args.minutes, "measured": measured}
+    text = [path.name for path in args.text]
+    command.keep(args.results, "pretraining", kind=args.kind, preset=preset, text=text, **fields)
     print(json.dumps(measured, indent=2))
     return 0
 

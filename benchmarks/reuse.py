@@ -13,8 +13,8 @@ and the median of their seconds counts. Appends one line to benchmarks/results/r
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,17 +43,11 @@ def measure(config: TransformerConfig, batch: int, length: int, rounds: int) -> 
     sources = synthetic.sources(batch, SOURCE, config.vocab_size, seed=1)
     for each in models.values():
         Ours(each, beam=1, length=2)(sources)
-    searches = {name: Ours(each, beam=1, length=length) for name, each in models.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(rounds):
-        outputs = []
-        for name, search in searches.items():
-            begin = time.perf_counter()
-            outputs.append(search(sources))
-            seconds[name].append(time.perf_counter() - begin)
-        same = sum(one == other for one, other in zip(outputs[0], outputs[-1]))
-        if same < 0.9 * batch:  # rounding may decide a tie
-            raise SystemExit(f"{batch - same} of {batch} sentences differ between the searches")
+    searches = {name: partial(Ours(each, beam=1, length=length), sources) for name, each in models.items()}
+    seconds, outputs = command.in_turns(searches, rounds, warm_up=False)
+    same = sum(one == other for one, other in zip(outputs[names[0]], outputs[names[-1]]))
+    if same < 0.9 * batch:  # rounding may decide a tie
+        raise SystemExit(f"{batch - same} of {batch} sentences differ between the searches")
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     return [
         {
@@ -81,8 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in measured[-len(STEPS) :]:
             theirs = row["speedup_of_the_document"]
             print(f"batch {batch:>2}  {row['step']:<40} {row['speedup']:.2f}x  (the document: {theirs}x)", flush=True)
-    record = {"benchmark": "reuse", "length": args.length, "threads": torch.get_num_threads(), "measured": measured}
-    command.keep(args.results, record)
+    command.keep(args.results, "reuse", length=args.length, threads=torch.get_num_threads(), measured=measured)
     return 0
 
 

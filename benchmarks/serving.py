@@ -130,8 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]
     measured = measure(args.model, lines, clients=args.clients, seconds=args.seconds, workers=args.workers)
     print(json.dumps(measured), flush=True)
-    record = {"benchmark": "serving", "text": args.text.name, "measured": [measured]}
-    command.keep(args.results, record)
+    command.keep(args.results, "serving", text=args.text.name, measured=[measured])
     return 0
 
 

@@ -10,8 +10,8 @@ Appends one line to benchmarks/results/students.jsonl.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,9 @@ from fasttfm.errors import UserError
 def measure(models: dict[str, Path], source: list[str], references: list[str], rounds: int) -> list[dict[str, Any]]:
     """A row for each model."""
     translators = {name: Translator.from_directory(path) for name, path in models.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    translations: dict[str, list[str]] = {}
     try:
-        for turn in range(rounds + 1):
-            for name, translator in translators.items():
-                started = time.perf_counter()
-                translations[name] = translator.translate(source)
-                if turn:
-                    seconds[name].append(time.perf_counter() - started)
+        ways = {name: partial(translator.translate, source) for name, translator in translators.items()}
+        seconds, translations = command.in_turns(ways, rounds)
     finally:
         for translator in translators.values():
             translator.close()
@@ -65,8 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = measure({"teacher": args.teacher, "student": args.student}, source, references, max(1, args.rounds))
     for row in measured:
         print(f"{row['model']}: BLEU {row['bleu']}, {row['sentences_per_second']:,} sentences/s, beam {row['beam']}")
-    record = {"benchmark": "students", "text": args.src.name, "sentences": len(source), "measured": measured}
-    command.keep(args.results, record)
+    command.keep(args.results, "students", text=args.src.name, sentences=len(source), measured=measured)
     return 0
 
 

@@ -10,8 +10,8 @@ Memory is the most that torch's allocator held above what was there before, grad
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,17 +47,13 @@ def measure(rows: int, width: int, vocabulary: int, rounds: int) -> dict[str, tu
     hidden = torch.randn(rows, width, requires_grad=True)
     weight = (torch.randn(vocabulary, width) * width**-0.5).requires_grad_()
     target = torch.randint(vocabulary, (rows,))
-    seconds = dict.fromkeys(WAYS, float("inf"))
-    for _ in range(rounds):
-        for name, loss in WAYS.items():
-            begin = time.perf_counter()
-            torch.autograd.grad(loss(hidden, weight, target), (hidden, weight))
-            seconds[name] = min(seconds[name], time.perf_counter() - begin)
 
-    def peak(loss: Loss) -> int:
-        return host_peak_bytes(lambda: torch.autograd.grad(loss(hidden, weight, target), (hidden, weight)))
+    def gradients(loss: Loss) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(hidden, weight, target), (hidden, weight))
 
-    return {name: (seconds[name], peak(loss)) for name, loss in WAYS.items()}
+    ways = {name: partial(gradients, loss) for name, loss in WAYS.items()}
+    seconds, _ = command.in_turns(ways, rounds, warm_up=False)
+    return {name: (min(seconds[name]), host_peak_bytes(way)) for name, way in ways.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

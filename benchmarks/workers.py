@@ -85,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         data = end_to_end.prepare(_CORPUS, args.text, args.work or Path(folder))
         measured = measure(data, Path(folder), args.rounds, args.minutes, args.nice)
-    record = {"benchmark": "workers", "minutes": args.minutes, "nice": args.nice, "measured": measured}
-    command.keep(args.results, record)
+    command.keep(args.results, "workers", minutes=args.minutes, nice=args.nice, measured=measured)
     print(json.dumps(measured, indent=2))
     return 0
 
