@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.measure.machine import ROOT
+from benchmarks.measure.text_table import markdown
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CHIPS
@@ -52,12 +53,11 @@ def routes() -> str:
     rows.append(_row("LayerNorm, residual + dropout + LayerNorm", "both", lambda chip: "one Triton kernel"))
     rows.append(_row("loss over the vocabulary", "both", lambda chip: "cuBLAS, one Triton kernel, cuBLAS"))
     rows.append(_row("embedding + position + dropout", "both", lambda chip: "one Triton kernel"))
-    head = " | ".join(f"{name} ({chip})" for chip, name in OLD.items())
-    return "\n".join([f"| operator | dtype | {head} |", "|---" * (2 + len(OLD)) + "|", *rows])
+    return markdown(["operator", "dtype", *(f"{name} ({chip})" for chip, name in OLD.items())], rows)
 
 
-def _row(operator: str, dtype: str, answer: Callable[[Chip], str]) -> str:
-    return f"| {operator} | {dtype} | " + " | ".join(answer(CHIPS[chip]) for chip in OLD) + " |"
+def _row(operator: str, dtype: str, answer: Callable[[Chip], str]) -> list[str]:
+    return [operator, dtype, *(answer(CHIPS[chip]) for chip in OLD)]
 
 
 def proved() -> str:
@@ -68,21 +68,13 @@ def proved() -> str:
         if chip in OLD and dtype in _KINDS:
             result[_family(case), chip].append((f"{case} {dtype}", resources))
     rows = [
-        f"| `kernels/{family.replace('.', '/')}.py` | {' | '.join(_summary(result[family, chip]) for chip in OLD)} |"
+        [f"`kernels/{family.replace('.', '/')}.py`", *(_summary(result[family, chip]) for chip in OLD)]
         for family in sorted({family for family, _ in result})
     ]
-    head = " | ".join(
-        f"{name} ({chip}, {CHIPS[chip].shared_memory // 1024} KiB for a program)" for chip, name in OLD.items()
-    )
-    return "\n".join(
-        [
-            f"Triton {version}, float32 and float16. Each cell: cases that compile; most registers of a thread; most",
-            "shared memory of a program; cases that spill registers to memory.",
-            "",
-            f"| kernels | {head} |",
-            "|---" * (1 + len(OLD)) + "|",
-            *rows,
-        ]
+    head = (f"{name} ({chip}, {CHIPS[chip].shared_memory // 1024} KiB for a program)" for chip, name in OLD.items())
+    return (
+        f"Triton {version}, float32 and float16. Each cell: cases that compile; most registers of a thread; most\n"
+        "shared memory of a program; cases that spill registers to memory.\n\n" + markdown(["kernels", *head], rows)
     )
 
 

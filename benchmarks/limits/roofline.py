@@ -129,16 +129,12 @@ def one_device(device: Device, model: str, tokens: int) -> str:
 def _step_text(shape: Shape, machine: Machine, model: str, tokens: int) -> str:
     parts = roofline_step.step(shape, machine, tokens=tokens)
     whole = roofline_step.total(parts)
-    rows = [
-        (part.name, *(f"{value:.1f}" for value in (part.eager, part.compiled, part.fused, part.products)))
-        for part in (*parts, whole)
-    ]
     useful = roofline_step.model_flops(shape, tokens=tokens)
     launches = roofline_step.cost(shape, tokens=tokens).launches
     head = ("floor ms", "eager", "compile + SDPA + fused Adam", "fused", "of which products")
     return (
         f"A training step of {model}, {tokens:,} source and target tokens, no padding, half precision\n"
-        + aligned([head, *rows])
+        + aligned([head, *roofline_step.cells(parts)])
         + f"\n{useful / 1e12:.2f} TFLOP, {useful / tokens / 1e9:.3f} GFLOP a target token; at the fused floor "
         f"{1e3 * tokens / whole.fused:,.0f} target tokens/s, {1e3 * useful / whole.fused / machine.flops:.0%} of the\n"
         f"product rate. {launches} launches: {roofline_decode.GRAPH_LAUNCH_US * launches / 1e3:.1f} ms more in a "

@@ -121,6 +121,14 @@ def total(parts: list[Part]) -> Part:
     )
 
 
+def cells(parts: list[Part]) -> list[tuple[str, ...]]:
+    """Every part and the total as rows of a table: name, eager, compiled, fused, products."""
+    return [
+        (part.name, *(f"{ms:.1f}" for ms in (part.eager, part.compiled, part.fused, part.products)))
+        for part in (*parts, total(parts))
+    ]
+
+
 def cost(shape: Shape, *, tokens: int = 25_000, length: int = LENGTH) -> Cost:
     """Everything that the fused step does, launches included."""
     pieces = costs.training_step(shape, tokens=tokens, length=length, size=_HALF).values()

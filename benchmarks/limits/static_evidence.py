@@ -207,7 +207,7 @@ def measurement(prediction: Prediction, files: Loaded) -> Entry | None:
         record = entry.record
         if (
             entry.timed
-            and record["provider"] == OURS
+            and entry.provider == OURS
             and record["dtype"] != "float32"
             and (record["case"], record["pass"], record["shape"]) == (work.case, work.passes, work.shape)
             and prediction.device.name.lower() in str(entry.machine.get("device", "")).lower()
@@ -219,7 +219,7 @@ def measurement(prediction: Prediction, files: Loaded) -> Entry | None:
 def measured_us(prediction: Prediction, files: Loaded | None) -> str:
     """For a table: the median, or a dash for a device that did not run it."""
     entry = measurement(prediction, files) if files else None
-    return f"{entry.record['time_us']['p50']:,.1f}" if entry else "-"
+    return f"{entry.p50:,.1f}" if entry else "-"
 
 
 HEAD = (

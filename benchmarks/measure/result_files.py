@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.measure import records
 from benchmarks.measure.records import RESULTS, Record
@@ -34,6 +35,15 @@ class Entry:
     @property
     def timed(self) -> bool:
         return self.record.get("status") == "timed"
+
+    @property
+    def provider(self) -> str:
+        return self.record["provider"]
+
+    @property
+    def p50(self) -> float:
+        """Of a timed row, microseconds."""
+        return self.record["time_us"]["p50"]
 
     @property
     def location(self) -> str:
@@ -70,6 +80,17 @@ def load(path: Path = RESULTS) -> Loaded:
     if not entries:
         raise UserError(f"{path} holds no records (lines in files named *.jsonl or *.json): run python -m benchmarks")
     return Loaded(path, entries)
+
+
+Key = TypeVar("Key")
+
+
+def grouped(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key, list[Entry]]:
+    """Entries by key, in order of appearance."""
+    result: dict[Key, list[Entry]] = {}
+    for entry in entries:
+        result.setdefault(key(entry), []).append(entry)
+    return result
 
 
 def is_cpu(machine: dict[str, Any]) -> bool:

@@ -1,8 +1,31 @@
-"""Tables for terminals."""
+"""Tables for terminals and pages, and numbers as they stand there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+
+
+def number(value: float) -> str:
+    """Three significant digits, more than a run on a shared machine repeats; thousands apart."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "-"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{digits}f}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"
+
+
+def duration(us: float) -> str:
+    """Microseconds in the unit that reads best."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if us >= size:
+            return f"{number(us / size)} {unit}"
+    return f"{number(us)} µs"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, names: int | None = None) -> str:
+    """A table of cells that are Markdown; the first `names` columns stand left, as all do by default."""
+    rule = ("---" if names is None or column < names else "--:" for column in range(len(head)))
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def aligned(lines: Sequence[Sequence[str]], *, names: int = 1) -> str:

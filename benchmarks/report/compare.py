@@ -58,7 +58,7 @@ class Change:
     @property
     def ratio(self) -> float:
         """Median after over median before: above 1 is slower."""
-        return self.after.record["time_us"]["p50"] / self.before.record["time_us"]["p50"]
+        return self.after.p50 / self.before.p50
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -85,7 +85,7 @@ class Change:
 
     @property
     def regression(self) -> bool:
-        ours = self.after.record["provider"].startswith(OURS)
+        ours = self.after.provider.startswith(OURS)
         return ours and self.alike and (self.verdict == "slower" or self.verdict.startswith("now "))
 
 
@@ -157,7 +157,7 @@ def table(result: Sequence[Change]) -> str:
                 short_dtype(record["dtype"]),
                 record["pass"],
                 record["provider"],
-                *(f"{e.record['time_us']['p50']:,.1f}" if e.timed else "" for e in (change.before, change.after)),
+                *(f"{e.p50:,.1f}" if e.timed else "" for e in (change.before, change.after)),
                 ratio,
                 f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "",
                 change.verdict + (" (regression)" if change.regression else ""),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import Entry, Loaded, machine_name
+from benchmarks.measure.result_files import Entry, Loaded, grouped, machine_name
 from benchmarks.measure.text_table import aligned
 from benchmarks.report.headline import corpus_and_peer
 
@@ -47,13 +47,10 @@ def pairs(before: Loaded, after: Loaded) -> list[Pair]:
 
 
 def _paired(before: Loaded, after: Loaded, key: Callable[[Entry], str]) -> list[Pair]:
-    sides: list[dict[str, list[Entry]]] = []
-    for files in (before, after):
-        runs: dict[str, list[Entry]] = {}
-        for entry in sorted(files.of_kind("end_to_end"), key=lambda entry: str(entry.machine["time"])):
-            runs.setdefault(key(entry), []).append(entry)
-        sides.append(runs)
-    one, other = sides
+    one, other = (
+        grouped(sorted(files.of_kind("end_to_end"), key=lambda entry: str(entry.machine["time"])), key)
+        for files in (before, after)
+    )
     return [Pair(one[k][-1], other[k][-1], len(one[k]) + len(other[k]) - 2) for k in one if k in other]
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from benchmarks.measure import text_table
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -193,10 +195,9 @@ def _block_markdown(block: Block) -> str:
         note = f"\n\n{block.note}" if block.note else ""
         return f"**{block.title}**{note}\n\n![{block.title}](figures/{block.name}.svg)"
     if isinstance(block, Table):
-        rule = "|" + "|".join("---" if column < block.names else "--:" for column in range(len(block.head))) + "|"
-        rows = [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in (block.head, *block.rows)]
+        head, *rows = ([_cell(cell) for cell in row] for row in (block.head, *block.rows))
         title = f"{block.folded}:\n\n" if block.folded else ""
-        return title + "\n".join([rows[0], rule, *rows[1:]])
+        return title + text_table.markdown(head, rows, names=block.names)
     return ""
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.end_to_end import CORPORA
 from benchmarks.measure.providers import EAGER, OURS
-from benchmarks.measure.result_files import Entry, Loaded, is_cpu, machine_name, shape_text, short_dtype
+from benchmarks.measure.result_files import Entry, Loaded, grouped, is_cpu, machine_name, shape_text, short_dtype
+from benchmarks.measure.text_table import number
 
 _MOST_ROWS = 4
 """Of one group on one machine: a headline, not the report."""
@@ -56,14 +57,11 @@ class Claim:
     @property
     def locations(self) -> str:
         """File and line; of many lines of a file, how many."""
-        files: dict[str, list[Entry]] = {}
-        for entry in self.entries:
-            files.setdefault(entry.file, []).append(entry)
         return ", ".join(
             f"{name}:{','.join(str(e.line) for e in members)}"
             if len(members) <= 4
             else f"{name} ({len(members)} lines)"
-            for name, members in files.items()
+            for name, members in grouped(self.entries, lambda entry: entry.file).items()
         )
 
 
@@ -96,10 +94,8 @@ def _with_machine(claim: Claim) -> Claim:
 
 def _latest(entries: Sequence[Entry], name: str) -> dict[str, Entry]:
     """The newest record for each value of a field."""
-    result: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda entry: str(entry.machine["time"])):
-        result[str(entry.record[name])] = entry
-    return result
+    by_time = sorted(entries, key=lambda entry: str(entry.machine["time"]))
+    return {str(entry.record[name]): entry for entry in by_time}
 
 
 def corpus_and_peer(name: str) -> tuple[str, str]:
@@ -140,24 +136,16 @@ def _end_to_end(files: Loaded) -> Iterator[Claim]:
         )
 
 
-def _case(entry: Entry) -> str:
-    return json.dumps([entry.record[field] for field in ("case", "shape", "dtype", "pass")])
-
-
 def by_case(entries: Sequence[Entry]) -> list[list[Entry]]:
     """Rows of one case, shape, dtype and pass together, in the order in which they stand."""
-    result: dict[str, list[Entry]] = {}
-    for entry in entries:
-        result.setdefault(_case(entry), []).append(entry)
-    return list(result.values())
+    same = ("case", "shape", "dtype", "pass")
+    return list(grouped(entries, lambda entry: json.dumps([entry.record[field] for field in same])).values())
 
 
 def _groups(files: Loaded) -> Iterator[Claim]:
-    parts: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in files.suite:
-        if usable(entry):
-            where = (entry.record["group"], machine_name(entry.machine), entry.record["dtype"])
-            parts.setdefault(where, []).append(entry)
+    parts = grouped(
+        filter(usable, files.suite), lambda e: (e.record["group"], machine_name(e.machine), e.record["dtype"])
+    )
     newest = {group: machine_name(entry.machine) for group, entry in _latest(files.suite, "group").items()}
     for (group, machine, dtype), entries in parts.items():
         result = _speed_up(group, dtype, entries) if group in ("kernels", "blocks") else None
@@ -169,10 +157,10 @@ def _speed_up(group: str, dtype: str, entries: Sequence[Entry]) -> Iterator[Clai
     ratios: list[float] = []
     used: list[Entry] = []
     for rows in by_case(entries):
-        providers = {row.record["provider"]: row for row in rows}
+        providers = {row.provider: row for row in rows}
         if OURS in providers and EAGER in providers:
             pair = (providers[OURS], providers[EAGER])
-            ratios.append(pair[1].record["time_us"]["p50"] / pair[0].record["time_us"]["p50"])
+            ratios.append(pair[1].p50 / pair[0].p50)
             used += pair
     if not ratios:
         return
@@ -190,7 +178,7 @@ def _throughput(dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
     with_peers: dict[str, list[list[Entry]]] = {}
     for rows in by_case(entries):
         rows = [row for row in rows if row.record["throughput"]]
-        ours = [row for row in rows if row.record["provider"].startswith(OURS)]
+        ours = [row for row in rows if row.provider.startswith(OURS)]
         if ours and len(ours) < len(rows):
             with_peers.setdefault(rows[0].record["case"], []).append(rows)
     kept: list[list[Entry]] = []
@@ -203,21 +191,13 @@ def _throughput(dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
     for rows in kept:
         record = rows[0].record
         best = sorted(rows, key=lambda row: -row.record["throughput"]["value"])
-        figures = ", ".join(
-            f"{row.record['provider']} {_significant(row.record['throughput']['value'])}" for row in best
-        )
+        figures = ", ".join(f"{row.provider} {number(row.record['throughput']['value'])}" for row in best)
         yield Claim(
             f"{record['case'].replace('_', ' ')}, {shape_text(record['shape'])}, {short_dtype(dtype)}",
             f"{figures} {record['throughput']['unit']}",
             tuple(rows),
             leads=any(all(record["shape"].get(k) == v for k, v in shape.items()) for shape in _LEADING_SHAPES),
         )
-
-
-def _significant(value: float) -> str:
-    """Three digits: more than a run on a shared machine repeats."""
-    digits = max(0, 2 - math.floor(math.log10(value))) if value else 0
-    return f"{value:,.{digits}f}" if value < 1000 else f"{float(f'{value:.3g}'):,.0f}"
 
 
 def _overhead(files: Loaded) -> Iterator[Claim]:

@@ -8,6 +8,7 @@ The page is made anew wherever it is wanted; report.md and its figures are kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,9 +34,7 @@ TITLE = "fasttfm: benchmark report"
 
 def lead(files: Loaded) -> list[Block]:
     """What a reader must know before any figure."""
-    counts = dict.fromkeys(("timed", "refused", "wrong", "absent"), 0)
-    for entry in files.suite:
-        counts[entry.record["status"]] += 1
+    counts = Counter(entry.record["status"] for entry in files.suite)
     devices = sorted({machine_name(entry.machine) for entry in files.entries if not is_cpu(entry.machine)})
     if not devices:
         notice = (
@@ -65,10 +64,10 @@ def lead(files: Loaded) -> list[Block]:
 
 def _machines(files: Loaded) -> Section:
     fields = ("system", "torch", "triton", "fasttfm", "python", "driver", "cuda")
-    result: dict[tuple[str, ...], int] = {}
-    for entry in files.entries:
-        cells = [machine_name(entry.machine), *(str(entry.machine.get(name) or "") for name in fields)]
-        result[tuple(cells)] = result.get(tuple(cells), 0) + 1
+    result = Counter(
+        (machine_name(entry.machine), *(str(entry.machine.get(name) or "") for name in fields))
+        for entry in files.entries
+    )
     rows = [(*cells, str(count)) for cells, count in sorted(result.items())]
     return Section("machines", "Machines", [Table(("machine", *fields, "records"), rows, names=8)])
 
@@ -110,10 +109,7 @@ def _limits() -> Section:
             Heading(f"Where a step of {model} must go on one H200 that sustains 790 TFLOP/s and 4.3 TB/s"),
             Table(
                 ("floor ms", "PyTorch eager", "compile + SDPA + fused Adam", "fused", "of which products"),
-                [
-                    (p.name, *(f"{ms:.1f}" for ms in (p.eager, p.compiled, p.fused, p.products)))
-                    for p in (*parts, steps.total(parts))
-                ],
+                steps.cells(parts),
             ),
             Text(
                 f"{useful / 1e12:.2f} TFLOP a step, {useful / tokens / 1e9:.3f} GFLOP a target token. "
@@ -174,11 +170,11 @@ def _claims(files: Loaded) -> Section:
 
 
 def _absent(files: Loaded) -> Section | None:
-    result: dict[tuple[str, ...], int] = {}
-    for entry in files.suite:
-        if entry.record["status"] == "absent":
-            key = (entry.record["provider"], entry.record["reason"], machine_name(entry.machine))
-            result[key] = result.get(key, 0) + 1
+    result = Counter(
+        (entry.provider, str(entry.record["reason"]), machine_name(entry.machine))
+        for entry in files.suite
+        if entry.record["status"] == "absent"
+    )
     if not result:
         return None
     rows = [(provider, f"`{why}`", machine, str(count)) for (provider, why, machine), count in sorted(result.items())]

@@ -19,6 +19,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from benchmarks.measure.text_table import number
+
 OURS = 0
 SERIES = 8
 """Colours of other series: 1 to SERIES."""
@@ -39,22 +41,6 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "grid.alpha": 0.3,
 }
-
-
-def number(value: float) -> str:
-    """Three significant digits, thousands apart."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "-"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{digits}f}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"
-
-
-def duration(us: float) -> str:
-    """Microseconds in the unit that reads best."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if us >= size:
-            return f"{number(us / size)} {unit}"
-    return f"{number(us)} µs"
 
 
 @dataclass(frozen=True, slots=True)

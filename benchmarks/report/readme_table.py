@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.measure.machine import ROOT
 from benchmarks.measure.result_files import Loaded
+from benchmarks.measure.text_table import markdown
 from benchmarks.report.headline import all_cpu, claims, machines
 from fasttfm.errors import UserError
 
@@ -18,18 +19,13 @@ def table(files: Loaded) -> str:
     """What stands between the markers."""
     where = "; ".join(machines(files))
     kind = "All are CPU figures: no GPU has run this yet" if all_cpu(files) else "What says CPU ran on one"
+    rows = [(c.what, c.figure, f"`{c.command}`", c.origin) for c in claims(files) if c.leads]
     lines = [
         "Every figure is in a record in `benchmarks/results` that the named command wrote, with its machine, versions",
         f"and commit. {kind}. Machines: {where}.",
         "All figures: [benchmark report](docs/benchmark-report/report.md).",
         "",
-        "| what | figure | command | of commit |",
-        "|---|---|---|---|",
-        *(
-            f"| {claim.what} | {claim.figure} | `{claim.command}` | {claim.origin} |"
-            for claim in claims(files)
-            if claim.leads
-        ),
+        markdown(("what", "figure", "command", "of commit"), rows),
     ]
     return "\n".join(lines)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.measure import records
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import ENDINGS, Entry, Loaded, machine_name
+from benchmarks.measure.result_files import ENDINGS, Entry, Loaded, grouped, machine_name
+from benchmarks.measure.text_table import number
 from benchmarks.report import plots
 from benchmarks.report.document import Block, Cards, Figure, Section, Table, Text
 from benchmarks.report.headline import corpus_and_peer
-from benchmarks.report.plots import Axes, Point, Series, number
+from benchmarks.report.plots import Axes, Point, Series
 
 
 def end_to_end(files: Loaded) -> Section | None:
@@ -23,11 +25,7 @@ def end_to_end(files: Loaded) -> Section | None:
     if not entries:
         return None
     figures = []
-    by_corpus: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries:
-        by_corpus.setdefault((corpus_and_peer(entry.record["corpus"])[0], machine_name(entry.machine)), []).append(
-            entry
-        )
+    by_corpus = grouped(entries, lambda e: (corpus_and_peer(e.record["corpus"])[0], machine_name(e.machine)))
     for index, ((corpus, machine), runs) in enumerate(by_corpus.items()):
         name, finals = f"bleu-{index}", []
         series: list[Series] = []
@@ -147,20 +145,20 @@ def _what(entry: Entry) -> str:
 
 
 def _rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    result: dict[tuple[str, ...], int] = {}
-    for entry in entries:
-        key = (_what(entry), machine_name(entry.machine), f"`{_commit(entry)}`", str(entry.machine["time"])[:16])
-        result[key] = result.get(key, 0) + 1
+    result = Counter(
+        (_what(entry), machine_name(entry.machine), f"`{_commit(entry)}`", str(entry.machine["time"])[:16])
+        for entry in entries
+    )
     return [(*key, str(count)) for key, count in result.items()]
 
 
 def _speed_figures(entries: Sequence[Entry]) -> list[Figure]:
     groups: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for entry in entries:
-        if entry.kind == "benchmark" and entry.timed and entry.record["provider"] == OURS:
+        if entry.kind == "benchmark" and entry.timed and entry.provider == OURS:
             group_key = (entry.record["group"], machine_name(entry.machine))
             key = records.key(entry.record) + entry.record["level"]
-            groups.setdefault(group_key, {}).setdefault(key, {})[_commit(entry)] = entry.record["time_us"]["p50"]
+            groups.setdefault(group_key, {}).setdefault(key, {})[_commit(entry)] = entry.p50
     figures = []
     for nth, ((group, machine), rows) in enumerate(groups.items()):
         commits = list(dict.fromkeys(commit for times in rows.values() for commit in times))
@@ -178,10 +176,8 @@ def _speed_figures(entries: Sequence[Entry]) -> list[Figure]:
 
 
 def _score_figures(entries: Sequence[Entry]) -> list[Figure]:
-    runs: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries:
-        if entry.kind == "end_to_end":
-            runs.setdefault((entry.record["corpus"], machine_name(entry.machine)), []).append(entry)
+    whole = (entry for entry in entries if entry.kind == "end_to_end")
+    runs = grouped(whole, lambda entry: (entry.record["corpus"], machine_name(entry.machine)))
     figures = []
     for nth, ((corpus, machine), members) in enumerate(runs.items()):
         if len(members) < 2:

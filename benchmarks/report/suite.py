@@ -9,11 +9,12 @@ from typing import Any
 
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import GROUPS
-from benchmarks.measure.result_files import Entry, Loaded, machine_name, shape_text, short_dtype
+from benchmarks.measure.result_files import Entry, Loaded, grouped, machine_name, shape_text, short_dtype
+from benchmarks.measure.text_table import duration, number
 from benchmarks.report import plots
 from benchmarks.report.document import Block, Cards, Figure, Heading, Notice, Section, Table
 from benchmarks.report.headline import by_case
-from benchmarks.report.plots import Axes, Bar, Point, Series, duration, number
+from benchmarks.report.plots import Axes, Bar, Point, Series
 
 TITLES = {
     "kernels": "Kernels",
@@ -39,22 +40,14 @@ def where_text(setting: Where) -> str:
     return f"{machine}, {threads}, {dtype}" if machine.startswith("CPU") else f"{machine}, {dtype}"
 
 
-def split(entries: Sequence[Entry], key: Callable[[Entry], object]) -> dict:
-    """Entries by key, in order of appearance."""
-    result: dict[object, list[Entry]] = {}
-    for entry in entries:
-        result.setdefault(key(entry), []).append(entry)
-    return result
-
-
 def sections(files: Loaded) -> list[Section]:
     """One for every group that has rows."""
     result = []
-    by_group = split(files.suite, lambda e: e.record["group"])
+    by_group = grouped(files.suite, lambda e: e.record["group"])
     for group in GROUPS:
         if group in by_group:
             section = Section(group, TITLES[group])
-            for setting, entries in split(by_group[group], where).items():
+            for setting, entries in grouped(by_group[group], where).items():
                 section.blocks += _machine_blocks(group, setting, entries)
             result.append(section)
     return result
@@ -69,7 +62,7 @@ def _machine_blocks(group: str, setting: Where, entries: Sequence[Entry]) -> lis
         )
     summary = _against_each(f"{slug}-summary", setting, entries)
     blocks += [summary] if summary else []
-    for nth, (case, rows) in enumerate(split(entries, lambda e: e.record["case"]).items()):
+    for nth, (case, rows) in enumerate(grouped(entries, lambda e: e.record["case"]).items()):
         cards = [_case_card(f"{slug}-{nth}-{i}", setting, members) for i, members in enumerate(by_case(rows))]
         blocks.append(
             Cards(cards, folded=f"{case.replace('_', ' ')}: {_count(len(cards), 'case')}, bars with p20 to p80")
@@ -88,7 +81,7 @@ def ratios(entries: Sequence[Entry]) -> dict[str, list[float]]:
     """For every other provider, its median time over ours in each case that both ran."""
     result: dict[str, list[float]] = {}
     for rows in by_case([entry for entry in entries if entry.timed]):
-        times = {row.record["provider"]: row.record["time_us"]["p50"] for row in rows}
+        times = {row.provider: row.p50 for row in rows}
         for provider, time in times.items():
             if OURS in times and provider != OURS:
                 result.setdefault(provider, []).append(time / times[OURS])
@@ -128,10 +121,10 @@ def _case_card(name: str, setting: Where, rows: Sequence[Entry]) -> Figure:
     """One case: what each provider took, from the quickest on, then who did not run."""
     record = rows[0].record
     present = [row for row in rows if row.record["status"] != "absent"]
-    ours = next((r.record["time_us"]["p50"] for r in present if r.timed and r.record["provider"] == OURS), None)
-    present.sort(key=lambda row: (not row.timed, row.record["time_us"]["p50"] if row.timed else 0.0))
+    ours = next((row.p50 for row in present if row.timed and row.provider == OURS), None)
+    present.sort(key=lambda row: (not row.timed, row.p50 if row.timed else 0.0))
     bars = [_bar(row, ours) for row in present]
-    absent = [row.record["provider"] for row in rows if row.record["status"] == "absent"]
+    absent = [row.provider for row in rows if row.record["status"] == "absent"]
     if absent:
         bars.append(Bar("absent", None, shown=", ".join(absent)))
     floors = [row.record["roofline"]["floor_us"] for row in present if row.record["roofline"]]
@@ -139,7 +132,7 @@ def _case_card(name: str, setting: Where, rows: Sequence[Entry]) -> Figure:
     label = f"physical limit here {duration(limit)}" if limit else ""
     title = f"{record['case'].replace('_', ' ')}, {record['pass']}"
     svg = plots.bars(name, f"{title}, {shape_text(record['shape'])}", bars, mark=limit, mark_label=label)
-    rates = {r.record["provider"]: r.record["throughput"] for r in present if r.record["throughput"]}
+    rates = {row.provider: row.record["throughput"] for row in present if row.record["throughput"]}
     unit = next((rate["unit"] for rate in rates.values()), "")
     done = ", ".join(f"{provider} {number(rate['value'])}" for provider, rate in rates.items())
     note = f"{shape_text(record['shape'])}; {where_text(setting)}" + (f". **{done} {unit}**" if done else "")
@@ -164,21 +157,20 @@ def _curves(
 ) -> list[tuple[str, list[Series]]]:
     """Series by provider for every set of rows that differ in one size alone and have two values of it."""
     result = []
-    keyed = [(entry, _varying(entry, names, beside)) for entry in entries if entry.timed]
     groups: dict[str, list[tuple[Entry, float]]] = {}
-    for entry, key in keyed:
-        if key is not None:
+    for entry in entries:
+        if entry.timed and (key := _varying(entry, names, beside)):
             groups.setdefault(key[0], []).append((entry, key[1]))
     pieces = [(together, *part) for together, whole in groups.items() for part in _by_other_sizes(whole, beside)]
     for together, more, members in pieces:
         if len({x for _, x in members}) < 2:
             continue
         series = []
-        providers = list(dict.fromkeys(entry.record["provider"] for entry, _ in members))
+        providers = list(dict.fromkeys(entry.provider for entry, _ in members))
         for provider in sorted(providers, key=lambda p: p != OURS):
             points = []
             for entry, x in sorted(members, key=lambda m: m[1]):
-                y = value(entry) if entry.record["provider"] == provider else None
+                y = value(entry) if entry.provider == provider else None
                 if y is not None:
                     points.append(Point(x, *y))
             if points:
@@ -193,7 +185,7 @@ def _by_other_sizes(
     members: Sequence[tuple[Entry, float]], beside: Sequence[str]
 ) -> list[tuple[dict[str, Any], list[tuple[Entry, float]]]]:
     """All of them, where a provider has each size once; else by the sizes beside it, which then vary on their own."""
-    keys = [(entry.record["provider"], x) for entry, x in members]
+    keys = [(entry.provider, x) for entry, x in members]
     if len(set(keys)) == len(keys):
         return [({}, list(members))]
     parts: dict[str, tuple[dict[str, Any], list[tuple[Entry, float]]]] = {}
@@ -262,9 +254,9 @@ def _scatter(slug: str, setting: Where, entries: Sequence[Entry]) -> list[Block]
     ]
     if not timed:
         return []
-    providers = list(dict.fromkeys(e.record["provider"] for e in timed))
+    by_provider = grouped(timed, lambda e: e.provider)
     series = []
-    for provider in sorted(providers, key=lambda p: p != OURS):
+    for provider in sorted(by_provider, key=lambda p: p != OURS):
         points = [
             Point(
                 1e3 * e.record["tflop_per_s"] / e.record["gb_per_s"],
@@ -272,10 +264,9 @@ def _scatter(slug: str, setting: Where, entries: Sequence[Entry]) -> list[Block]
                 label=f"{provider}: {e.record['case']} {shape_text(e.record['shape'])}, {e.record['pass']}: "
                 f"{number(e.record['tflop_per_s'])} TFLOP/s, {e.record['roofline']['share']:.0%} of the limit",
             )
-            for e in timed
-            if e.record["provider"] == provider
+            for e in by_provider[provider]
         ]
-        series.append(Series(provider, points, _colour(provider, providers), joined=False))
+        series.append(Series(provider, points, _colour(provider, list(by_provider)), joined=False))
     # ceilings are measured case by case: the best that was seen is what the device can do
     rates = [e.record["roofline"]["ceilings"] for e in timed]
     name = f"{slug}-roofline"
