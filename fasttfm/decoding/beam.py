@@ -9,7 +9,7 @@ Rows are sentence * K + k throughout. Source: Wu et al. 2016, section 7; Vaswani
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,50 +42,91 @@ class Going(NamedTuple):
         return (indices[:, None] * before + self.parents).flatten()
 
 
-class Steps(Protocol):
+class Live(NamedTuple):
+    """The hypotheses of b sentences that live on, K each."""
+
+    scores: Tensor
+    """(b, K) log-probability."""
+    tokens: Tensor
+    """(b, K) their newest token."""
+    parents: Tensor
+    """(b, K) the row within the sentence that each goes on from."""
+    done: list[bool]
+    """Of each sentence: whether nothing better can come."""
+
+
+class Steps:
     """A search of sentences that began together, whatever computes their logits."""
 
-    tokens: Tensor
-    """(b * rows,) the newest token of each row."""
-    rows: int
-    """Of each sentence."""
-    sentences: list[int]
-    """Numbers of the b sentences that are still searched."""
+    moves = True
+    """Whether hypotheses change rows."""
+    moves_nothing = False
+    """Whether they may at no cost; the cache knows."""
+
+    def __init__(self, constraints: Constraints, config: DecodingConfig, rows: int = 1) -> None:
+        """constraints: with the limits of the sentences; rows: of each sentence at the first step."""
+        self.constraints, self.config = constraints, config
+        self.last_step = max(constraints.limits)
+        self.step = 0
+        count, device = len(constraints.limits), constraints.device
+        # All of these hold the sentences still searched, b of them, with `rows` hypotheses each.
+        self.sentences = list(range(count))
+        self.rows = rows
+        self.tokens = torch.full((count * rows,), BOS, device=device)  # (b * rows,) the newest of each row
+        self.history = torch.empty(count * rows, 0, dtype=torch.int64, device=device)  # (b * rows, step)
 
     def extend(self, logits: Tensor) -> Going:
         """Takes a step: logits (b * rows, V) of what follows; they may be changed."""
-        ...
+        raise NotImplementedError
 
     def best(self, sentence: int) -> list[Hypothesis]:
         """What a sentence that has ended has found, best first."""
-        ...
+        raise NotImplementedError
 
 
-class Beams:
-    """Beam search of sentences that began together."""
+class BeamSteps(Steps):
+    """One that extends the K best hypotheses of each sentence; choose() says which these are."""
 
-    def __init__(
-        self, limits: list[int], constraints: Constraints, config: DecodingConfig, device: torch.device,
-        moves_nothing: bool = False,
-    ) -> None:  # fmt: skip
-        """limits: longest output of each sentence. moves_nothing: whether hypotheses may change rows at no cost."""
-        self.constraints, self.config, self.moves_nothing = constraints, config, moves_nothing
-        self.finished = [Finished(config.nbest) for _ in limits]
-        self.last_step = max(limits)
-        self.step = 0
-        # All of these hold the sentences still searched, b of them, with `rows` hypotheses each (1 at first, then K).
-        self.sentences = list(range(len(limits)))
-        self.rows = 1
-        self.tokens = torch.full((len(limits),), BOS, device=device)
-        self.scores = torch.zeros(len(limits), 1, device=device)  # (b, rows) log-probability
-        self.history = torch.empty(len(limits), 0, dtype=torch.int64, device=device)  # (b * rows, step)
-        self.worst = torch.full((len(limits),), -torch.inf, device=device)  # (b,) that a new hypothesis has to beat
-        # (b,) largest divisor that a hypothesis of the sentence can still get
-        self.last_penalty = torch.tensor([length_penalty(limit + 1, config) for limit in limits], device=device)
+    def __init__(self, constraints: Constraints, config: DecodingConfig) -> None:
+        super().__init__(constraints, config)
+        self.scores = torch.zeros(len(self.sentences), 1, device=constraints.device)  # (b, rows) log-probability
+
+    def choose(self, logits: Tensor) -> Live:
+        """The extensions that live on, by logits (b * rows, V), which may be changed; those that end are filed."""
+        raise NotImplementedError
 
     def extend(self, logits: Tensor) -> Going:
         """See Steps."""
         self.constraints.exclude(logits, self.sentences)
+        scores, tokens, parents, done = self.choose(logits)
+        kept, ended = None, []
+        if any(done) or self.step == self.last_step:
+            stay = [index for index, is_done in enumerate(done) if not is_done and self.step < self.last_step]
+            kept = torch.tensor(stay, dtype=torch.int64, device=logits.device)
+            remaining = set(stay)
+            ended = [sentence for index, sentence in enumerate(self.sentences) if index not in remaining]
+            self.sentences = [self.sentences[index] for index in stay]
+            scores, tokens, parents = scores[kept], tokens[kept], parents[kept]
+        going = Going(kept, parents, ended)
+        self.scores, self.tokens = scores, tokens.reshape(-1)
+        self.history = torch.cat([self.history[going.rows(self.rows)], self.tokens[:, None]], dim=1)
+        self.rows, self.step = self.config.beam, self.step + 1
+        return going
+
+
+class Beams(BeamSteps):
+    """Beam search of sentences that began together."""
+
+    def __init__(self, constraints: Constraints, config: DecodingConfig) -> None:
+        super().__init__(constraints, config)
+        limits, device = constraints.limits, constraints.device
+        self.finished = [Finished(config.nbest) for _ in limits]
+        self.worst = torch.full((len(limits),), -torch.inf, device=device)  # (b,) that a new hypothesis has to beat
+        # (b,) largest divisor that a hypothesis of the sentence can still get
+        self.last_penalty = torch.tensor([length_penalty(limit + 1, config) for limit in limits], device=device)
+
+    def choose(self, logits: Tensor) -> Live:
+        """See BeamSteps."""
         best, best_tokens, parents = _candidates(logits, self)  # (b, 2K) each
         ends = best_tokens == EOS
         penalised = best / length_penalty(self.step + 1, self.config)
@@ -98,21 +139,13 @@ class Beams:
         if not self.moves_nothing:
             order = _stay_in_place(parents)
             scores, parents, chosen = (part.gather(1, order) for part in (scores, parents, chosen))
-        tokens = best_tokens.gather(1, chosen)
-        kept, ended = None, []
-        if any(done) or self.step == self.last_step:
-            stay = [index for index, is_done in enumerate(done) if not is_done and self.step < self.last_step]
-            kept = torch.tensor(stay, dtype=torch.int64, device=logits.device)
-            remaining = set(stay)
-            ended = [sentence for index, sentence in enumerate(self.sentences) if index not in remaining]
-            self.sentences = [self.sentences[index] for index in stay]
-            scores, tokens, parents, self.worst, self.last_penalty = (
-                part[kept] for part in (scores, tokens, parents, self.worst, self.last_penalty)
-            )
-        going = Going(kept, parents, ended)
-        self.scores, self.tokens = scores, tokens.reshape(-1)
-        self.history = torch.cat([self.history[going.rows(self.rows)], self.tokens[:, None]], dim=1)
-        self.rows, self.step = self.config.beam, self.step + 1
+        return Live(scores, best_tokens.gather(1, chosen), parents, done)
+
+    def extend(self, logits: Tensor) -> Going:
+        """See Steps."""
+        going = super().extend(logits)
+        if going.kept is not None:
+            self.worst, self.last_penalty = self.worst[going.kept], self.last_penalty[going.kept]
         return going
 
     def best(self, sentence: int) -> list[Hypothesis]:
@@ -130,28 +163,17 @@ class Beams:
         self.worst = torch.tensor([self.finished[each].worst for each in self.sentences], device=news.device)
 
 
-def beam_search(
-    model: Transformer,
-    source: Tensor,
-    source_lengths: Tensor | None,
-    limits: list[int],
-    constraints: Constraints,
-    config: DecodingConfig,
+def search_together(
+    model: Transformer, source: Tensor, source_lengths: Tensor | None, steps: Steps
 ) -> list[list[Hypothesis]]:
-    """The config.nbest best finished hypotheses of every sentence, best first.
+    """What each sentence of a batch finds, best first.
 
-    source (B, S) int64 and source_lengths (B,) int64, None without padding, on the model's device; limits: longest
-    output of each sentence.
+    source (B, S) int64 and source_lengths (B,) int64, None without padding, on the model's device.
     """
     memory = model.encode(source, source_lengths)
-    cache = model.start_cache(memory, source_lengths, rows_per_sentence=1, max_length=max(limits) + 1)
-    compute_allowed(cache, constraints.allowed)
-    moves_nothing = getattr(cache, "moves_nothing", False)
-    return run_together(model, cache, Beams(limits, constraints, config, source.device, moves_nothing))
-
-
-def run_together(model: Transformer, cache: Any, steps: Steps, *, moves: bool = True) -> list[list[Hypothesis]]:
-    """What sentences that begin together find; the cache is theirs alone. moves: whether rows ever change."""
+    cache = model.start_cache(memory, source_lengths, rows_per_sentence=steps.rows, max_length=steps.last_step + 1)
+    compute_allowed(cache, steps.constraints.allowed)
+    steps.moves_nothing = getattr(cache, "moves_nothing", False)
     sentences = list(steps.sentences)
     while True:
         rows = steps.rows
@@ -160,7 +182,7 @@ def run_together(model: Transformer, cache: Any, steps: Steps, *, moves: bool = 
             return [steps.best(sentence) for sentence in sentences]
         if going.kept is not None:
             cache.keep(going.kept)
-        if moves:
+        if steps.moves:
             cache.reorder(going._replace(kept=None).rows(rows))
 
 

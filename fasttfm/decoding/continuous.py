@@ -23,11 +23,11 @@ from torch import Tensor
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.shapes import round_length
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
-from fasttfm.decoding.beam import Beams, Steps
+from fasttfm.decoding.beam import Steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
 from fasttfm.decoding.selection import allowed_tokens, compute_allowed
-from fasttfm.decoding.stepwise import Walk
+from fasttfm.decoding.stepwise import plain_steps
 
 _LEAST_FREE = 4
 """A quarter of the budget must be free before sentences join: an encoder is quicker with several of them."""
@@ -158,11 +158,8 @@ class RunningSearch:
         prefixes = [list(each.prefix) for each in members] if any(each.prefix for each in members) else None
         allowed = allowed_tokens([each.allowed for each in members], [each.prefix for each in members])
         constraints = Constraints(limits, prefixes, self.config, _CPU, self.banned, allowed)
-        if self.config.sampling or self.config.beam == 1:
-            numbers = [each.number for each in members]
-            steps: Steps = Walk(limits, constraints, self.config, _CPU, numbers)
-        else:
-            steps = Beams(limits, constraints, self.config, _CPU, moves_nothing=True)
+        steps = plain_steps(constraints, self.config, [each.number for each in members])
+        steps.moves_nothing = True
         self._joined.append(_Joined(steps, members, allowed))
         self._select_outputs()
 

@@ -13,27 +13,25 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS
-from fasttfm.decoding.beam import Finished
+from fasttfm.decoding.beam import BeamSteps, Finished, Live
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
-from fasttfm.decoding.steered import Live
 
 
-class Groups:
-    """Steers a search in config.diverse_beam_groups groups of beam / groups hypotheses."""
+class Groups(BeamSteps):
+    """A search in config.diverse_beam_groups groups of beam / groups hypotheses."""
 
-    def __init__(self, limits: list[int], constraints: Constraints, config: DecodingConfig) -> None:
-        """limits: longest output of each sentence."""
-        self.constraints, self.config, self.limits = constraints, config, limits
+    def __init__(self, constraints: Constraints, config: DecodingConfig) -> None:
+        super().__init__(constraints, config)
+        limits = constraints.limits
         self.groups = config.diverse_beam_groups
         self.size = config.beam // self.groups
         self.finished = [[Finished(self.size) for _ in range(self.groups)] for _ in limits]
         self.punished = torch.zeros(len(limits), config.beam)  # of the live hypotheses of each sentence
 
-    def extend(
-        self, log_probabilities: Tensor, scores: Tensor, history: Tensor, sentences: list[int], step: int
-    ) -> Live:
-        """See Steering."""
-        self.constraints.apply(log_probabilities, history, sentences)
+    def choose(self, logits: Tensor) -> Live:
+        """See BeamSteps."""
+        log_probabilities, scores, sentences = logits.log_softmax(dim=1), self.scores, self.sentences
+        self.constraints.apply(log_probabilities, self.history, sentences)
         count, rows = scores.shape
         by_row = log_probabilities.view(count, rows, -1)
         taken = torch.zeros_like(by_row[:, 0])  # (b, V) how often groups before have chosen a token
@@ -50,7 +48,7 @@ class Groups:
             values, indices = ranked.topk(width)
             best = totals.flatten(1).gather(1, indices)  # (b, 2k) log-probability
             parents, tokens = indices // by_row.shape[2] + members.start, indices % by_row.shape[2]
-            self._file(group, sentences, best, tokens, parents, history, step)
+            self._file(group, best, tokens, parents)
             live = values.masked_fill(tokens == EOS, -torch.inf)
             if width < 2 * self.size:
                 live = torch.nn.functional.pad(live, (0, 2 * self.size - width), value=-torch.inf)
@@ -61,35 +59,23 @@ class Groups:
             taken.scatter_add_(1, tokens, (values > -torch.inf).to(taken.dtype))
             chosen.append((best, tokens, parents, (best - values).nan_to_num(0.0, 0.0, 0.0)))
             for index, (sentence, likeliest) in enumerate(zip(sentences, best.amax(dim=1).tolist())):
-                bound = likeliest / length_penalty(self.limits[sentence] + 1, self.config)
+                bound = likeliest / length_penalty(self.constraints.limits[sentence] + 1, self.config)
                 done[index] &= bound <= self.finished[sentence][group].worst
         best, tokens, parents, punished = (torch.cat(parts, dim=1) for parts in zip(*chosen))
         self.punished[sentences] = punished.cpu()
         return Live(best, tokens, parents, done)
 
-    def _file(
-        self,
-        group: int,
-        sentences: list[int],
-        best: Tensor,
-        tokens: Tensor,
-        parents: Tensor,
-        history: Tensor,
-        step: int,
-    ) -> None:
-        rows = len(history) // len(sentences)
-        penalty = length_penalty(step + 1, self.config)
+    def _file(self, group: int, best: Tensor, tokens: Tensor, parents: Tensor) -> None:
+        penalty = length_penalty(self.step + 1, self.config)
         index, slot = ((tokens == EOS) & (best > -torch.inf)).nonzero(as_tuple=True)
-        outputs = history[index * rows + parents[index, slot]].tolist()
+        outputs = self.history[index * self.rows + parents[index, slot]].tolist()
         for row, log_probability, output in zip(index.tolist(), best[index, slot].tolist(), outputs):
             score = log_probability / penalty
-            if score > self.finished[sentences[row]][group].worst:
-                self.finished[sentences[row]][group].add(Hypothesis(output, score, log_probability))
+            finished = self.finished[self.sentences[row]][group]
+            if score > finished.worst:
+                finished.add(Hypothesis(output, score, log_probability))
 
-    def best(self) -> list[list[Hypothesis]]:
+    def best(self, sentence: int) -> list[Hypothesis]:
         """The config.nbest best of all groups, each output once."""
-        chosen = []
-        for groups in self.finished:
-            different = {tuple(each.tokens): each for finished in groups for each in finished.best_first()}
-            chosen.append(sorted(different.values(), key=lambda each: -each.score)[: self.config.nbest])
-        return chosen
+        different = {tuple(each.tokens): each for group in self.finished[sentence] for each in group.best_first()}
+        return sorted(different.values(), key=lambda each: -each.score)[: self.config.nbest]

@@ -64,6 +64,7 @@ class Constraints:
         outputs may hold, what is forced among them (int64); None for all."""
         self.allowed = allowed
         self._excluded: Tensor | None = None  # (B, V) bool, of the tokens that are not allowed
+        self.device = device
         self.prefixes = prefixes
         self.limits = limits
         self.min_len = config.min_len

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS
-from fasttfm.decoding.beam import Finished
+from fasttfm.decoding.beam import BeamSteps, Finished, Live
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.largest import largest
 from fasttfm.decoding.phrases import Required, State
-from fasttfm.decoding.steered import Live
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +31,24 @@ class _Extension:
     needs: int
 
 
-class RequiredPhrases:
-    """Steers a search to outputs that meet the requirements of their sentences."""
+class RequiredPhrases(BeamSteps):
+    """A search for outputs that meet the requirements of their sentences."""
 
-    def __init__(
-        self, required: list[Required], prefixes: list[list[int]] | None, limits: list[int], constraints: Constraints,
-        config: DecodingConfig,
-    ) -> None:  # fmt: skip
-        """limits: longest output of each sentence, at least longest_with_phrases()."""
-        self.required, self.limits, self.constraints, self.config = required, limits, constraints, config
-        self.forced = [0] * len(limits) if prefixes is None else [len(prefix) for prefix in prefixes]
-        self.finished = [Finished(config.nbest) for _ in limits]
+    def __init__(self, required: list[Required], constraints: Constraints, config: DecodingConfig) -> None:
+        """constraints: with limits of at least longest_with_phrases()."""
+        super().__init__(constraints, config)
+        self.required, self.limits = required, constraints.limits
+        self.forced = [len(prefix) for prefix in constraints.prefixes or [[] for _ in required]]
+        self.finished = [Finished(config.nbest) for _ in required]
         self.states: list[list[State | None]] = [[each.start] for each in required]  # None: a row without hypothesis
 
-    def extend(
-        self, log_probabilities: Tensor, scores: Tensor, history: Tensor, sentences: list[int], step: int
-    ) -> Live:
-        """See Steering."""
-        rows = scores.shape[1]
-        self._allow(log_probabilities, history, sentences, step)
+    def choose(self, logits: Tensor) -> Live:
+        """See BeamSteps."""
+        log_probabilities, rows, sentences = logits.log_softmax(dim=1), self.rows, self.sentences
+        self._allow(log_probabilities)
         width = min(2 * self.config.beam, log_probabilities.shape[1])
         values, ids = (part.view(len(sentences), rows, width).tolist() for part in largest(log_probabilities, width))
-        totals = scores.tolist()
+        totals = self.scores.tolist()
         beams = []
         done = []
         for index, sentence in enumerate(sentences):
@@ -72,14 +67,14 @@ class RequiredPhrases:
                         total = totals[index][row] + gain
                         extensions.append(_Extension(total, token, row, new, required.needs(new)))
             extensions.sort(key=lambda each: -each.score)
-            self._file(extensions, history.view(len(sentences), rows, step)[index], sentence, step)
+            self._file(extensions, self.history.view(len(sentences), rows, self.step)[index], sentence)
             live = self._allocate([each for each in extensions if each.token != EOS])
             self.states[sentence] = [each.state for each in live] + [None] * (self.config.beam - len(live))
             best = max((each.score for each in live), default=-torch.inf)
             bound = best / length_penalty(self.limits[sentence] + 1, self.config)
             done.append(bound <= self.finished[sentence].worst)
             beams.append(live + [_NOTHING] * (self.config.beam - len(live)))
-        device = scores.device
+        device = logits.device
         return Live(
             torch.tensor([[each.score for each in live] for live in beams], device=device),
             torch.tensor([[each.token for each in live] for live in beams], device=device),
@@ -87,9 +82,9 @@ class RequiredPhrases:
             done,
         )
 
-    def _allow(self, log_probabilities: Tensor, history: Tensor, sentences: list[int], step: int) -> None:
+    def _allow(self, log_probabilities: Tensor) -> None:
         """Sets tokens to -inf that leave too little length for the phrases, whose tokens nothing else hinders."""
-        rows = len(history) // len(sentences)
+        rows, sentences, step = self.rows, self.sentences, self.step
         awaited = {}
         for index, sentence in enumerate(sentences):
             if self.forced[sentence] <= step < self.limits[sentence]:
@@ -97,7 +92,7 @@ class RequiredPhrases:
                     if state is not None and (tokens := list(self.required[sentence].awaited(state))):
                         number = index * rows + row
                         awaited[number] = sentence, state, tokens, log_probabilities[number, tokens].clone()
-        self.constraints.apply(log_probabilities, history, sentences)
+        self.constraints.apply(log_probabilities, self.history, sentences)
         for index, sentence in enumerate(sentences):
             for row, state in enumerate(self.states[sentence]):
                 if state is not None and self.required[sentence].needs(state):
@@ -127,17 +122,17 @@ class RequiredPhrases:
         chosen = sorted(index for *_, index in sorted(order)[: self.config.beam])
         return [extensions[index] for index in chosen]
 
-    def _file(self, extensions: list[_Extension], history: Tensor, sentence: int, step: int) -> None:
+    def _file(self, extensions: list[_Extension], history: Tensor, sentence: int) -> None:
         """Those that end among the 2K best that need nothing more; history (rows, step)."""
-        penalty = length_penalty(step + 1, self.config)
+        penalty = length_penalty(self.step + 1, self.config)
         finished = self.finished[sentence]
         for each in [each for each in extensions if not each.needs][: 2 * self.config.beam]:
             if each.token == EOS and each.score / penalty > finished.worst:
                 finished.add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
 
-    def best(self) -> list[list[Hypothesis]]:
-        """See Steering."""
-        return [finished.best_first() for finished in self.finished]
+    def best(self, sentence: int) -> list[Hypothesis]:
+        """See Steps."""
+        return self.finished[sentence].best_first()
 
 
 _NOTHING = _Extension(float("-inf"), EOS, 0, frozenset(), 0)

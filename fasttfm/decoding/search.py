@@ -16,7 +16,7 @@ from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.attention import rescore_by_coverage
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference, padded
-from fasttfm.decoding.beam import beam_search
+from fasttfm.decoding.beam import Steps, search_together
 from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
 from fasttfm.decoding.groups import Groups
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
@@ -24,8 +24,7 @@ from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
 from fasttfm.decoding.phrases import Phrases, Required
 from fasttfm.decoding.required import RequiredPhrases, longest_with_phrases
 from fasttfm.decoding.selection import allowed_tokens
-from fasttfm.decoding.steered import steered_search
-from fasttfm.decoding.stepwise import walk
+from fasttfm.decoding.stepwise import plain_steps
 from fasttfm.decoding.workers import Workers, can_fork
 from fasttfm.errors import UserError
 
@@ -265,10 +264,9 @@ def _search_batch(model: Transformer, batch: _Batch, shared: _Shared, device: to
     if not config.batch_invariant and all(len(each) == source.shape[1] for each in sources):
         lengths = None
     if phrases is not None:
-        steering = RequiredPhrases(phrases, prefixes, limits, constraints, config)
-        return steered_search(model, source, lengths, limits, steering)
-    if config.diverse_beam_groups > 1 and not config.sampling:
-        return steered_search(model, source, lengths, limits, Groups(limits, constraints, config))
-    if config.sampling or config.beam == 1:
-        return walk(model, source, lengths, limits, constraints, config, batch.numbers)
-    return beam_search(model, source, lengths, limits, constraints, config)
+        steps: Steps = RequiredPhrases(phrases, constraints, config)
+    elif config.diverse_beam_groups > 1 and not config.sampling:
+        steps = Groups(constraints, config)
+    else:
+        steps = plain_steps(constraints, config, batch.numbers)
+    return search_together(model, source, lengths, steps)

@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.data.tokenizer import BOS, EOS
-from fasttfm.decoding.beam import Going, run_together
+from fasttfm.data.tokenizer import EOS
+from fasttfm.decoding.beam import Beams, Going, Steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.largest import largest, likeliest
-from fasttfm.decoding.selection import compute_allowed
-
-if TYPE_CHECKING:
-    from fasttfm.models import Transformer
 
 
-class Walk:
-    """Greedy search or sampling of sentences that began together; see Steps in beam.py."""
+class Walk(Steps):
+    """Greedy search or sampling of sentences that began together: of each the one hypothesis of greedy search, or with
+    config.sampling config.nbest independent draws."""
 
-    def __init__(
-        self, limits: list[int], constraints: Constraints, config: DecodingConfig, device: torch.device,
-        numbers: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        """limits: longest output of each sentence; numbers: one for each, which with config.sampling_seed decides the
-        random numbers of sampling; how sentences are batched does not."""
-        self.constraints, self.config = constraints, config
-        self.rows = config.nbest if config.sampling else 1
-        self.outputs: list[list[Hypothesis]] = [[] for _ in limits]
-        self.last_step = max(limits)
-        self.step = 0
+    moves = False
+
+    def __init__(self, constraints: Constraints, config: DecodingConfig, numbers: Sequence[int]) -> None:
+        """numbers: one for each sentence, which with config.sampling_seed decides the random numbers of sampling; how
+        sentences are batched does not."""
+        super().__init__(constraints, config, rows=config.nbest if config.sampling else 1)
+        self.outputs: list[list[Hypothesis]] = [[] for _ in constraints.limits]
         if config.sampling:
             size = (self.last_step + 1, config.nbest)
             draws = [np.random.default_rng([config.sampling_seed, number]).random(size) for number in numbers]
             self.uniform = np.stack(draws)  # (B, steps, nbest)
-        # Of the b sentences that are still searched:
-        self.sentences = list(range(len(limits)))
-        self.tokens = torch.full((len(limits) * self.rows,), BOS, device=device)  # (b * rows,)
-        self.scores = torch.zeros(len(self.tokens), device=device)  # (b * rows,) log-probability
-        self.open_rows = torch.ones(len(self.tokens), dtype=torch.bool, device=device)  # (b * rows,) not ended yet
-        self.history = torch.empty(len(self.tokens), 0, dtype=torch.int64, device=device)  # (b * rows, step)
+        self.scores = torch.zeros(len(self.tokens), device=constraints.device)  # (b * rows,) log-probability
+        self.open_rows = torch.ones(len(self.tokens), dtype=torch.bool, device=constraints.device)  # not ended yet
 
     def extend(self, logits: Tensor) -> Going:
         """See Steps: one token is chosen for each row, and every row goes on from itself."""
@@ -96,22 +84,11 @@ class Walk:
             self.outputs[self.sentences[row // self.rows]].append(Hypothesis(output, score / penalty, score))
 
 
-def walk(
-    model: Transformer,
-    source: Tensor,
-    source_lengths: Tensor | None,
-    limits: list[int],
-    constraints: Constraints,
-    config: DecodingConfig,
-    numbers: Sequence[int],
-) -> list[list[Hypothesis]]:
-    """Of each sentence the one hypothesis of greedy search, or with config.sampling config.nbest independent draws,
-    best score first. Arguments as in beam_search; numbers as of Walk."""
-    steps = Walk(limits, constraints, config, source.device, numbers)
-    memory = model.encode(source, source_lengths)
-    cache = model.start_cache(memory, source_lengths, rows_per_sentence=steps.rows, max_length=max(limits) + 1)
-    compute_allowed(cache, constraints.allowed)
-    return run_together(model, cache, steps, moves=False)
+def plain_steps(constraints: Constraints, config: DecodingConfig, numbers: Sequence[int]) -> Steps:
+    """The search that a configuration asks for without groups and required phrases; numbers: as of Walk."""
+    if config.sampling or config.beam == 1:
+        return Walk(constraints, config, numbers)
+    return Beams(constraints, config)
 
 
 def draw_tokens(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
