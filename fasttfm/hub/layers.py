@@ -10,6 +10,8 @@ its docstring does, dropout's generator apart (Philox from one seed drawn from t
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -92,61 +94,32 @@ class FeedForward(nn.Module):
         )
 
 
+def _lent(kind: type[nn.Module], original: type[nn.Module]) -> Callable[..., Any]:
+    """The forward of fasttfm.nn's class with the signature of torch.nn's, for an object of the latter."""
+
+    @functools.wraps(original.forward, assigned=["__doc__"])
+    def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
+        return kind.forward(_seen_as(self, kind), *inputs, **options)
+
+    return forward
+
+
 class MultiheadAttention(nn.Module):
     """torch.nn.MultiheadAttention, except that a query with no key to attend gives zeros instead of NaN."""
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As torch.nn's: query (L, N, E), or (N, L, E) batch first; returns the output and the weights or None."""
-        return replacements.MultiheadAttention.forward(
-            _seen_as(self, replacements.MultiheadAttention), query, key, value, key_padding_mask, need_weights,
-            attn_mask, average_attn_weights, is_causal,
-        )  # fmt: skip
+    forward = _lent(replacements.MultiheadAttention, nn.MultiheadAttention)
 
 
 class TransformerEncoderLayer(nn.Module):
     """torch.nn.TransformerEncoderLayer: each residual connection, its dropout and its norm in one pass."""
 
-    def forward(
-        self,
-        src: Tensor,
-        src_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """As torch.nn's: src (S, N, E), or (N, S, E) batch first; returns the same shape."""
-        layer = _seen_as(self, replacements.TransformerEncoderLayer)
-        return replacements.TransformerEncoderLayer.forward(layer, src, src_mask, src_key_padding_mask, is_causal)
+    forward = _lent(replacements.TransformerEncoderLayer, nn.TransformerEncoderLayer)
 
 
 class TransformerDecoderLayer(nn.Module):
     """torch.nn.TransformerDecoderLayer: each residual connection, its dropout and its norm in one pass."""
 
-    def forward(
-        self,
-        tgt: Tensor,
-        memory: Tensor,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        tgt_is_causal: bool = False,
-        memory_is_causal: bool = False,
-    ) -> Tensor:
-        """As torch.nn's: tgt (L, N, E) and memory (S, N, E), or batch first; returns tgt's shape."""
-        return replacements.TransformerDecoderLayer.forward(
-            _seen_as(self, replacements.TransformerDecoderLayer), tgt, memory, tgt_mask, memory_mask,
-            tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal,
-        )  # fmt: skip
+    forward = _lent(replacements.TransformerDecoderLayer, nn.TransformerDecoderLayer)
 
 
 _CHILDREN: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {

@@ -4,25 +4,7 @@ from __future__ import annotations
 
 BUILD_HEADER = "# written by python -m fasttfm.hub, which replaces the sources and builds beside it\n"
 
-INIT = '''"""The encoder-decoder Transformer's operators and layers on fused Triton kernels."""
-
-from . import layers
-from .functional import (
-    attention,
-    backend,
-    cross_entropy,
-    draw_seed,
-    embed,
-    feed_forward,
-    layer_norm,
-    linear_cross_entropy,
-    residual_add,
-    residual_layer_norm,
-    scaled_dot_product_attention,
-    varlen_attention,
-)
-
-__all__ = [
+FUNCTIONS = (
     "attention",
     "backend",
     "cross_entropy",
@@ -30,13 +12,20 @@ __all__ = [
     "embed",
     "feed_forward",
     "layer_norm",
-    "layers",
     "linear_cross_entropy",
     "residual_add",
     "residual_layer_norm",
     "scaled_dot_product_attention",
     "varlen_attention",
-]
+)
+"""What the package has of fasttfm.functional."""
+
+INIT = f'''"""The encoder-decoder Transformer's operators and layers on fused Triton kernels."""
+
+from . import layers
+from .functional import {", ".join(FUNCTIONS)}
+
+__all__ = {sorted([*FUNCTIONS, "layers"])}
 '''
 
 NAMESPACE = '''"""The namespace of torch.ops that this build's operators are registered in."""
@@ -120,8 +109,7 @@ model = kernelize(model, mode=Mode.TRAINING)
 
 ## Available functions
 
-`attention`, `varlen_attention`, `scaled_dot_product_attention`, `layer_norm`, `residual_layer_norm`, `residual_add`,
-`feed_forward`, `embed`, `cross_entropy`, `linear_cross_entropy`, `draw_seed`, `backend`
+{", ".join(f"`{name}`" for name in FUNCTIONS)}
 
 ## Available layers
 
