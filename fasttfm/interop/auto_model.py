@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from fasttfm.blocks.loss import logits
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
+from fasttfm.data.tokenizer import BOS, PAD, UNK
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.models.pretrained import MODEL_TYPE
+from fasttfm.models.pretrained import MODEL_TYPE, SPECIAL_TOKENS
 
 try:
     from transformers import (
@@ -50,8 +50,7 @@ class FasttfmConfig(PretrainedConfig):
             value = values.pop(name, 8 if default is dataclasses.MISSING else default)
             setattr(self, _NAMES.get(name, name), value)
         self.decoding = values.pop("decoding", {})
-        special = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-        super().__init__(**{"is_encoder_decoder": True, "use_cache": False, **special, **values})
+        super().__init__(**{"is_encoder_decoder": True, "use_cache": False, **SPECIAL_TOKENS, **values})
 
     def transformer(self) -> TransformerConfig:
         """The configuration of models.Transformer."""
@@ -90,11 +89,8 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,
             early_stopping="never",
             suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
-            pad_token_id=PAD,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-            decoder_start_token_id=BOS,
             use_cache=False,
+            **SPECIAL_TOKENS,
         )
         return model.eval()
 

@@ -46,15 +46,23 @@ def _name(activation: Any) -> str | None:
     return fused_activation(activation)
 
 
-def _fused(x: Tensor, first: Any, activation: Any, second: Any, kinds: frozenset[Any] = LINEAR) -> str | None:
-    """The activation of second(activation(first(x))), where that is what the feed-forward operator computes."""
+def _network(
+    x: Tensor, first: Any, activation: Any, second: Any, dropout_p: float = 0.0, kinds: frozenset[Any] = LINEAR
+) -> Tensor | None:
+    """second(dropout(activation(first(x)))) in one operator; None where that is not what the operator computes."""
     plain = (
         untouched(first, kinds)
         and untouched(second, kinds)
         and ordinary(x, first.weight, first.bias, second.weight, second.bias)
         and first.weight.dtype == second.weight.dtype
     )
-    return _name(activation) if plain else None
+    name = _name(activation) if plain else None
+    if name is None:
+        return None
+    inner, outer = first.weight, second.weight
+    if kinds is _CONV1D:  # which keeps them (in, out)
+        inner, outer = inner.t(), outer.t()
+    return F.feed_forward(x, inner, first.bias, outer, second.bias, dropout_p=dropout_p, activation=name)
 
 
 class _Bart:
@@ -70,14 +78,10 @@ class _Bart:
     def _joined(self, output: Tensor, residual: Tensor, norm: Any) -> Tensor:
         return _join(output, residual, norm, Dropout(self.dropout if self.training else 0.0))
 
-    def _network(self, x: Tensor) -> Tensor:
+    def _feed_forward(self, x: Tensor) -> Tensor:
         p = self.activation_dropout if self.training else 0.0
-        first, second = self.fc1, self.fc2
-        name = _fused(x, first, self.activation_fn, second)
-        if name:
-            weights = first.weight, first.bias, second.weight, second.bias
-            return F.feed_forward(x, *weights, dropout_p=p, activation=name)
-        return second(nn.functional.dropout(self.activation_fn(first(x)), p=p))
+        y = _network(x, self.fc1, self.activation_fn, self.fc2, p)
+        return self.fc2(nn.functional.dropout(self.activation_fn(self.fc1(x)), p=p)) if y is None else y
 
 
 class _Encoder(_Bart):
@@ -89,7 +93,7 @@ class _Encoder(_Bart):
         """hidden_states (B, S, E) to the same shape."""
         output, _ = self.self_attn(hidden_states, attention_mask=attention_mask, **options)
         x = self._joined(output, hidden_states, self.self_attn_layer_norm)
-        x = self._joined(self._network(x), x, self.final_layer_norm)
+        x = self._joined(self._feed_forward(x), x, self.final_layer_norm)
         if x.dtype == torch.float16 and not torch.isfinite(x).all():  # as transformers does
             limit = torch.finfo(x.dtype).max - 1000
             x = x.clamp(-limit, limit)
@@ -127,7 +131,7 @@ class _Decoder(_Bart):
                 **options,
             )
             x = self._joined(output, x, self.encoder_attn_layer_norm)
-        return self._joined(self._network(x), x, self.final_layer_norm)
+        return self._joined(self._feed_forward(x), x, self.final_layer_norm)
 
 
 class FusedBartEncoderLayer(_Encoder, BartEncoderLayer):
@@ -178,14 +182,9 @@ class FusedBertLayer(BertLayer):
         """attention_output (B, S, E) to the same shape."""
         inside: Any = self.intermediate
         output: Any = self.output
-        first, second = inside.dense, output.dense
         whole = untouched(inside, frozenset({type(inside)})) and untouched(output, frozenset({FusedBertOutput}))
-        name = _fused(attention_output, first, inside.intermediate_act_fn, second) if whole else None
-        if name:
-            weights = first.weight, first.bias, second.weight, second.bias
-            y = F.feed_forward(attention_output, *weights, activation=name)
-            return output.joined(y, attention_output)
-        return super().feed_forward_chunk(attention_output)
+        y = _network(attention_output, inside.dense, inside.intermediate_act_fn, output.dense) if whole else None
+        return super().feed_forward_chunk(attention_output) if y is None else output.joined(y, attention_output)
 
 
 class FusedGPT2MLP(GPT2MLP):
@@ -193,13 +192,8 @@ class FusedGPT2MLP(GPT2MLP):
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
         """hidden_states (..., E) to the same shape."""
-        first: Any = self.c_fc
-        second: Any = self.c_proj
-        name = _fused(hidden_states, first, self.act, second, _CONV1D)
-        if not name:
-            return super().forward(hidden_states)  # type: ignore[arg-type]
-        weights = first.weight.t(), first.bias, second.weight.t(), second.bias  # Conv1D keeps them (in, out)
-        return self.dropout(F.feed_forward(hidden_states, *weights, activation=name))
+        y = _network(hidden_states, self.c_fc, self.act, self.c_proj, kinds=_CONV1D)
+        return super().forward(hidden_states) if y is None else self.dropout(y)  # type: ignore[arg-type]
 
 
 class FusedT5DenseActDense(T5DenseActDense):
@@ -207,13 +201,10 @@ class FusedT5DenseActDense(T5DenseActDense):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """hidden_states (..., d_model) to the same shape."""
-        first: Any = self.wi
-        second: Any = self.wo
-        name = _fused(hidden_states, first, self.act, second) if untouched(self.dropout, DROPOUT) else None
-        if name:
-            p = self.dropout.p if self.training else 0.0
-            return F.feed_forward(hidden_states, first.weight, None, second.weight, None, dropout_p=p, activation=name)
-        return super().forward(hidden_states)
+        y = None
+        if untouched(self.dropout, DROPOUT):
+            y = _network(hidden_states, self.wi, self.act, self.wo, self.dropout.p if self.training else 0.0)
+        return super().forward(hidden_states) if y is None else y
 
 
 class _OneDtypeRMSNorm:

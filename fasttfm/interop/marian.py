@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer, Vocabulary
+from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.interop.bart import BART, FIELDS, THEIR_ACTIVATIONS, bart_config, decoding, from_bart
@@ -33,6 +33,7 @@ from fasttfm.interop.exchange import (
     with_tables,
 )
 from fasttfm.interop.names import TheirWeights, theirs
+from fasttfm.models.pretrained import SPECIAL_TOKENS
 
 _EPSILON = 1e-5
 _LONGEST = 512
@@ -56,7 +57,7 @@ def export(model: Model, folder: Path) -> list[str]:
     _write_json(
         folder / "generation_config.json",
         {
-            **_special(),
+            **SPECIAL_TOKENS,
             "num_beams": model.decoding.beam,
             "length_penalty": penalty,
             "early_stopping": "never",
@@ -103,10 +104,6 @@ def marian_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> 
     return result
 
 
-def _special() -> dict[str, int]:
-    return {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-
-
 def _marian_config(config: TransformerConfig) -> dict[str, Any]:
     return {
         "model_type": "marian",
@@ -125,7 +122,7 @@ def _marian_config(config: TransformerConfig) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": config.share_embeddings == "all",
         "tie_word_embeddings": True,
         "forced_eos_token_id": None,
-        **_special(),
+        **SPECIAL_TOKENS,
     }
 
 

@@ -28,13 +28,15 @@ from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
 from fasttfm.config import Values, build, convert, field_types, gather
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, EOS, Tokenizer, save_tokenizers
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.files import read_json, unreadable, write_file
 from fasttfm.folders import replacing
 
 PRETRAINED_FILE = "config.json"
 MODEL_TYPE = "fasttfm"
+SPECIAL_TOKENS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+"""Under the names of Hugging Face's configurations."""
 _SHOWN_VALIDATIONS = 5
 
 
@@ -133,10 +135,8 @@ def describe(config: TransformerConfig, decoding: DecodingConfig) -> dict[str, A
         "is_encoder_decoder": True,
         **dataclasses.asdict(config),
         "tie_word_embeddings": config.share_embeddings != "none",
+        **SPECIAL_TOKENS,
         "pad_token_id": config.pad_id,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": BOS,
         "decoding": {
             name: value
             for name, value in dataclasses.asdict(decoding).items()

@@ -56,8 +56,7 @@ class Layer(nn.Module):
         )
         _adopt(self)
 
-    def __prepare_scriptable__(self) -> Any:
-        return refuse_scripting(self)
+    __prepare_scriptable__ = refuse_scripting
 
 
 def _adopt(layer: nn.Module) -> None:
@@ -87,6 +86,12 @@ def dropout_of(module: Any, seed: Tensor | None, site: int) -> Any:
 def _opens(attention: nn.Module) -> bool:
     """Whether a layer may compute attention without calling it, its output projection apart."""
     return untouched(attention, ATTENTIONS)
+
+
+def argument_names(queries: str, keys: str) -> dict[str, str]:
+    """What the arguments of an attention are called in a layer whose own are `queries` and `keys`."""
+    masks = {"attn_mask": f"{keys}_mask", "key_padding_mask": f"{keys}_key_padding_mask"}
+    return {"query": queries, "key": keys, "value": keys, **masks}
 
 
 def attend(

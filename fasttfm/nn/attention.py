@@ -52,9 +52,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
 
-    def __prepare_scriptable__(self) -> Any:
-        """What torch.jit.script asks of a module first."""
-        return refuse_scripting(self)
+    __prepare_scriptable__ = refuse_scripting
 
     def forward(
         self,

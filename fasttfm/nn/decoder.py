@@ -15,23 +15,9 @@ from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, attend, check_input, dropout_of, seed_for
+from fasttfm.nn._layers import Layer, argument_names, attend, check_input, dropout_of, seed_for
 
-SELF_NAMES = {
-    "query": "tgt",
-    "key": "tgt",
-    "value": "tgt",
-    "attn_mask": "tgt_mask",
-    "key_padding_mask": "tgt_key_padding_mask",
-}
-CROSS_NAMES = {
-    "query": "tgt",
-    "key": "memory",
-    "value": "memory",
-    "attn_mask": "memory_mask",
-    "key_padding_mask": "memory_key_padding_mask",
-}
-"""What the arguments of an attention are called in a decoder layer: of self-attention, and over memory."""
+SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
 
 
 class DecoderSite(IntEnum):

@@ -15,17 +15,10 @@ from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, attend, check_input, dropout_of, seed_for
+from fasttfm.nn._layers import Layer, argument_names, attend, check_input, dropout_of, seed_for
 from fasttfm.nn.attention import MultiheadAttention
 
-NAMES = {
-    "query": "src",
-    "key": "src",
-    "value": "src",
-    "attn_mask": "src_mask",
-    "key_padding_mask": "src_key_padding_mask",
-}
-"""What the arguments of an attention are called in an encoder layer."""
+NAMES = argument_names("src", "src")
 
 
 class EncoderSite(IntEnum):
@@ -124,16 +117,16 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
         if packing is None and src_key_padding_mask is not None and (mask is None or is_causal):
             packing = self._packing(src, src_key_padding_mask)
             src_key_padding_mask = None if packing is not None else src_key_padding_mask
-        if packing is None:
-            output = src
-            for layer in self.layers:
-                output = layer(output, src_mask=mask, is_causal=is_causal, src_key_padding_mask=src_key_padding_mask)
-            return output if self.norm is None else self.norm(output)
-        output = packing.pack(src, batch_first) if src.dim() == 3 else src
+        options = {} if packing is None else {"packing": packing}
+        output, padded = src, src.dim() == 3
+        if packing is not None and padded:
+            output = packing.pack(src, batch_first)
         for layer in self.layers:
-            output = layer(output, mask, src_key_padding_mask, is_causal, packing=packing)
+            output = layer(
+                output, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=is_causal, **options
+            )
         output = output if self.norm is None else self.norm(output)
-        return packing.unpack(output, batch_first) if src.dim() == 3 else output
+        return packing.unpack(output, batch_first) if packing is not None and padded else output
 
     def _packing(self, src: Tensor, key_padding_mask: Tensor) -> Packing | None:
         """A packing for inference, where every layer takes one and the mask allows it."""

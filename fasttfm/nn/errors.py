@@ -43,7 +43,7 @@ def renamed(error: ArgumentError | ArgumentTypeError, names: dict[str, str]) -> 
 
 
 def refuse_scripting(module: nn.Module) -> Any:
-    """Raises what torch.jit.script is to say of a module of fasttfm.nn."""
+    """The __prepare_scriptable__ of fasttfm.nn, which torch.jit.script asks of a module first: raises RuntimeError."""
     raise RuntimeError(
         f"fasttfm.nn.{type(module).__name__} cannot be scripted: call fasttfm.restore_modules(model) first, which "
         "makes its modules torch.nn's again, parameters and all"

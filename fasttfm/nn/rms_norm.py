@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.modules.normalization import RMSNorm as TorchNorm
@@ -24,9 +22,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     stands_for = TorchNorm
 
-    def __prepare_scriptable__(self) -> Any:
-        """What torch.jit.script asks of a module first."""
-        return refuse_scripting(self)
+    __prepare_scriptable__ = refuse_scripting
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., *normalized_shape); the same shape and dtype comes back."""
