@@ -164,6 +164,15 @@ _PROGRAMS: dict[str, dict[str, Any]] = {
     "continuous": {"text": TEXT, "precision": TEXT, "lines": COUNT, "measured": ROWS},
     # BLEU by test set and precision
     "precisions": {"measured": ROWS},
+    # medians of the suite's rows by round, in another version's checkout and in this one
+    "versions": {
+        "before": TEXT,
+        "after": TEXT,
+        "rounds": AT_LEAST_ONE,
+        "level": TEXT,
+        "threshold": RATE,
+        "rows": ROWS,
+    },
     # what is won by keeping more between two tokens
     "reuse": {"length": COUNT, "threads": COUNT, "measured": ROWS},
     # rows by way of sharing, or a probe by minutes of training
