@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fasttfm.config.checks import (
+    require_choices,
+    require_finite,
+    require_positive,
+    require_whole,
+    shared_fields,
+)
 from fasttfm.config.model import TransformerConfig
 
 
@@ -53,15 +59,9 @@ class BertConfig:
     """Token that fills short sequences: it is never attended to and carries no loss."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "layers", "max_length", "segments", "embedding_size"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} {value!r} must be a whole number of at least 1")
-        shares = ("none", "attention", "ffn", "all")
-        if self.share not in shares:
-            raise ValueError(f"share {self.share!r} is unknown: choose {' or '.join(shares)}")
-        if not 0 < self.init_std < math.inf:
-            raise ValueError(f"init_std {self.init_std} must be a finite number greater than 0")
+        require_whole(self, 1, "vocab_size", "layers", "max_length", "segments", "embedding_size")
+        require_choices(self)
+        require_positive(self, "init_std")
         if self.sentence_head and not self.pooler:
             raise ValueError("sentence_head needs pooler: it reads the pooled vector")
         self.layer_config()  # which refuses what a layer cannot be
@@ -73,17 +73,7 @@ class BertConfig:
 
     def layer_config(self) -> TransformerConfig:
         """One layer of it, as models.layers takes it."""
-        return TransformerConfig(
-            vocab_size=self.vocab_size,
-            d_model=self.d_model,
-            heads=self.heads,
-            d_ff=self.d_ff,
-            activation=self.activation,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            layer_norm_eps=self.layer_norm_eps,
-            pad_id=self.pad_id,
-        )
+        return TransformerConfig(**shared_fields(self, TransformerConfig))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,16 +81,11 @@ class AlbertConfig(BertConfig):
     """BERT with narrow embeddings and shared layers (Lan et al. 2020). The defaults are albert-base (version 2)."""
 
     embedding_size: int | None = 128
-    """Width of the embeddings; one other than d_model is followed by a linear map. None: d_model."""
     share: Literal["none", "attention", "ffn", "all"] = "all"
-    """What all layers have in common: nothing, the attention, the feed-forward network (each with its norm), or both
-    (Lan et al. 2020, section 3.1)."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
-    """In the feed-forward sub-layer and the head; gelu is exact, gelu_tanh its approximation (ALBERT v2)."""
     dropout: float = 0.0
     """On the embeddings and on every sub-layer's output; ALBERT learns better without."""
     attention_dropout: float = 0.0
-    """On the attention weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +117,7 @@ class ElectraConfig(BertConfig):
             raise ValueError("pooler: ELECTRA has none")
         if not 0 < self.generator_size <= 1:
             raise ValueError(f"generator_size {self.generator_size} must lie in (0, 1]")
-        if not 0 <= self.discriminator_weight < math.inf:
-            raise ValueError(f"discriminator_weight {self.discriminator_weight} must be a finite number of at least 0")
+        require_finite(self, "discriminator_weight")
         self.generator()
 
     def discriminator(self) -> BertConfig:
@@ -152,21 +136,5 @@ class ElectraConfig(BertConfig):
         return self._part(width, heads, max(1, round(self.d_ff * self.generator_size)))
 
     def _part(self, d_model: int, heads: int, d_ff: int) -> BertConfig:
-        return BertConfig(
-            vocab_size=self.vocab_size,
-            d_model=d_model,
-            heads=heads,
-            d_ff=d_ff,
-            layers=self.layers,
-            embedding_size=self.embedding_width,
-            activation=self.activation,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            layer_norm_eps=self.layer_norm_eps,
-            max_length=self.max_length,
-            segments=self.segments,
-            pooler=False,
-            sentence_head=False,
-            init_std=self.init_std,
-            pad_id=self.pad_id,
-        )
+        changed = {"d_model": d_model, "heads": heads, "d_ff": d_ff, "embedding_size": self.embedding_width}
+        return BertConfig(**{**shared_fields(self, BertConfig), **changed})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
+
+from fasttfm.config.checks import require_choices, require_finite, require_positive, require_whole
 
 _MOST = (1 << 31) - 1
 """No setting that counts something is larger: tensors and tables are indexed with such numbers."""
@@ -70,21 +71,17 @@ class DecodingConfig:
     """Source tokens of a line that are translated; the rest is cut off and the line counted in a warning."""
 
     def __post_init__(self) -> None:
-        for name in ("beam", "diverse_beam_groups", "nbest", "batch_tokens", "buffer_size", "max_source_length"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("max_len_b", "min_len", "sampling_topk", "no_repeat_ngram", "mbr_samples", "alignment_layer"):
-            _at_least(name, getattr(self, name), 0)
-        _at_least("sampling_seed", self.sampling_seed, 0, most=(1 << 63) - 1)
-        if self.length_penalty not in ("gnmt", "power", "avg", "none"):
-            raise ValueError(f"length_penalty {self.length_penalty!r} is unknown: choose gnmt, power, avg or none")
+        counts = ("beam", "diverse_beam_groups", "nbest", "batch_tokens", "buffer_size", "max_source_length")
+        require_whole(self, 1, *counts, most=_MOST)
+        counts = ("max_len_b", "min_len", "sampling_topk", "no_repeat_ngram", "mbr_samples", "alignment_layer")
+        require_whole(self, 0, *counts, most=_MOST)
+        require_whole(self, 0, "sampling_seed", most=(1 << 63) - 1)
+        require_choices(self)
+        require_finite(self, *_LARGEST)
         for name, most in _LARGEST.items():
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} {value!r} must be a finite number of at least 0")
-            if value > most:
-                raise ValueError(f"{name} {value!r} must be at most {most:,}")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature {self.temperature!r} must be a finite number greater than 0")
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} {getattr(self, name)!r} must be at most {most:,}")
+        require_positive(self, "temperature")
         if not 0 < self.sampling_topp <= 1:
             raise ValueError(f"sampling_topp {self.sampling_topp!r} must be greater than 0 and at most 1")
         if self.mbr_samples == 1 or 0 < self.mbr_samples < self.nbest:
@@ -97,10 +94,3 @@ class DecodingConfig:
     def longest_output(self, source_tokens: int) -> int:
         """Most tokens of an output, end-of-sentence not counted, for a source of so many tokens (likewise)."""
         return min(max(int(min(self.max_len_a * source_tokens, _MOST)) + self.max_len_b, self.min_len), _MOST)
-
-
-def _at_least(name: str, value: int, least: int, most: int = _MOST) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} {value!r} must be a whole number of at least {least}")
-    if value > most:
-        raise ValueError(f"{name} {value!r} must be at most {most:,}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from fasttfm.config.bert import BertConfig
+from fasttfm.config.checks import require_finite, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +36,8 @@ class StudentConfig(BertConfig):
         BertConfig.__post_init__(self)
         if self.pooler or self.sentence_head:
             raise ValueError("pooler and sentence_head: a student has none")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature {self.temperature} must be a positive number")
-        for name in WEIGHTS:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} {getattr(self, name)} must be a finite number of at least 0")
+        require_positive(self, "temperature")
+        require_finite(self, *WEIGHTS)
         if not any(getattr(self, name) for name in WEIGHTS):
             raise ValueError("soft_weight 0, as all other weights: a student must learn something")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fasttfm.config.checks import require_rows
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentsConfig:
@@ -15,7 +17,4 @@ class DocumentsConfig:
     """Tokens of a row: documents one after the other, cut where the row is full; at most the model's max_length."""
 
     def __post_init__(self) -> None:
-        if self.row_length < 2:
-            raise ValueError(f"row_length is {self.row_length}: at least 2 tokens are needed")
-        if self.max_tokens < self.row_length:
-            raise ValueError(f"max_tokens {self.max_tokens} is less than row_length {self.row_length}, a single row")
+        require_rows(self, 2)

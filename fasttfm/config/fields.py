@@ -84,14 +84,15 @@ def field_types(cls: type) -> dict[str, Any]:
 
 @cache
 def field_help(cls: type) -> dict[str, str]:
-    """Field name -> the sentence under it in the source of the dataclass."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
+    """Field name -> the sentence under it in the source of the dataclass, or of the one that it extends."""
     sentences = {}
-    for field, after in zip(body.body, body.body[1:], strict=False):
-        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and documented:
-            sentences[field.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")  # type: ignore[attr-defined]
+    for base in reversed([base for base in cls.__mro__ if dataclasses.is_dataclass(base)]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, after in zip(body.body, body.body[1:], strict=False):
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and documented:
+                sentences[field.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")  # type: ignore[attr-defined]
     return sentences
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fasttfm.config.checks import require_whole, shared_fields
 from fasttfm.config.model import TransformerConfig
 
 
@@ -38,26 +39,16 @@ class GPTConfig:
     """Positions that have a learned vector: no row and no generated text may be longer."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
-            raise ValueError(f"layers {self.layers!r} must be a whole number of at least 1")
+        require_whole(self, 1, "layers")
         self.layer_config()
 
     def layer_config(self) -> TransformerConfig:
         """What the shared layers (models/layers.py) are told; ValueError for what they refuse."""
         return TransformerConfig(
-            vocab_size=self.vocab_size,
-            d_model=self.d_model,
-            heads=self.heads,
-            d_ff=self.d_ff,
             encoder_layers=self.layers,
             decoder_layers=self.layers,
-            norm_first=self.norm_first,
             final_norm=self.norm_first,
-            activation=self.activation,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            layer_norm_eps=self.layer_norm_eps,
-            max_length=self.max_length,
+            **shared_fields(self, TransformerConfig),
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-OBJECTIVES = ("mlm", "mlm+nsp", "mlm+sop", "electra")
+from fasttfm.config.checks import require_choices, require_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +27,8 @@ class MaskingConfig:
     """A text file with a phrase or entity a line, all words of which are hidden or none (ERNIE 1.0)."""
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective {self.objective!r} is unknown: choose {' or '.join(OBJECTIVES)}")
-        if self.row_length < 8:
-            raise ValueError(f"row_length is {self.row_length}: at least 8 tokens are needed")
-        if self.max_tokens < self.row_length:
-            raise ValueError(f"max_tokens {self.max_tokens} is less than row_length {self.row_length}, a single row")
+        require_choices(self)
+        require_rows(self, 8)
         if not 0 < self.mask_rate < 1:
             raise ValueError(f"mask_rate {self.mask_rate} must lie between 0 and 1")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
+
+from fasttfm.config.checks import require_choices, require_positive, require_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +58,9 @@ class TransformerConfig:
     """Token that fills short sequences: embeds to zero, is never attended to, carries no loss."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "heads", "d_ff", "encoder_layers", "decoder_layers", "max_length"):
-            _positive(name, getattr(self, name))
-        if isinstance(self.first_position, bool) or self.first_position < 0:
-            raise ValueError(f"first_position {self.first_position!r} must be a whole number of at least 0")
+        require_whole(self, 1, "vocab_size", "source_vocab_size", "d_model", "heads", "d_ff", "max_length")
+        require_whole(self, 1, "encoder_layers", "decoder_layers")
+        require_whole(self, 0, "first_position")
         if self.d_model % self.heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of heads {self.heads}")
         if self.d_model % 2:
@@ -69,23 +69,13 @@ class TransformerConfig:
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} {value} is not a probability: it must lie in [0, 1]")
-        if not 0 < self.layer_norm_eps < math.inf:
-            raise ValueError(f"layer_norm_eps {self.layer_norm_eps} must be a finite number greater than 0")
-        for name, allowed in (
-            ("activation", ("relu", "gelu", "gelu_tanh", "silu")),
-            ("positional_encoding", ("paper", "tensor2tensor")),
-            ("init", ("xavier", "torch")),
-            ("share_embeddings", ("all", "decoder", "none")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} {getattr(self, name)!r} is unknown: choose {' or '.join(allowed)}")
-        if self.source_vocab_size is not None:
-            _positive("source_vocab_size", self.source_vocab_size)
-            if self.share_embeddings == "all" and self.source_vocab_size != self.vocab_size:
-                raise ValueError(
-                    f"source_vocab_size {self.source_vocab_size} differs from vocab_size {self.vocab_size}, but "
-                    "share_embeddings all needs one vocabulary: choose share_embeddings decoder or none"
-                )
+        require_positive(self, "layer_norm_eps")
+        require_choices(self)
+        if self.share_embeddings == "all" and self.source_vocab_size not in (None, self.vocab_size):
+            raise ValueError(
+                f"source_vocab_size {self.source_vocab_size} differs from vocab_size {self.vocab_size}, but "
+                "share_embeddings all needs one vocabulary: choose share_embeddings decoder or none"
+            )
         if self.final_norm and not self.norm_first:
             raise ValueError("final_norm needs norm_first: a post-norm stack already ends in a LayerNorm")
         if not 0 <= self.pad_id < self.vocab_size:
@@ -95,8 +85,3 @@ class TransformerConfig:
     def embedding_dropout_p(self) -> float:
         """The dropout in force on embedding + position."""
         return self.dropout if self.embedding_dropout is None else self.embedding_dropout
-
-
-def _positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} {value!r} must be a whole number of at least 1")

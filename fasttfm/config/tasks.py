@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from fasttfm.config.bert import BertConfig
+from fasttfm.config.checks import require_finite, require_rows, require_whole
 from fasttfm.config.gpt import GPTConfig
 
 
@@ -24,13 +24,8 @@ class TaskConfig:
     """Most tokens of a predicted answer."""
 
     def __post_init__(self) -> None:
-        for name in ("doc_stride", "max_answer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: at least 1 is needed")
-        if self.row_length < 16:
-            raise ValueError(f"row_length is {self.row_length}: at least 16 tokens are needed")
-        if self.max_tokens < self.row_length:
-            raise ValueError(f"max_tokens {self.max_tokens} is less than row_length {self.row_length}, a single row")
+        require_whole(self, 1, "doc_stride", "max_answer")
+        require_rows(self, 16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +37,7 @@ class BertClassifierConfig(BertConfig):
 
     def __post_init__(self) -> None:
         BertConfig.__post_init__(self)
-        _check_labels(self.labels)
+        require_whole(self, 1, "labels")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,11 +51,5 @@ class GPTClassifierConfig(GPTConfig):
 
     def __post_init__(self) -> None:
         GPTConfig.__post_init__(self)
-        _check_labels(self.labels)
-        if not 0 <= self.lm_weight < math.inf:
-            raise ValueError(f"lm_weight {self.lm_weight} must be a finite number of at least 0")
-
-
-def _check_labels(labels: int) -> None:
-    if labels < 1:
-        raise ValueError(f"labels {labels} must be at least 1")
+        require_whole(self, 1, "labels")
+        require_finite(self, "lm_weight")

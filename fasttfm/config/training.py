@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fasttfm.config.checks import require_choices, require_finite, require_whole
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
@@ -93,37 +95,25 @@ class TrainingConfig:
     """CPU threads; 0 leaves torch's choice. Exact repetition needs the same number."""
 
     def __post_init__(self) -> None:
-        for name in ("update_freq", "max_update", "valid_beam", "log_interval", "keep_best", "skip_limit"):
-            _require(self, name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("weight_decay", "clip_norm", "max_minutes"):
-            _require(self, name, math.isfinite(getattr(self, name)), "must be a finite number")
-        for name in ("warmup_updates", "max_epoch", "max_minutes", "patience", "valid_interval_updates"):
-            _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
-        for name in ("save_interval_updates", "average_last", "seed", "threads", "weight_decay", "clip_norm"):
-            _require(self, name, getattr(self, name) >= 0, "must be 0 or more")
+        require_whole(self, 1, "update_freq", "max_update", "valid_beam", "log_interval", "keep_best", "skip_limit")
+        require_whole(self, 0, "warmup_updates", "max_epoch", "patience", "valid_interval_updates")
+        require_whole(self, 0, "save_interval_updates", "average_last", "threads")
+        require_whole(self, 0, "seed", most=(1 << 63) - 1)
         # OpenMP crashes where it cannot start as many threads as it is told to
         _require(self, "threads", self.threads <= 1024, "must be at most 1024")
-        _require(self, "seed", self.seed < 1 << 63, f"must be below {1 << 63}")
+        require_finite(self, "weight_decay", "clip_norm", "max_minutes")
+        require_choices(self)
         for name in ("lr", "noam_scale", "adam_eps"):
-            value = getattr(self, name)
-            _require(self, name, value > 0 and math.isfinite(value), "must be a positive number")
+            _require(self, name, 0 < getattr(self, name) < math.inf, "must be a positive number")
         for name in ("label_smoothing", "ema_decay"):
             _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and below 1")
-        _require(self, "optimizer", self.optimizer in ("adam", "adamw"), "must be adam or adamw")
-        schedules = ("noam", "inverse-sqrt", "cosine", "cosine-minutes", "constant")
-        _require(self, "schedule", self.schedule in schedules, f"must be one of {', '.join(schedules)}")
-        _require(self, "precision", self.precision in ("fp32", "bf16", "fp16"), "must be fp32, bf16 or fp16")
         _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")
         fixed = not (self.packed or self.shard or self.checkpoint_activations)
         _require(self, "cuda_graph", fixed or not self.cuda_graph, "goes without packed, shard, checkpoint_activations")
         betas = len(self.adam_betas) == 2 and all(0 <= beta < 1 for beta in self.adam_betas)
         _require(self, "adam_betas", betas, "must be two numbers, each at least 0 and below 1")
-        _require(
-            self,
-            "keep_interval_updates",
-            self.keep_interval_updates == -1 or self.keep_interval_updates >= 1,
-            "must be at least 1, or -1 to keep all",
-        )
+        keeps = self.keep_interval_updates == -1 or self.keep_interval_updates >= 1
+        _require(self, "keep_interval_updates", keeps, "must be at least 1, or -1 to keep all")
         for rate in self.rates:
             _require(self, "rates", _is_rate(rate), "must be pattern=number of at least 0, such as encoder.*=0.1")
         if self.schedule == "noam":
@@ -131,20 +121,14 @@ class TrainingConfig:
         if self.schedule == "cosine-minutes":
             _require(self, "max_minutes", self.max_minutes > 0, "must be above 0 with schedule cosine-minutes")
         if self.schedule == "cosine":
-            enough = self.warmup_updates < self.max_update
-            _require(
-                self,
-                "warmup_updates",
-                enough,
-                f"must be below max_update ({self.max_update}) with schedule cosine, such as {self.max_update // 10}",
-            )
+            most = self.max_update
+            rule = f"must be below max_update ({most}) with schedule cosine, such as {most // 10}"
+            _require(self, "warmup_updates", self.warmup_updates < most, rule)
         if self.patience:
             _require(self, "patience", self.valid_interval_updates > 0, "needs valid_interval_updates above 0")
-        if 0 < self.keep_interval_updates < self.average_last:
-            message = (
-                f"must be at most keep_interval_updates ({self.keep_interval_updates}): older checkpoints are gone"
-            )
-            _require(self, "average_last", False, message)
+        most = self.keep_interval_updates
+        gone = f"must be at most keep_interval_updates ({most}): older checkpoints are gone"
+        _require(self, "average_last", not 0 < most < self.average_last, gone)
 
 
 def _is_rate(rate: str) -> bool:

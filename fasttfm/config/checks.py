@@ -1,0 +1,67 @@
+"""Checks that several sections make of their fields: each raises ValueError, whose message begins with the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from functools import cache
+from typing import Any, Literal
+
+
+def require_choices(config: Any) -> None:
+    """Every field of a Literal type has one of its values."""
+    cls: type = type(config)
+    for name, allowed in _choices(cls).items():
+        value = getattr(config, name)
+        if value not in allowed:
+            choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+            raise ValueError(f"{name} {value!r} is unknown: choose {choices}")
+
+
+def require_whole(config: Any, least: int, *names: str, most: float = math.inf) -> None:
+    """Each of these fields is None or a whole number of at least `least` and at most `most`."""
+    for name in names:
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} {value!r} must be a whole number of at least {least}")
+        if value > most:
+            raise ValueError(f"{name} {value!r} must be at most {most:,}")
+
+
+def require_finite(config: Any, *names: str) -> None:
+    """Each of these fields is a finite number of at least 0."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} {value!r} must be a finite number of at least 0")
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """Each of these fields is a finite number above 0."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} {value!r} must be a finite number greater than 0")
+
+
+def require_rows(config: Any, least: int) -> None:
+    """A row has at least `least` tokens, and a batch at least one row."""
+    if config.row_length < least:
+        raise ValueError(f"row_length is {config.row_length}: at least {least} tokens are needed")
+    if config.max_tokens < config.row_length:
+        raise ValueError(f"max_tokens {config.max_tokens} is less than row_length {config.row_length}, a single row")
+
+
+def shared_fields(config: Any, cls: type) -> dict[str, Any]:
+    """Field -> value of the fields of config that the dataclass cls has too."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names}
+
+
+@cache
+def _choices(cls: type) -> dict[str, tuple[str, ...]]:
+    kinds = typing.get_type_hints(cls).items()
+    return {name: typing.get_args(kind) for name, kind in kinds if typing.get_origin(kind) is Literal}
