@@ -22,6 +22,7 @@ from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import unreadable
 from fasttfm.interop.bart import from_bart
+from fasttfm.interop.config_json import Field, configuration, our_activation
 from fasttfm.interop.exchange import Arrangement, Model, first_line, numbered_tokenizer, with_tables
 from fasttfm.interop.names import TheirWeights
 
@@ -43,6 +44,18 @@ _UNSUPPORTED = {
     "scale_resids": "scaled residuals",
 }
 """Settings of architectures that we have not, and what they mean."""
+_SIZES = (
+    Field("d_model", "encoder_embed_dim", 512),
+    Field("d_ff", "encoder_ffn_embed_dim", 2048),
+    Field("heads", "encoder_attention_heads", 8),
+)
+_FIELDS = (
+    *_SIZES,
+    Field("dropout", "dropout", 0.1),
+    Field("attention_dropout", "attention_dropout", 0.0),
+    Field("relu_dropout", "activation_dropout", 0.0),
+)
+"""With fairseq's own defaults (base_architecture)."""
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "swish": "silu"}
 
 
@@ -132,45 +145,33 @@ def _config(
     for name, what in _UNSUPPORTED.items():
         if given.get(name):
             raise UserError(f"{path}: {name} is {given[name]}: {what} are not supported")
-    for name, default in (("embed_dim", 512), ("ffn_embed_dim", 2048), ("attention_heads", 8)):
-        if _setting(given, f"encoder_{name}", default) != _setting(given, f"decoder_{name}", default):
-            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
+    given = {name: value for name, value in given.items() if value is not None}
+    for _, name, default in _SIZES:
+        other = name.replace("encoder", "decoder")
+        if given.get(name, default) != given.get(other, default):
+            raise UserError(f"{path}: {name} and {other} differ, which is not supported")
     norm_first = bool(given.get("encoder_normalize_before"))
     if norm_first != bool(given.get("decoder_normalize_before")):
         raise UserError(f"{path}: encoder_normalize_before and decoder_normalize_before differ: not supported")
-    activation = given.get("activation_fn") or "relu"
-    if activation not in _ACTIVATIONS:
-        raise UserError(f"{path}: activation_fn {activation} is not supported: {', '.join(_ACTIVATIONS)} are")
     shared = "none"
     if torch.equal(tables[1], _output(weights)):
         shared = "all" if joint and torch.equal(*tables) else "decoder"
-    try:
-        return TransformerConfig(
-            vocab_size=sizes[1],
-            source_vocab_size=None if shared == "all" else sizes[0],
-            d_model=_setting(given, "encoder_embed_dim", 512),
-            heads=_setting(given, "encoder_attention_heads", 8),
-            d_ff=_setting(given, "encoder_ffn_embed_dim", 2048),
-            encoder_layers=_layers(weights, "encoder"),
-            decoder_layers=_layers(weights, "decoder"),
-            norm_first=norm_first,
-            final_norm=norm_first,
-            dropout=_setting(given, "dropout", 0.1),
-            attention_dropout=_setting(given, "attention_dropout", 0.0),
-            relu_dropout=_setting(given, "activation_dropout", 0.0),
-            positional_encoding="tensor2tensor",
-            first_position=_PAD + 1,
-            share_embeddings=shared,  # type: ignore[arg-type]
-            activation=_ACTIVATIONS[activation],  # type: ignore[arg-type]
-        )
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: {error}") from None
-
-
-def _setting(given: Mapping[str, Any], name: str, default: Any) -> Any:
-    """What a checkpoint says, else fairseq's own default (base_architecture)."""
-    value = given.get(name)
-    return default if value is None else value
+    return configuration(
+        TransformerConfig,
+        given,
+        path,
+        _FIELDS,
+        vocab_size=sizes[1],
+        source_vocab_size=None if shared == "all" else sizes[0],
+        encoder_layers=_layers(weights, "encoder"),
+        decoder_layers=_layers(weights, "decoder"),
+        norm_first=norm_first,
+        final_norm=norm_first,
+        activation=our_activation(given, path, "activation_fn", "relu", _ACTIVATIONS),
+        positional_encoding="tensor2tensor",
+        first_position=_PAD + 1,
+        share_embeddings=shared,
+    )
 
 
 def _layers(weights: Mapping[str, Tensor], side: str) -> int:

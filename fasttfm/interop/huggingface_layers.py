@@ -66,30 +66,22 @@ def _network(
 
 
 class _Bart:
-    """What the layers of BART and of Marian share: post-norm, one feed-forward network in the layer itself."""
+    """What the layers of BART and of Marian share: post-norm, one feed-forward network in the layer itself.
 
-    fc1: Any
-    fc2: Any
-    activation_fn: Any
-    activation_dropout: Any
-    dropout: Any
-    training: bool
+    Its sub-modules are those of the class that stands beside it among the bases.
+    """
 
-    def _joined(self, output: Tensor, residual: Tensor, norm: Any) -> Tensor:
+    def _joined(self: Any, output: Tensor, residual: Tensor, norm: Any) -> Tensor:
         return _join(output, residual, norm, Dropout(self.dropout if self.training else 0.0))
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
+    def _feed_forward(self: Any, x: Tensor) -> Tensor:
         p = self.activation_dropout if self.training else 0.0
         y = _network(x, self.fc1, self.activation_fn, self.fc2, p)
         return self.fc2(nn.functional.dropout(self.activation_fn(self.fc1(x)), p=p)) if y is None else y
 
 
 class _Encoder(_Bart):
-    self_attn: Any
-    self_attn_layer_norm: Any
-    final_layer_norm: Any
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
+    def forward(self: Any, hidden_states: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
         """hidden_states (B, S, E) to the same shape."""
         output, _ = self.self_attn(hidden_states, attention_mask=attention_mask, **options)
         x = self._joined(output, hidden_states, self.self_attn_layer_norm)
@@ -101,14 +93,8 @@ class _Encoder(_Bart):
 
 
 class _Decoder(_Bart):
-    self_attn: Any
-    self_attn_layer_norm: Any
-    encoder_attn: Any
-    encoder_attn_layer_norm: Any
-    final_layer_norm: Any
-
     def forward(
-        self,
+        self: Any,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
@@ -153,15 +139,11 @@ class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):
 class _Bert:
     """dense, dropout, and the LayerNorm of the sum: the end of BERT's two sub-layers."""
 
-    dense: Any
-    dropout: Any
-    LayerNorm: Any
-
-    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+    def forward(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """hidden_states (B, S, F) and the residual input_tensor (B, S, E) to (B, S, E)."""
         return self.joined(self.dense(hidden_states), input_tensor)
 
-    def joined(self, output: Tensor, residual: Tensor) -> Tensor:
+    def joined(self: Any, output: Tensor, residual: Tensor) -> Tensor:
         opened = untouched(self.dropout, DROPOUT)
         dropout = Dropout(self.dropout.p if self.dropout.training else 0.0) if opened else self.dropout
         return _join(output, residual, self.LayerNorm, dropout)

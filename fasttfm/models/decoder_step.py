@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.attention import Attention
 from fasttfm.blocks.inspect import ATTENTION, EMBEDDING, LAYER, LINEAR, NORM, ordinary, untouched
 from fasttfm.blocks.step_cache import StepCache
 from fasttfm.functional import step_passes
@@ -69,17 +68,14 @@ class _Layer:
     def __init__(self, layer: Any, norms: list[Any]) -> None:
         attention, cross = layer.self_attn, layer.multihead_attn
         width = attention.out_proj.weight.shape[0]
+        bias = None if cross.in_proj_bias is None else cross.in_proj_bias[:width]
         self.joint = FrozenLinear(attention.in_proj_weight, attention.in_proj_bias)
         self.self_output = FrozenLinear(attention.out_proj.weight, attention.out_proj.bias)
-        self.query = FrozenLinear(cross.in_proj_weight[:width], _part(cross, width))
+        self.query = FrozenLinear(cross.in_proj_weight[:width], bias)
         self.cross_output = FrozenLinear(cross.out_proj.weight, cross.out_proj.bias)
         self.hidden = FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=True)
         self.output = FrozenLinear(layer.linear2.weight, layer.linear2.bias)
         self.norms = [_Norm.of(each) for each in norms]
-
-
-def _part(cross: Attention, width: int) -> Tensor | None:
-    return None if cross.in_proj_bias is None else cross.in_proj_bias[:width]
 
 
 class _Rows:

@@ -159,7 +159,7 @@ class Transformer(Model):
         seed = self._seed()
         lengths: tuple[Any, Any] = (source_lengths, target_lengths)
         if targets is not None and targets.packed_tokens is not None:
-            lengths = self._packings(source, target, source_lengths, target_lengths, targets.packed_tokens)
+            lengths = _packings((source, target), lengths, targets.packed_tokens)
             source, target = (x.pack_tokens(tokens) for x, tokens in zip(lengths, (source, target)))
             targets = targets._replace(tokens=lengths[1].pack_tokens(targets.tokens))
         source_rows, target_rows = rows_of(source, lengths[0]), rows_of(target, lengths[1])
@@ -208,21 +208,6 @@ class Transformer(Model):
     def _seed(self) -> Tensor | None:
         """One for all dropouts of a pass, whose sites tell them apart."""
         return F.draw_seed(self.positions.table.device) if self.training else None
-
-    @staticmethod
-    def _packings(
-        source: Tensor,
-        target: Tensor,
-        source_lengths: Tensor | None,
-        target_lengths: Tensor | None,
-        tokens: tuple[int, int],
-    ) -> tuple[Packing, Packing]:
-        if source_lengths is None or target_lengths is None:
-            raise ValueError("packed_tokens needs source_lengths and target_lengths, whose sums they are")
-        return (
-            Packing.from_lengths(source_lengths, source.shape[1], tokens[0]),
-            Packing.from_lengths(target_lengths, target.shape[1], tokens[1]),
-        )
 
     def _embed(self, embedding: nn.Embedding, tokens: Tensor, site: int, seed: Tensor | None, **given: Any) -> Tensor:
         dropout = NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, site)
@@ -352,6 +337,16 @@ class Transformer(Model):
         if isinstance(cache, StepCache):
             cache.advance()
         return logits(y[:, 0], self.output).float()
+
+
+def _packings(
+    tokens: tuple[Tensor, Tensor], lengths: tuple[Any, Any], sums: tuple[int, int]
+) -> tuple[Packing, Packing]:
+    """Of sources and targets, padded (B, L), with their lengths and the sums of these."""
+    if lengths[0] is None or lengths[1] is None:
+        raise ValueError("packed_tokens needs source_lengths and target_lengths, whose sums they are")
+    source, target = (Packing.from_lengths(each, x.shape[1], n) for each, x, n in zip(lengths, tokens, sums))
+    return source, target
 
 
 def _share_tables(model: Transformer, _: Any = None) -> None:
