@@ -153,13 +153,13 @@ def _work(
     torch.manual_seed(setting.seed)
     weights = torch_nn.TorchTransformer(config).state_dict()
 
-    def model(kind: type) -> Any:
-        built = kind(config)
-        built.load_state_dict(weights)
-        return built.to(device)
-
-    def torch_loss(model: torch_nn.TorchTransformer, batch: Batch) -> Tensor:
-        return torch_nn.loss(model, batch, training.label_smoothing)
+    ours = partial(training_step.loaded, Transformer, config, weights, device)
+    theirs = partial(training_step.loaded, torch_nn.TorchTransformer, config, weights, device)
+    smoothing = training.label_smoothing
+    loss, torch_loss = (
+        partial(training_step.our_loss, label_smoothing=smoothing),
+        partial(torch_nn.loss, label_smoothing=smoothing),
+    )
 
     def whole(step: Step, batching: Batching, corpus: ParallelTokens) -> Epoch:
         """All of the first pairs, so that it is the same work however they are batched."""
@@ -167,16 +167,15 @@ def _work(
         head = ParallelTokens.from_lists([corpus.source(i) for i in few], [corpus.target(i) for i in few])  # type: ignore
         return epoch_of(step, batching, device, max_tokens, 1 << 60, head)
 
-    loss = partial(training_step.our_loss, training.label_smoothing)
-    packed_loss = partial(loss, packed=True)
-
     def steps() -> dict[str, tuple[Step, Step]]:
         """By provider, a step on a model of its own, and the same without a change of the weights."""
-        ours, theirs = partial(model, Transformer), partial(model, torch_nn.TorchTransformer)
         step = partial(training_step.OurStep, training=training, device=device, autocast=autocast)
         return {
             OURS: (step(ours()), partial(_still_loss, ours(), loss, autocast)),
-            training_step.PACKED: (step(ours(), packed=True), partial(_still_loss, ours(), packed_loss, autocast)),
+            training_step.PACKED: (
+                step(ours(), packed=True),
+                partial(_still_loss, ours(), partial(loss, packed=True), autocast),
+            ),
             TORCH_NN: (
                 plain_step.Step(theirs(), torch_nn.loss, training, autocast),
                 partial(_still_loss, theirs(), torch_loss, autocast),
@@ -189,7 +188,7 @@ def _work(
         for name, (step, still) in steps().items():
             timed[name + suffix] = partial(epoch_of, step, batching, device, max_tokens, tokens)
             checked[name + suffix] = partial(whole, still, batching)
-    exact = partial(_still_loss, model(torch_nn.TorchTransformer).double(), torch_loss, None)
+    exact = partial(_still_loss, theirs().double(), torch_loss, None)
     return Work(
         inputs=lambda i: (synthetic.corpus(pairs, lengths, config.vocab_size, seed=1_000 * setting.seed + i),),
         providers=timed,

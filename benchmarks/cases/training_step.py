@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.cases import synthetic
 from benchmarks.limits import roofline_step
@@ -24,6 +24,7 @@ from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
 from benchmarks.peers import huggingface, torch_nn
 from benchmarks.peers.plain_step import Step
+from benchmarks.peers.torch_nn import TorchTransformer
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch
 from fasttfm.kernels.proof.costs import Shape
@@ -32,6 +33,7 @@ from fasttfm.presets import preset_section
 from fasttfm.training.optimization import Optimization
 from fasttfm.training.workers import Workers
 
+Model = TypeVar("Model", bound=nn.Module)
 PADDING = (0.6, 0.2, 0.05, 0.0)
 PACKED = f"{OURS}, packed"
 """The layers see tokens alone (fasttfm train --packed)."""
@@ -98,25 +100,23 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
     )
 
 
+def loaded(kind: type[Model], config: TransformerConfig, weights: dict[str, Tensor], device: torch.device) -> Model:
+    """A new model with these weights on the device."""
+    model = kind(config)
+    model.load_state_dict(weights)
+    return model.to(device)
+
+
 def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding: float, setting: Setting) -> Work:
     autocast = None if precision(setting) == torch.float32 else precision(setting)
     training = training_config(preset, precision(setting))
     torch.manual_seed(setting.seed)
-    weights = torch_nn.TorchTransformer(config).state_dict()
+    weights = TorchTransformer(config).state_dict()
 
-    def plain() -> torch_nn.TorchTransformer:
-        model = torch_nn.TorchTransformer(config)
-        model.load_state_dict(weights)
-        return model.to(setting.device)
-
-    def ours() -> Transformer:
-        model = Transformer(config)
-        model.load_state_dict(weights)
-        return model.to(setting.device)
-
-    def torch_loss(model: torch_nn.TorchTransformer, batch: Batch) -> Tensor:
-        return torch_nn.loss(model, batch, training.label_smoothing)
-
+    plain = partial(loaded, TorchTransformer, config, weights, setting.device)
+    ours = partial(loaded, Transformer, config, weights, setting.device)
+    smoothing = training.label_smoothing
+    loss, torch_loss = partial(our_loss, label_smoothing=smoothing), partial(torch_nn.loss, label_smoothing=smoothing)
     providers: dict[str, Provider | Absent] = {
         OURS: OurStep(ours(), training, setting.device, autocast),
         PACKED: OurStep(ours(), training, setting.device, autocast, packed=True),
@@ -124,8 +124,8 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
         COMPILE: _compiled(setting, lambda: Step(plain(), torch_nn.loss, training, autocast, compiled=True)),
     }
     checked: dict[str, Provider | Absent] = {
-        OURS: _checked(ours(), partial(our_loss, training.label_smoothing), setting.device, autocast),
-        PACKED: _checked(ours(), partial(our_loss, training.label_smoothing, packed=True), setting.device, autocast),
+        OURS: _checked(ours(), loss, setting.device, autocast),
+        PACKED: _checked(ours(), partial(loss, packed=True), setting.device, autocast),
         TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
     }
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
@@ -141,7 +141,7 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
             setting.device,
             lambda: _checked(
                 theirs().to(setting.device),
-                partial(huggingface.loss, label_smoothing=training.label_smoothing),
+                partial(huggingface.loss, label_smoothing=smoothing),
                 setting.device,
                 autocast,
             ),
@@ -187,13 +187,13 @@ class OurStep:
     def __call__(self, batch: Batch) -> Tensor:
         """The loss a target token before the step, 0-d without gradient."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            loss = our_loss(self.label_smoothing, self.model, batch, packed=self.packed) / batch.target_tokens
+            loss = our_loss(self.model, batch, self.label_smoothing, packed=self.packed) / batch.target_tokens
         self.optimization.backward(loss)
         self.optimization.step(self.lr)
         return loss.detach()
 
 
-def our_loss(label_smoothing: float, model: Transformer, batch: Batch, *, packed: bool = False) -> Tensor:
+def our_loss(model: Transformer, batch: Batch, label_smoothing: float, *, packed: bool = False) -> Tensor:
     return model.batch_loss(batch, label_smoothing=label_smoothing, packed=packed)[0]
 
 

@@ -24,17 +24,22 @@ KINKED_MEASURE = "|x - float64| / max |float64| of 99 in 100"
 """What kinked_error() measures, in words."""
 
 
+def _items(value: Any) -> list[Any] | None:
+    """What a tuple, list, mapping or dataclass holds, in order; None for anything else."""
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return None
+
+
 def tensors(value: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, (tuple, list)):
-        return [x for item in value for x in tensors(item)]
-    if isinstance(value, Mapping):
-        return [x for item in value.values() for x in tensors(item)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [x for field in dataclasses.fields(value) for x in tensors(getattr(value, field.name))]
-    return []
+    return [x for item in _items(value) or () for x in tensors(item)]
 
 
 def _mapped(value: Any, change: Any) -> Any:
@@ -132,12 +137,9 @@ def fingerprint(value: Any) -> Any:
         return _bits(value.detach())
     if isinstance(value, np.ndarray):
         return hash(value.tobytes())
-    if isinstance(value, (tuple, list)):
-        return tuple(fingerprint(item) for item in value)
-    if isinstance(value, Mapping):
-        return tuple((key, fingerprint(item)) for key, item in value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tuple(fingerprint(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if (items := _items(value)) is not None:
+        names = tuple(value) if isinstance(value, Mapping) else ()
+        return (*names, *map(fingerprint, items))
     return value if isinstance(value, (int, float, str, bytes)) else None
 
 
@@ -168,12 +170,8 @@ def unread(value: Any) -> str | None:
     """The type in an answer that may compute only when it is looked at, after the clock; None where there is none."""
     if isinstance(value, Tensor):
         return None if type(value) in (Tensor, nn.Parameter) else type(value).__name__
-    if type(value) in (tuple, list):
-        return next((result for item in value if (result := unread(item))), None)
-    if type(value) is dict:
-        return unread(list(value.values()))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return unread([getattr(value, field.name) for field in dataclasses.fields(value)])
+    if type(value) in (tuple, list, dict) or dataclasses.is_dataclass(type(value)):
+        return next((result for item in _items(value) or () if (result := unread(item))), None)
     finished = value is None or isinstance(value, (int, float, str, np.generic, np.ndarray))
     return None if finished else type(value).__name__
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.peers.plain_step import summed_cross_entropy
 from fasttfm.data.batches import Batch
-from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
+from fasttfm.data.tokenizer import BOS, PAD, UNK
 from fasttfm.decoding.batches import padded
-from fasttfm.interop.marian import marian_weights
+from fasttfm.interop.marian import marian_config, marian_weights
 from fasttfm.models import TransformerConfig
 
 
@@ -30,31 +30,7 @@ def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout:
 
     if config.norm_first or config.share_embeddings != "all" or config.activation != "relu":
         raise ValueError("Marian is post-norm with one shared embedding and ReLU: choose such a model")
-    model = MarianMTModel(
-        MarianConfig(  # type: ignore[call-arg]  # attn_implementation is every configuration's
-            vocab_size=config.vocab_size,
-            d_model=config.d_model,
-            encoder_layers=config.encoder_layers,
-            decoder_layers=config.decoder_layers,
-            encoder_attention_heads=config.heads,
-            decoder_attention_heads=config.heads,
-            encoder_ffn_dim=config.d_ff,
-            decoder_ffn_dim=config.d_ff,
-            activation_function="relu",
-            dropout=dropout,
-            attention_dropout=config.attention_dropout,
-            activation_dropout=config.relu_dropout,
-            max_position_embeddings=config.max_length,
-            scale_embedding=True,
-            share_encoder_decoder_embeddings=True,
-            pad_token_id=PAD,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-            decoder_start_token_id=BOS,
-            forced_eos_token_id=None,
-            attn_implementation="sdpa",
-        )
-    )
+    model = MarianMTModel(MarianConfig(**marian_config(config) | {"dropout": dropout, "attn_implementation": "sdpa"}))
     table = positions(config)
     result = marian_weights(config, weights)
     for stack in ("encoder", "decoder"):

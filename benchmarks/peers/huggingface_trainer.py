@@ -30,6 +30,7 @@ from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.documents import PreparedDocuments
 from fasttfm.errors import UserError
+from fasttfm.interop.bert import their_config
 from fasttfm.memory import peak_memory
 from fasttfm.presets import preset_section
 
@@ -77,18 +78,7 @@ def bert_model(data: PreparedDocuments, preset: str) -> Any:
     from transformers import BertForMaskedLM
 
     config = BertConfig(**{**preset_section(preset, "model", "bert"), "vocab_size": len(data.tokenizer)})
-    return BertForMaskedLM(
-        TheirConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.d_model,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            intermediate_size=config.d_ff,
-            hidden_dropout_prob=config.dropout,
-            attention_probs_dropout_prob=config.attention_dropout,
-            max_position_embeddings=config.max_length,
-        )
-    )
+    return BertForMaskedLM(TheirConfig(**their_config(config, "bert", "BertForMaskedLM")))
 
 
 def masked_collator(data: PreparedDocuments) -> Callable[[list[dict[str, Tensor]]], dict[str, Tensor]]:

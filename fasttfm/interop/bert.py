@@ -324,7 +324,7 @@ def _write(
         tensors = {name.removeprefix(family.prefix): each for name, each in tensors.items()}
     plain = {name: each.detach().float().cpu().contiguous().clone() for name, each in tensors.items()}
     write_file(folder / "model.safetensors", save(plain, {"format": "pt"}))
-    fields = _their_config(config, kind, _architecture(kind, head, sentence)) | dict(vocabulary or {})
+    fields = their_config(config, kind, _architecture(kind, head, sentence)) | dict(vocabulary or {})
     write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
 
 
@@ -346,7 +346,7 @@ def _their_tensors(module: nn.Module, names: Iterable[Parameter]) -> dict[str, T
     return theirs(dict(module.named_parameters(remove_duplicate=False)), names)
 
 
-def _their_config(config: BertConfig, kind: str, architecture: str) -> dict[str, Any]:
+def their_config(config: BertConfig, kind: str, architecture: str) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "model_type": kind,
         "architectures": [architecture],

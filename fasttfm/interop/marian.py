@@ -53,7 +53,7 @@ def export(model: Model, folder: Path) -> list[str]:
     }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     penalty, told = _length_penalty(model.decoding)
-    _write_json(folder / "config.json", _marian_config(model.config))
+    _write_json(folder / "config.json", marian_config(model.config))
     _write_json(
         folder / "generation_config.json",
         {
@@ -104,7 +104,8 @@ def marian_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> 
     return result
 
 
-def _marian_config(config: TransformerConfig) -> dict[str, Any]:
+def marian_config(config: TransformerConfig) -> dict[str, Any]:
+    """The config.json of MarianMTModel."""
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
