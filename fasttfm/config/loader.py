@@ -100,7 +100,7 @@ def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> 
 
     from_data: vocab_size and source_vocab_size of prepared data (the latter None or absent for a joint vocabulary).
     """
-    return Config(**_built(values, from_data, TRANSFORMER))
+    return Config(**_built(values, from_data))
 
 
 def build_run(values: Values, from_data: Mapping[str, int | None] | None = None) -> RunConfig:
@@ -109,18 +109,19 @@ def build_run(values: Values, from_data: Mapping[str, int | None] | None = None)
     from_data: vocab_size of prepared data. A value that says otherwise is refused. Without from_data the values decide,
     as in the config.yaml of a model.
     """
-    return RunConfig(kind=values.kind, **_built(values, from_data, values.kind))
+    return RunConfig(kind=values.kind, **_built(values, from_data))
 
 
-def _built(values: Values, from_data: Mapping[str, int | None] | None, kind: str) -> dict[str, Any]:
+def _built(values: Values, from_data: Mapping[str, int | None] | None) -> dict[str, Any]:
     """Section -> its dataclass."""
     sections: dict[str, dict[str, Any]] = dict(values)
     if from_data is not None:
-        decided = {**_undecided_defaults(kind), **from_data}
+        defaults = _defaults(KINDS[values.kind]["model"])
+        decided = {**{name: defaults[name] for name in FROM_DATA if name in defaults}, **from_data}
         _refuse_other_than(decided, values)
         sections["model"] = {**values["model"], **decided}
     built = {}
-    for section, cls in KINDS[kind].items():
+    for section, cls in KINDS[values.kind].items():
         try:
             built[section] = cls(**sections[section])
         except (ValueError, TypeError) as error:
@@ -130,33 +131,23 @@ def _built(values: Values, from_data: Mapping[str, int | None] | None, kind: str
 
 def check(values: Values) -> None:
     """Raise UserError for what is out of range, whatever the data will be."""
-    fields = values["model"]
-    vocab_size = fields.get("vocab_size", _ANY_VOCABULARY)
-    sizes = {name: fields.get(name) for name in FROM_DATA if name in field_types(KINDS[values.kind]["model"])}
-    _built(
-        values,
-        {**{name: size for name, size in sizes.items() if name != "pad_id"}, "vocab_size": vocab_size},
-        values.kind,
-    )
+    sizes = {name: size for name, size in values["model"].items() if name in ("vocab_size", "source_vocab_size")}
+    _built(values, {"vocab_size": _ANY_VOCABULARY, **sizes})
 
 
 def with_defaults(values: Values) -> dict[str, dict[str, Any]]:
     """`values` with every field that has a default filled in: what --dump-config prints."""
     filled = {}
     for section, cls in KINDS[values.kind].items():
-        fields = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
-        filled[section] = {**fields, **values.get(section, {})}
+        filled[section] = {**_defaults(cls), **values.get(section, {})}
     for name in FROM_DATA:
         filled["model"].pop(name, None)
     return filled
 
 
-def _undecided_defaults(kind: str) -> dict[str, Any]:
-    """The defaults of the fields that data decide, except of vocab_size, which has none."""
-    fields = {field.name: field.default for field in dataclasses.fields(KINDS[kind]["model"])}
-    return {
-        name: fields[name] for name in FROM_DATA if fields.get(name, dataclasses.MISSING) is not dataclasses.MISSING
-    }
+def _defaults(cls: Any) -> dict[str, Any]:
+    """Field -> default of a section's fields that have one."""
+    return {field.name: field.default for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
 
 
 def _refuse_other_than(decided: Mapping[str, int | None], values: Values) -> None:

@@ -16,15 +16,11 @@ from fasttfm.errors import UserError
 _COMMANDS = {
     TRANSFORMER: "fasttfm translate and its neighbours take it",
     "gpt": "fasttfm lm takes it",
-    "bert": "fasttfm mlm takes it",
-    "albert": "fasttfm mlm takes it",
-    "electra": "fasttfm mlm takes it",
+    **dict.fromkeys(("bert", "albert", "electra"), "fasttfm mlm takes it"),
     "student": "fasttfm distill bert takes it, and its folder student is a BERT",
-    "squad": "fasttfm finetune predict takes it",
-    "choices": "fasttfm finetune predict takes it",
-    "classify": "fasttfm finetune predict takes it",
-    "gpt-choices": "fasttfm finetune predict takes it",
-    "gpt-classify": "fasttfm finetune predict takes it",
+    **dict.fromkeys(
+        ("squad", "choices", "classify", "gpt-choices", "gpt-classify"), "fasttfm finetune predict takes it"
+    ),
 }
 """Kind of model -> which commands take one."""
 

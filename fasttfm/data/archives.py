@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import html
 import io
+import itertools
 import re
 import tarfile
 import zlib
@@ -47,14 +48,11 @@ def read_pairs(
             yield from _translation_units(stream, languages)
         return
     sides = [read_member(path, member) for path, member in zip(paths, members)]
-    count = 0
-    while (pair := tuple(next(side, None) for side in sides)) != (None, None):
-        source, target = pair
+    for count, (source, target) in enumerate(itertools.zip_longest(*sides)):
         if source is None or target is None:
             names = " and ".join(member or path.name for path, member in zip(paths, members))
             raise UserError(f"{paths[0]}: {names} differ in length after line {count:,}")
         yield source, target
-        count += 1
 
 
 @contextmanager

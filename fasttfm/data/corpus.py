@@ -192,22 +192,14 @@ class StoredText:
 
 def _aligned(source: TextFile, target: TextFile) -> Iterator[Pair]:
     source_lines, target_lines = iter(source), iter(target)
-    line = 0
-    while True:
-        source_text, target_text = next(source_lines, None), next(target_lines, None)
+    for line, (source_text, target_text) in enumerate(itertools.zip_longest(source_lines, target_lines), start=1):
         if source_text is None or target_text is None:
-            break
-        line += 1
+            # One side has ended. The other is counted to its end, since the difference tells what went wrong.
+            sides = (source, target, target_lines) if source_text is None else (target, source, source_lines)
+            short, long, rest = sides
+            longer = line + sum(1 for _ in rest)
+            raise UserError(
+                f"{short.path} has {counted(line - 1, 'line')} but {long.path} has {longer:,}: both must align line by "
+                f"line (first difference in count after line {line - 1:,})"
+            )
         yield Pair(source_text, target_text, source.path, line)
-    if source_text is None and target_text is None:
-        return
-    # One side has ended. The other is counted to its end, since the difference tells what went wrong.
-    if source_text is None:
-        short, long, rest = source.path, target.path, target_lines
-    else:
-        short, long, rest = target.path, source.path, source_lines
-    longer = line + 1 + sum(1 for _ in rest)
-    raise UserError(
-        f"{short} has {counted(line, 'line')} but {long} has {longer:,}: both must align line by line "
-        f"(first difference in count after line {line:,})"
-    )

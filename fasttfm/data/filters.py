@@ -32,7 +32,16 @@ _BUCKET = 1 << 17
 _MOST_BITS = 7
 _BLOCK = 1 << 16
 
-RULES = ("empty", "too long", "ratio", "identical", "script", "duplicate")
+_TOLD = {
+    "empty": ("has", "have", "a side that is empty"),
+    "too long": ("has", "have", "a side that is too long"),
+    "ratio": ("has", "have", "sides of too unlike lengths (--max-ratio)"),
+    "identical": ("has", "have", "the same text on both sides (--drop-identical)"),
+    "script": ("is", "are", "written in another script (--src-script, --tgt-script)"),
+    "duplicate": ("came", "came", "before (--drop-duplicates)"),
+}
+"""Rule -> what is said of one pair, and of several, that it leaves out."""
+RULES = tuple(_TOLD)
 
 SCRIPTS = {
     "latin": ("LATIN",),
@@ -162,13 +171,6 @@ def report(name: str, dropped: dict[str, Dropped], max_length: int, say: Callabl
     """Say a line for each rule that left pairs out of the split `name`."""
     for rule, tally in dropped.items():
         limit = f" (more than {max_length} subwords, see --max-length)" if rule == "too long" else ""
-        one = tally.count == 1
-        words = {
-            "empty": f"pair{' has' if one else 's have'} a side that is empty",
-            "too long": f"pair{' has' if one else 's have'} a side that is too long",
-            "ratio": f"pair{' has' if one else 's have'} sides of too unlike lengths (--max-ratio)",
-            "identical": f"pair{' has' if one else 's have'} the same text on both sides (--drop-identical)",
-            "script": f"pair{' is' if one else 's are'} written in another script (--src-script, --tgt-script)",
-            "duplicate": f"pair{' came' if one else 's came'} before (--drop-duplicates)",
-        }[rule]
-        say(f"warning: {name}: {tally.count:,} {words}{limit}, left out; the first is {tally.first}")
+        one, more, what = _TOLD[rule]
+        pairs = f"pair {one}" if tally.count == 1 else f"pairs {more}"
+        say(f"warning: {name}: {tally.count:,} {pairs} {what}{limit}, left out; the first is {tally.first}")

@@ -110,16 +110,16 @@ def evaluate(
             each: (float(not has_answer[each]),) * 2 if null_scores[each] > threshold else score
             for each, score in raw.items()
         }
+    best: list[tuple[float, float] | None] = [None, None]
+    if null_scores is not None:
+        best = [best_threshold(raw, which, predictions, null_scores, has_answer) for which in (0, 1)]
+    answerable, impossible = ([each for each, has in has_answer.items() if has is wanted] for wanted in (True, False))
     return SquadReport(
         all=_mean(scores, list(has_answer)),
-        answerable=_mean(scores, [each for each, has in has_answer.items() if has])
-        if any(has_answer.values())
-        else None,
-        impossible=_mean(scores, [each for each, has in has_answer.items() if not has])
-        if not all(has_answer.values())
-        else None,
-        best_exact=None if null_scores is None else best_threshold(raw, 0, predictions, null_scores, has_answer),
-        best_f1=None if null_scores is None else best_threshold(raw, 1, predictions, null_scores, has_answer),
+        answerable=_mean(scores, answerable) if answerable else None,
+        impossible=_mean(scores, impossible) if impossible else None,
+        best_exact=best[0],
+        best_f1=best[1],
     )
 
 
