@@ -27,14 +27,14 @@ from fasttfm.kernels.attention.launch import (
     mask_arguments,
     variant_name,
 )
-from fasttfm.kernels.attention.tile import LOG2E, hide, keep_tile, value_of
+from fasttfm.kernels.attention.tile import LOG2E, Masking, hide, masking_at
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
-from fasttfm.kernels.parameter import Int64Pointer, MaskPointer, Pointer, Real, Size, Strides, Varying
-from fasttfm.kernels.philox import dropout_arguments
+from fasttfm.kernels.parameter import Int64Pointer, Pointer, Real, Size, Varying
+from fasttfm.kernels.philox import Dropout, dropout_arguments, keep_tile, with_seed
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX, Tile
 
 ONE_PASS = 8192
@@ -46,12 +46,10 @@ def _scores(
     first_row,
     column,
     scale,
-    mask,  # of this plane, or None
-    mask_strides,
+    masking,  # of this plane
     L,
     S,
     visible,
-    causal_offset,
     CAUSAL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -64,8 +62,8 @@ def _scores(
     offsets = rows.to(tl.int64)[:, None] * S + columns[None, :]
     s = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) * scale
     return hide(
-        s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], mask, mask_strides,
-        L, visible, causal_offset, CAUSAL, True, HALF,
+        s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking,
+        L, visible, CAUSAL, True, HALF,
     )  # fmt: skip
 
 
@@ -78,7 +76,6 @@ def _store(
     column,
     L,
     S,
-    seed_value,
     plane,
     dropout,
     ROWS: tl.constexpr,
@@ -90,9 +87,9 @@ def _store(
     inside = (rows[:, None] < L) & (columns[None, :] < S)
     offsets = rows.to(tl.int64)[:, None] * S + columns[None, :]
     tl.store(p + offsets, weights.to(p.dtype.element_ty), mask=inside)
-    if seed_value is not None:
-        keep = keep_tile(seed_value, dropout, plane, rows, column, COLUMNS)
-        tl.store(kept + offsets, tl.where(keep, weights * dropout[2], 0.0).to(p.dtype.element_ty), mask=inside)
+    if dropout.seed is not None:
+        keep = keep_tile(dropout, plane, rows, column, COLUMNS)
+        tl.store(kept + offsets, tl.where(keep, weights * dropout.keep_scale, 0.0).to(p.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -101,23 +98,17 @@ def _forward(
     p: Pointer,  # (B, H, L, S) out, the weights; may be scores
     kept: Pointer,  # (B, H, L, S) out, after dropout; None without it
     key_lengths: Int64Pointer,  # (B,) int or None
-    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
-    seed: Int64Pointer,  # (1,) in device memory, or None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    masking: Masking,
+    dropout: Dropout,
     scale: Real,
-    causal_offset: Varying,
     H: Varying,
     L: Varying,
     S: Size,
-    mask_strides: Strides,
     CAUSAL: tl.constexpr,
     ONE: tl.constexpr,  # a tile holds the whole row
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    dropout = (site, threshold, keep_scale)
     tiles = (L + ROWS - 1) // ROWS
     plane = tl.program_id(0) // tiles
     first_row = (tl.program_id(0) % tiles) * ROWS
@@ -127,29 +118,26 @@ def _forward(
     p += matrix
     if kept is not None:
         kept += matrix
-    if mask is not None:
-        mask += b * mask_strides[0] + (plane % H).to(tl.int64) * mask_strides[1]
+    masking = masking_at(masking, b, (plane % H).to(tl.int64))
     visible = S
     if key_lengths is not None:
         visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), S), 0).to(tl.int32)
-    seed_value = value_of(seed)
+    dropout = with_seed(dropout)
     scale *= LOG2E
     if ONE:
-        s = _scores(
-            scores, first_row, 0, scale, mask, mask_strides, L, S, visible, causal_offset, CAUSAL, ROWS, COLUMNS
-        )
+        s = _scores(scores, first_row, 0, scale, masking, L, S, visible, CAUSAL, ROWS, COLUMNS)
         peak = tl.max(s, 1)
         peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row that sees no key: -inf - -inf would be NaN
         weights = tl.exp2(s - peak[:, None])
         total = tl.sum(weights, 1)
         weights /= tl.where(total == 0.0, 1.0, total)[:, None]
-        _store(p, kept, weights, first_row, 0, L, S, seed_value, plane, dropout, ROWS, COLUMNS)
+        _store(p, kept, weights, first_row, 0, L, S, plane, dropout, ROWS, COLUMNS)
     else:
         peak = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         for column in range(0, visible, COLUMNS):
             s = _scores(
-                scores, first_row, column, scale, mask, mask_strides, L, S, visible, causal_offset,
+                scores, first_row, column, scale, masking, L, S, visible,
                 CAUSAL, ROWS, COLUMNS,
             )  # fmt: skip
             highest = tl.maximum(peak, tl.max(s, 1))
@@ -160,24 +148,24 @@ def _forward(
         total = tl.where(total == 0.0, 1.0, total)
         for column in range(0, S, COLUMNS):
             s = _scores(
-                scores, first_row, column, scale, mask, mask_strides, L, S, visible, causal_offset,
+                scores, first_row, column, scale, masking, L, S, visible,
                 CAUSAL, ROWS, COLUMNS,
             )  # fmt: skip
             weights = tl.exp2(s - peak[:, None]) / total[:, None]
-            _store(p, kept, weights, first_row, column, L, S, seed_value, plane, dropout, ROWS, COLUMNS)
+            _store(p, kept, weights, first_row, column, L, S, plane, dropout, ROWS, COLUMNS)
 
 
 @triton.jit
-def _gradient(p, dkept, offsets, inside, seed_value, plane, rows, column, dropout, COLUMNS: tl.constexpr):
+def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: tl.constexpr):
     """The weights, the gradient of the weights before dropout and the weights after it, float32."""
     weights = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(dkept + offsets, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.where(weights == 0.0, 0.0, gradient)  # of a hidden key it may have overflowed half precision
     dropped = weights
-    if seed_value is not None:
-        keep = keep_tile(seed_value, dropout, plane, rows, column, COLUMNS)
-        gradient = tl.where(keep, gradient * dropout[2], 0.0)
-        dropped = tl.where(keep, weights * dropout[2], 0.0)
+    if dropout.seed is not None:
+        keep = keep_tile(dropout, plane, rows, column, COLUMNS)
+        gradient = tl.where(keep, gradient * dropout.keep_scale, 0.0)
+        dropped = tl.where(keep, weights * dropout.keep_scale, 0.0)
     return weights, gradient, dropped
 
 
@@ -187,10 +175,7 @@ def _backward(
     dkept: Pointer,  # (B, H, L, S), gradient of the weights after dropout
     dscores: Pointer,  # (B, H, L, S) out; may be dkept
     kept: Pointer,  # (B, H, L, S) out, the weights after dropout; None: not asked for
-    seed: Int64Pointer,  # (1,), or None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    dropout: Dropout,
     factor: Real,
     L: Varying,
     S: Size,
@@ -198,7 +183,6 @@ def _backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    dropout = (site, threshold, keep_scale)
     tiles = (L + ROWS - 1) // ROWS
     plane = tl.program_id(0) // tiles
     first_row = (tl.program_id(0) % tiles) * ROWS
@@ -209,14 +193,12 @@ def _backward(
     dscores += matrix
     if kept is not None:
         kept += matrix
-    seed_value = value_of(seed)
+    dropout = with_seed(dropout)
     line = rows.to(tl.int64)[:, None] * S
     columns = tl.arange(0, COLUMNS)[None, :]
     if ONE:
         inside = (rows[:, None] < L) & (columns < S)
-        weights, gradient, dropped = _gradient(
-            p, dkept, line + columns, inside, seed_value, plane, rows, 0, dropout, COLUMNS
-        )
+        weights, gradient, dropped = _gradient(p, dkept, line + columns, inside, plane, rows, 0, dropout, COLUMNS)
         ds = weights * (gradient - tl.sum(weights * gradient, 1)[:, None]) * factor
         tl.store(dscores + line + columns, ds.to(dscores.dtype.element_ty), mask=inside)
         if kept is not None:
@@ -226,13 +208,13 @@ def _backward(
         for column in range(0, S, COLUMNS):
             inside = (rows[:, None] < L) & (column + columns < S)
             weights, gradient, _ = _gradient(
-                p, dkept, line + column + columns, inside, seed_value, plane, rows, column, dropout, COLUMNS
+                p, dkept, line + column + columns, inside, plane, rows, column, dropout, COLUMNS
             )
             total += tl.sum(weights * gradient, 1)
         for column in range(0, S, COLUMNS):
             inside = (rows[:, None] < L) & (column + columns < S)
             weights, gradient, dropped = _gradient(
-                p, dkept, line + column + columns, inside, seed_value, plane, rows, column, dropout, COLUMNS
+                p, dkept, line + column + columns, inside, plane, rows, column, dropout, COLUMNS
             )
             ds = weights * (gradient - total[:, None]) * factor
             tl.store(dscores + line + column + columns, ds.to(dscores.dtype.element_ty), mask=inside)
@@ -284,17 +266,16 @@ def forward(
     """
     batch, heads, queries, keys = scores.shape
     p = scores if in_place else torch.empty_like(scores)
-    seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
-    kept = None if seed is None else torch.empty_like(scores)
+    dropout = dropout_arguments(dropout_p, seed, site)
+    kept = None if dropout.seed is None else torch.empty_like(scores)
     if scores.numel():
         if key_lengths is not None:
             key_lengths = key_lengths.contiguous()
-        mask, mask_strides = mask_arguments(mask, scores.shape)
+        masking = Masking(*mask_arguments(mask, scores.shape), clamped(causal_offset, queries, keys))
         tile, one = _tile_of(scores)
         programs = ceil_div(queries, tile.rows) * batch * heads
         _forward[(programs,)](
-            scores, p, kept, key_lengths, mask, seed, site, threshold, keep_scale, scale,
-            clamped(causal_offset, queries, keys), heads, queries, keys, mask_strides,
+            scores, p, kept, key_lengths, masking, dropout, scale, heads, queries, keys,
             CAUSAL=causal, ONE=one, **launch_options(tile),
         )  # fmt: skip
     return p, kept
@@ -318,13 +299,13 @@ def backward(
     """
     batch, heads, queries, keys = p.shape
     dscores = grad if in_place else torch.empty_like(grad)
-    seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
-    kept = torch.empty_like(p) if with_kept and seed is not None else None
+    dropout = dropout_arguments(dropout_p, seed, site)
+    kept = torch.empty_like(p) if with_kept and dropout.seed is not None else None
     if p.numel():
         tile, one = _tile_of(p)
         programs = ceil_div(queries, tile.rows) * batch * heads
         _backward[(programs,)](
-            p, grad, dscores, kept, seed, site, threshold, keep_scale, factor, queries, keys,
+            p, grad, dscores, kept, dropout, factor, queries, keys,
             ONE=one, **launch_options(tile),
         )  # fmt: skip
     return dscores, p if kept is None else kept

@@ -25,9 +25,11 @@ from fasttfm.kernels.attention.forward import long_cases
 from fasttfm.kernels.attention.launch import distinct, launch_options, like_heads, prepare, strides, unit
 from fasttfm.kernels.attention.tile import (
     LOG2E,
+    LineStrides,
+    Masking,
+    Sizes,
     block,
     hide_keys,
-    keep_tile,
     key_range,
     keys_of,
     line_of,
@@ -35,28 +37,20 @@ from fasttfm.kernels.attention.tile import (
     load_tile,
     locate,
     locate_queries,
-    mask_of,
+    masking_of,
     member_of,
     product,
     rows_of,
+    sizes_of_keys,
     store_tile,
-    value_of,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import (
-    Float32Pointer,
-    Int64Pointer,
-    Int64Pointers,
-    MaskPointer,
-    Pointer,
-    Real,
-    Strides,
-    Varying,
-)
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
+from fasttfm.kernels.philox import Dropout, keep_tile, with_seed
 from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, Tile
 
 
@@ -69,7 +63,6 @@ def _walk_keys(
     delta_tile,  # (ROWS,)
     k,  # first key of the head
     v,
-    seed_value,
     first,
     last,
     first_row,
@@ -97,9 +90,9 @@ def _walk_keys(
         p = tl.exp2(s - lse_tile[:, None])
         v_tile = load_rows(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
         dp = product(dout_tile, tl.trans(v_tile), PRECISION)
-        if seed_value is not None:
-            keep = keep_tile(seed_value, dropout, head.plane, rows, column, COLUMNS)
-            dp = tl.where(keep, dp * dropout[2], 0.0)
+        if dropout.seed is not None:
+            keep = keep_tile(dropout, head.plane, rows, column, COLUMNS)
+            dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
         ds = p * (dp - delta_tile[:, None])
         acc += product(ds.to(k_tile.dtype), k_tile, PRECISION)
     return acc
@@ -116,20 +109,12 @@ def _backward_queries(
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L) out
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
-    seed: Int64Pointer,  # (1,), or None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    masking: Masking,
+    dropout: Dropout,
     scale: Real,
-    causal_offset: Varying,
-    H: Varying,
-    L: Varying,
-    S: Varying,
+    sizes: Sizes,
     strides: Strides,  # of q, k, v, out, dout, dq
-    lse_b: Varying,  # of lse, delta
-    lse_h: Varying,
-    mask_strides: Strides,
+    lse_strides: LineStrides,  # of lse, delta
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -138,17 +123,16 @@ def _backward_queries(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
     head, first_row = locate_queries(sizes, spans, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
     q_strides, k_strides, v_strides, out_strides, dout_strides, dq_strides = strides
-    seed_value = value_of(seed)
+    dropout = with_seed(dropout)
     row = head.first_query + first_row
     count = head.queries - first_row
     k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
     v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
-    masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
+    masking = masking_of(masking, head)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
     out_tile = load_tile(out, out_strides, head, row, count, ROWS, DV)
     dout_tile = load_tile(dout, dout_strides, head, row, count, ROWS, DV)
@@ -159,14 +143,14 @@ def _backward_queries(
     delta_tile = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
     tl.store(delta + line, delta_tile, mask=inside)
 
-    end, free = key_range(head.visible, first_row, causal_offset, CAUSAL, ROWS, COLUMNS)
+    end, free = key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)
     acc = tl.zeros((ROWS, block(D)), tl.float32)
     acc = _walk_keys(
-        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, seed_value, 0, free, first_row, head, masking, dropout,
+        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, 0, free, first_row, head, masking, dropout,
         scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
     )  # fmt: skip
     acc = _walk_keys(
-        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, seed_value, free, end, first_row, head, masking, dropout,
+        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, free, end, first_row, head, masking, dropout,
         scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
     )  # fmt: skip
     store_tile(dq, acc * scale, dq_strides, head, row, count, ROWS, D)
@@ -182,7 +166,6 @@ def _walk_queries(
     dout,
     lse,
     delta,
-    seed_value,
     first,
     last,
     first_column,
@@ -217,10 +200,10 @@ def _walk_queries(
         delta_tile = tl.load(delta + rows, mask=rows < head.queries, other=0.0)
         dp = product(v_tile, tl.trans(dout_tile), PRECISION)
         kept = p
-        if seed_value is not None:
-            keep = tl.trans(keep_tile(seed_value, dropout, head.plane, rows, first_column, COLUMNS))
+        if dropout.seed is not None:
+            keep = tl.trans(keep_tile(dropout, head.plane, rows, first_column, COLUMNS))
             kept = tl.where(keep, p, 0.0)
-            dp = tl.where(keep, dp * dropout[2], 0.0)
+            dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
         dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
         ds = p * (dp - delta_tile[None, :])
         dk_tile += product(ds.to(q_tile.dtype), q_tile, PRECISION)
@@ -238,20 +221,12 @@ def _backward_keys(
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L), of _backward_queries
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
-    seed: Int64Pointer,  # (1,), or None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    masking: Masking,
+    dropout: Dropout,
     scale: Real,
-    causal_offset: Varying,
-    H: Varying,
-    L: Varying,
-    S: Varying,
+    sizes: Sizes,
     strides: Strides,  # of q, k, v, dout, dk, dv
-    lse_b: Varying,  # of lse, delta
-    lse_h: Varying,
-    mask_strides: Strides,
+    lse_strides: LineStrides,  # of lse, delta
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -260,14 +235,14 @@ def _backward_keys(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    sizes, dropout, lse_strides = (H // GROUP, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
-    tiles = (S + COLUMNS - 1) // COLUMNS
+    sizes = sizes_of_keys(sizes, GROUP)
+    tiles = (sizes.S + COLUMNS - 1) // COLUMNS
     head = locate(tl.program_id(0) // tiles, sizes, spans)
     first_column = (tl.program_id(0) % tiles) * COLUMNS
     if first_column >= head.keys:
         return
     q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
-    seed_value = value_of(seed)
+    dropout = with_seed(dropout)
     column = head.first_key + first_column
     count = head.keys - first_column
     k_tile = load_tile(k, k_strides, head, column, count, COLUMNS, D)
@@ -276,8 +251,8 @@ def _backward_keys(
     first = 0  # rows from it on see some key of the tile
     free = 0  # rows from it on see all of them
     if CAUSAL:
-        first = tl.maximum(first_column - causal_offset, 0) // ROWS * ROWS
-        free = (tl.maximum(first_column + COLUMNS - 1 - causal_offset, 0) + ROWS - 1) // ROWS * ROWS
+        first = tl.maximum(first_column - masking.causal_offset, 0) // ROWS * ROWS
+        free = (tl.maximum(first_column + COLUMNS - 1 - masking.causal_offset, 0) + ROWS - 1) // ROWS * ROWS
     end = tl.where(first_column < head.visible, head.queries, 0)
     dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
     dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
@@ -286,21 +261,21 @@ def _backward_keys(
         q_rows = rows_of(q, q_strides, reader, head.first_query)
         dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
         line = line_of(lse_strides, reader, head.first_query)
-        masking = (mask_of(mask, mask_strides, reader), mask_strides, causal_offset)
+        reader_masking = masking_of(masking, reader)
         if CAUSAL:
             dk_tile, dv_tile = _walk_queries(
-                dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line, seed_value,
-                first, tl.minimum(free, end), first_column, reader, masking, dropout, scale * LOG2E,
+                dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,
+                first, tl.minimum(free, end), first_column, reader, reader_masking, dropout, scale * LOG2E,
                 q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
             )  # fmt: skip
         dk_tile, dv_tile = _walk_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line, seed_value,
-            free, end, first_column, reader, masking, dropout, scale * LOG2E,
+            dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,
+            free, end, first_column, reader, reader_masking, dropout, scale * LOG2E,
             q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
         )  # fmt: skip
     seen = (first_column + tl.arange(0, COLUMNS))[:, None] < head.visible
     dk_tile = tl.where(seen, dk_tile * scale, 0.0)
-    dv_tile = tl.where(seen, dv_tile * dropout[2], 0.0)
+    dv_tile = tl.where(seen, dv_tile * dropout.keep_scale, 0.0)
     store_tile(dk, dk_tile, dk_strides, head, column, count, COLUMNS, D)
     store_tile(dv, dv_tile, dv_strides, head, column, count, COLUMNS, DV)
 
@@ -352,13 +327,13 @@ def backward(
     if call.planes and call.queries:
         _backward_queries[(ceil_div(call.queries, of_queries.rows) * call.planes,)](
             query, key, value, output, grad, dq, lse, delta, *call.arguments,
-            strides(query, key, value, output, grad, dq), *lse.stride()[:2], call.mask_strides,
+            strides(query, key, value, output, grad, dq), LineStrides(*lse.stride()[:2]),
             **call.constants, **launch_options(of_queries),
         )  # fmt: skip
     if call.planes and call.keys:
         _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
             query, key, value, grad, dk, dv, lse, delta, *call.arguments,
-            strides(query, key, value, grad, dk, dv), *lse.stride()[:2], call.mask_strides,
+            strides(query, key, value, grad, dk, dv), LineStrides(*lse.stride()[:2]),
             **call.constants, **launch_options(of_keys),
         )  # fmt: skip
     return dq, dk, dv

@@ -42,36 +42,29 @@ from fasttfm.kernels.attention.launch import (
 )
 from fasttfm.kernels.attention.tile import (
     LOG2E,
+    LineStrides,
+    Masking,
+    Sizes,
     block,
     hide_keys,
-    keep_tile,
     key_range,
     keys_of,
     line_of,
     load_rows,
     load_tile,
     locate_queries,
-    mask_of,
+    masking_of,
     product,
     rows_of,
     store_tile,
-    value_of,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import (
-    Float32Pointer,
-    Int64Pointer,
-    Int64Pointers,
-    MaskPointer,
-    Pointer,
-    Real,
-    Strides,
-    Varying,
-)
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
+from fasttfm.kernels.philox import Dropout, keep_tile, with_seed
 from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
 
@@ -83,7 +76,6 @@ def _walk(
     q_tile,  # (ROWS, D)
     k,  # first key of the head
     v,
-    seed_value,
     first,
     last,
     first_row,
@@ -110,14 +102,14 @@ def _walk(
         s = hide_keys(s, first_row, column, head, masking, CAUSAL, CHECKED)
         highest = tl.maximum(peak, tl.max(s, 1))
         base = highest
-        if CHECKED or masking[0] is not None:
+        if CHECKED or masking.mask is not None:
             base = tl.where(highest == float("-inf"), 0.0, highest)  # no key seen yet: -inf - -inf would be NaN
         p = tl.exp2(s - base[:, None])
         fade = tl.exp2(peak - base)
         total = total * fade + tl.sum(p, 1)
         peak = highest
-        if seed_value is not None:
-            p = tl.where(keep_tile(seed_value, dropout, head.plane, rows, column, COLUMNS), p, 0.0)
+        if dropout.seed is not None:
+            p = tl.where(keep_tile(dropout, head.plane, rows, column, COLUMNS), p, 0.0)
         v_tile = load_rows(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
         acc = acc * fade[:, None] + product(p.to(v_tile.dtype), v_tile, PRECISION)
     return acc, peak, total
@@ -131,20 +123,12 @@ def _forward(
     out: Pointer,  # (B, H, L, DV) out
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
-    seed: Int64Pointer,  # (1,) in device memory, so that a captured graph draws anew at each replay; None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    masking: Masking,
+    dropout: Dropout,
     scale: Real,
-    causal_offset: Varying,
-    H: Varying,
-    L: Varying,
-    S: Varying,
+    sizes: Sizes,
     strides: Strides,  # of q, k, v, out
-    lse_b: Varying,
-    lse_h: Varying,
-    mask_strides: Strides,
+    lse_strides: LineStrides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -153,33 +137,32 @@ def _forward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
     head, first_row = locate_queries(sizes, spans, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
     q_strides, k_strides, v_strides, out_strides = strides
-    seed_value = value_of(seed)
+    dropout = with_seed(dropout)
     row = head.first_query + first_row
     count = head.queries - first_row
     k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
     v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
-    masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
+    masking = masking_of(masking, head)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
 
-    end, free = key_range(head.visible, first_row, causal_offset, CAUSAL, ROWS, COLUMNS)
+    end, free = key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)
     acc = tl.zeros((ROWS, block(DV)), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, seed_value, 0, free, first_row, head, masking, dropout, scale * LOG2E,
+        acc, peak, total, q_tile, k, v, 0, free, first_row, head, masking, dropout, scale * LOG2E,
         k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
     )  # fmt: skip
     acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, seed_value, free, end, first_row, head, masking, dropout, scale * LOG2E,
+        acc, peak, total, q_tile, k, v, free, end, first_row, head, masking, dropout, scale * LOG2E,
         k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
     )  # fmt: skip
     empty = total == 0.0
-    acc *= (dropout[2] / tl.where(empty, 1.0, total))[:, None]
+    acc *= (dropout.keep_scale / tl.where(empty, 1.0, total))[:, None]
     store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
     rows = tl.arange(0, ROWS)
     logarithm = tl.where(empty, 0.0, peak + tl.log2(tl.where(empty, 1.0, total)))
@@ -224,7 +207,7 @@ def forward(
         tile = tile or forward_tile(*call.size_class)
         _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
             query, key, value, output, lse, *call.arguments,
-            strides(query, key, value, output), *lse.stride()[:2], call.mask_strides,
+            strides(query, key, value, output), LineStrides(*lse.stride()[:2]),
             **call.constants, **launch_options(tile),
         )  # fmt: skip
     return output, lse

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm.kernels.attention.tile import Masking, Sizes
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.launch import chip, interpreted, product_kind
-from fasttfm.kernels.parameter import kinds_of
+from fasttfm.kernels.parameter import each_of, kinds_of
 from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
 
@@ -52,16 +53,17 @@ class Call:
     queries: int
     keys: int
     arguments: tuple
-    """spans, mask, seed and so on to S, which follow the tensors in every kernel."""
-    mask_strides: tuple
+    """spans, masking, dropout, scale and sizes, which follow the tensors in every kernel."""
     constants: dict[str, Any]
 
     @property
     def size_class(self) -> tuple:
         """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and extras()."""
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
-        mask, seed = self.arguments[1:3]
-        beside = extras(self.kind, mask is not None, seed is not None, shared=self.constants["GROUP"] > 1)
+        masking, dropout = self.arguments[1:3]
+        beside = extras(
+            self.kind, masking.mask is not None, dropout.seed is not None, shared=self.constants["GROUP"] > 1
+        )
         return self.chip, self.kind, width, beside
 
 
@@ -189,7 +191,7 @@ def prepare(
     if packed is not None:
         query_starts, key_starts, queries, keys = packed
         query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
-    seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
+    masking = Masking(mask, mask_strides, clamped(causal_offset, queries, keys))
     return Call(
         chip=device,
         kind=kind,
@@ -198,10 +200,9 @@ def prepare(
         queries=queries,
         keys=keys,
         arguments=(
-            (key_lengths, query_starts, key_starts), mask, seed, site, threshold, keep_scale, scale,
-            clamped(causal_offset, queries, keys), heads, queries, keys,
+            (key_lengths, query_starts, key_starts), masking, dropout_arguments(dropout_p, seed, site), scale,
+            Sizes(heads, queries, keys),
         ),
-        mask_strides=mask_strides,
         constants={
             "D": width, "DV": value_width, "CAUSAL": causal, "PRECISION": precision(kind),
             "GROUP": heads // max(1, key.shape[1]),
@@ -253,7 +254,8 @@ def compile_case(
     known["spans"] = (None, "*i64", "*i64") if packed else ("*i64", None, None)
     known |= {} if sums else {"dq_sums": None, "dk_sums": None, "dv_sums": None}
     known |= constants
-    given = {parameter: value for parameter, value in known.items() if parameter in kernel.arg_names}
+    taken = {*kernel.arg_names, *(name for name, _ in each_of(kinds_of(kernel).items()))}
+    given = {name: value for name, value in known.items() if name in taken}
     return kernel_case(kernel, name, kind, tile, given=given)
 
 

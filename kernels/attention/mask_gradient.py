@@ -29,30 +29,23 @@ from fasttfm.kernels.attention.launch import (
 )
 from fasttfm.kernels.attention.tile import (
     LOG2E,
+    LineStrides,
+    Masking,
+    Sizes,
     head_of,
     hide_keys,
-    keep_tile,
     keys_of,
     line_of,
     load_tile,
-    mask_of,
+    masking_of,
     product,
-    value_of,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import (
-    Float32Pointer,
-    Int64Pointer,
-    Int64Pointers,
-    MaskPointer,
-    Pointer,
-    Real,
-    Strides,
-    Varying,
-)
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides, Varying
+from fasttfm.kernels.philox import Dropout, keep_tile, with_seed
 from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
 
 
@@ -66,22 +59,14 @@ def _gradient(
     delta: Float32Pointer,  # (B, H, L), sum of dO * O
     parts: Float32Pointer,  # (shares, MB, MH, ML, MS) out
     spans: Int64Pointers,  # key_lengths or None; None and None: packed sequences take no mask
-    mask: MaskPointer,  # (B, H, L, S) through its strides
-    seed: Int64Pointer,  # (1,), or None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    masking: Masking,
+    dropout: Dropout,
     scale: Real,
-    causal_offset: Varying,
-    H: Varying,
-    L: Varying,
-    S: Varying,
+    sizes: Sizes,
     planes: Varying,  # B * H
     shares: Varying,
     strides: Strides,  # of q, k, v, dout
-    lse_b: Varying,  # of lse, delta
-    lse_h: Varying,
-    mask_strides: Strides,
+    lse_strides: LineStrides,  # of lse, delta
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -94,7 +79,7 @@ def _gradient(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    H, L, S = sizes
     q_strides, k_strides, v_strides, dout_strides = strides
     row_tiles = (L + ROWS - 1) // ROWS
     column_tiles = (S + COLUMNS - 1) // COLUMNS
@@ -124,7 +109,7 @@ def _gradient(
     rows_read = 1 if ML else row_tiles
     columns_read = 1 if MS else column_tiles
     readers = batches * heads * rows_read * columns_read
-    seed_value = value_of(seed)
+    dropout = with_seed(dropout)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for reader in range(share, readers, shares):
         column = (mask_column + reader % columns_read) * COLUMNS
@@ -144,13 +129,12 @@ def _gradient(
         lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # no weight in rows past the end
         delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
         s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
-        masking = (mask_of(mask, mask_strides, head), mask_strides, causal_offset)
-        s = hide_keys(s, row, column, head, masking, CAUSAL, True)
+        s = hide_keys(s, row, column, head, masking_of(masking, head), CAUSAL, True)
         p = tl.exp2(s - lse_tile[:, None])
         dp = product(dout_tile, tl.trans(v_tile), PRECISION)
-        if seed is not None:
-            keep = keep_tile(seed_value, dropout, head.plane, rows, column, COLUMNS)
-            dp = tl.where(keep, dp * dropout[2], 0.0)
+        if dropout.seed is not None:
+            keep = keep_tile(dropout, head.plane, rows, column, COLUMNS)
+            dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
         acc += p * (dp - delta_tile[:, None])
     columns_kept = S if MS else 1
     rows_kept = L if ML else 1
@@ -207,7 +191,7 @@ def gradient(
     delta = (output.float() * grad.float()).sum(-1).contiguous()
     _gradient[(tiles * shares,)](
         query, key, value, grad, lse, delta, parts, *call.arguments, call.planes, shares,
-        strides(query, key, value, grad), *lse.stride()[:2], call.mask_strides,
+        strides(query, key, value, grad), LineStrides(*lse.stride()[:2]),
         **call.constants, MB=whole[0], MH=whole[1], ML=whole[2], MS=whole[3], **launch_options(tile),
     )  # fmt: skip
     return parts.sum(0).view(mask.shape).to(mask.dtype)

@@ -43,38 +43,32 @@ from fasttfm.kernels.attention.launch import (
 )
 from fasttfm.kernels.attention.tile import (
     LOG2E,
+    LineStrides,
+    Masking,
+    Sizes,
     block,
     hide,
     hide_keys,
-    keep_tile,
     keys_of,
     line_of,
     load_rows,
     load_tile,
     locate,
-    mask_of,
+    masking_of,
     member_of,
     product,
     rows_of,
+    sizes_of_keys,
     store_rows,
     store_tile,
-    value_of,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import (
-    Float32Pointer,
-    Int64Pointer,
-    Int64Pointers,
-    MaskPointer,
-    Pointer,
-    Real,
-    Strides,
-    Varying,
-)
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
+from fasttfm.kernels.philox import Dropout, keep_tile, with_seed
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
 
 
@@ -86,20 +80,12 @@ def _forward(
     out: Pointer,  # (B, H, L, DV) out
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
-    seed: Int64Pointer,  # (1,) in device memory, or None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    masking: Masking,
+    dropout: Dropout,
     scale: Real,
-    causal_offset: Varying,
-    H: Varying,
-    L: Varying,
-    S: Varying,
+    sizes: Sizes,
     strides: Strides,  # of q, k, v, out
-    lse_b: Varying,
-    lse_h: Varying,
-    mask_strides: Strides,
+    lse_strides: LineStrides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -108,8 +94,7 @@ def _forward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    sizes, dropout, lse_strides = (H, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
-    tiles = (L + ROWS - 1) // ROWS
+    tiles = (sizes.L + ROWS - 1) // ROWS
     head = locate(tl.program_id(0) // tiles, sizes, spans)
     first_row = (tl.program_id(0) % tiles) * ROWS
     if first_row >= head.queries:
@@ -124,16 +109,16 @@ def _forward(
     s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
     s = hide(
         s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
-        mask_of(mask, mask_strides, head), mask_strides, head.queries, head.visible, causal_offset, CAUSAL, True,
+        masking_of(masking, head), head.queries, head.visible, CAUSAL, True,
     )  # fmt: skip
     peak = tl.max(s, 1)
     peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row that sees no key: -inf - -inf would be NaN
     p = tl.exp2(s - peak[:, None])
     total = tl.sum(p, 1)
-    if seed is not None:
-        p = tl.where(keep_tile(value_of(seed), dropout, head.plane, rows, 0, COLUMNS), p, 0.0)
+    if dropout.seed is not None:
+        p = tl.where(keep_tile(with_seed(dropout), head.plane, rows, 0, COLUMNS), p, 0.0)
     total = tl.where(total == 0.0, 1.0, total)
-    acc = product(p.to(v_tile.dtype), v_tile, PRECISION) * (dropout[2] / total)[:, None]
+    acc = product(p.to(v_tile.dtype), v_tile, PRECISION) * (dropout.keep_scale / total)[:, None]
     store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
     tl.store(lse + line_of(lse_strides, head, head.first_query) + rows, peak + tl.log2(total), mask=rows < head.queries)
 
@@ -152,21 +137,13 @@ def _backward(
     dk_sums: Float32Pointer,  # (B, H // GROUP, D) out: dk summed over S; None with dq_sums
     dv_sums: Float32Pointer,  # (B, H // GROUP, DV) out, likewise
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    mask: MaskPointer,  # (B, H, L, S) through its strides, or None
-    seed: Int64Pointer,  # (1,), or None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    masking: Masking,
+    dropout: Dropout,
     scale: Real,
-    causal_offset: Varying,
-    H: Varying,
-    L: Varying,
-    S: Varying,
+    sizes: Sizes,
     strides: Strides,  # of q, k, v, dout, dq, dk, dv
     sum_strides: Strides,  # from one b to the next: of dq_sums, and of dk_sums and dv_sums
-    lse_b: Varying,
-    lse_h: Varying,
-    mask_strides: Strides,
+    lse_strides: LineStrides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -175,12 +152,12 @@ def _backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    sizes, dropout, lse_strides = (H // GROUP, L, S), (site, threshold, keep_scale), (lse_b, lse_h)
+    sizes = sizes_of_keys(sizes, GROUP)
     head = locate(tl.program_id(0), sizes, spans)
     q_strides, k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides = strides
     k_tile = load_tile(k, k_strides, head, head.first_key, head.visible, COLUMNS, D)
     v_tile = load_tile(v, v_strides, head, head.first_key, head.visible, COLUMNS, DV)
-    seed_value = value_of(seed)
+    dropout = with_seed(dropout)
     dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
     dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
     for member in range(GROUP):
@@ -189,7 +166,7 @@ def _backward(
         dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
         dq_rows = rows_of(dq, dq_strides, reader, head.first_query)
         lse_rows = lse + line_of(lse_strides, reader, head.first_query)
-        masking = (mask_of(mask, mask_strides, reader), mask_strides, causal_offset)
+        reader_masking = masking_of(masking, reader)
         if dq_sums is not None:
             dq_sum = tl.zeros((block(D),), tl.float32)
         for row in range(0, head.queries, ROWS):
@@ -201,14 +178,14 @@ def _backward(
             # no weight past the last row
             lse_tile = tl.load(lse_rows + rows, mask=rows < head.queries, other=float("inf"))
             s = product(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)  # (COLUMNS, ROWS)
-            s = hide_keys(s, row, 0, reader, masking, CAUSAL, True, True)
+            s = hide_keys(s, row, 0, reader, reader_masking, CAUSAL, True, True)
             p = tl.exp2(s - lse_tile[None, :])
             dp = product(v_tile, tl.trans(dout_tile), PRECISION)
             kept = p
-            if seed is not None:
-                keep = tl.trans(keep_tile(seed_value, dropout, reader.plane, rows, 0, COLUMNS))
+            if dropout.seed is not None:
+                keep = tl.trans(keep_tile(dropout, reader.plane, rows, 0, COLUMNS))
                 kept = tl.where(keep, p, 0.0)
-                dp = tl.where(keep, dp * dropout[2], 0.0)
+                dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
             dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
             # The log-sum-exp of large scores is rounded so far that the weights add up to total and not to 1. dS
             # cancels only if delta is the mean of dP under these very weights; the row is at hand.
@@ -233,10 +210,10 @@ def _backward(
         dk_sum = tl.sum(dk_tile, 0) * scale
         tl.store(dk_sums + head.b * sum_strides[1] + head.h * D + column, dk_sum, mask=column < D)
         column = tl.arange(0, block(DV))
-        dv_sum = tl.sum(dv_tile, 0) * dropout[2]
+        dv_sum = tl.sum(dv_tile, 0) * dropout.keep_scale
         tl.store(dv_sums + head.b * sum_strides[1] + head.h * DV + column, dv_sum, mask=column < DV)
     store_tile(dk, dk_tile * scale, dk_strides, head, head.first_key, head.keys, COLUMNS, D)
-    store_tile(dv, dv_tile * dropout[2], dv_strides, head, head.first_key, head.keys, COLUMNS, DV)
+    store_tile(dv, dv_tile * dropout.keep_scale, dv_strides, head, head.first_key, head.keys, COLUMNS, DV)
 
 
 # ------------------------------------------------------------------------------------------------------------ tiles
@@ -278,7 +255,7 @@ def forward(
         tile = tile or forward_tile(*call.size_class, key_class(call.keys))
         _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
             query, key, value, output, lse, *call.arguments,
-            strides(query, key, value, output), *lse.stride()[:2], call.mask_strides,
+            strides(query, key, value, output), LineStrides(*lse.stride()[:2]),
             **call.constants, **launch_options(tile),
         )  # fmt: skip
     return output, lse
@@ -310,7 +287,7 @@ def backward(
         sum_strides = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
         _backward[(call.key_planes,)](
             query, key, value, grad, dq, dk, dv, lse, dq_sums, dk_sums, dv_sums, *call.arguments,
-            strides(query, key, value, grad, dq, dk, dv), sum_strides, *lse.stride()[:2], call.mask_strides,
+            strides(query, key, value, grad, dq, dk, dv), sum_strides, LineStrides(*lse.stride()[:2]),
             **call.constants, **launch_options(tile),
         )  # fmt: skip
     return dq, dk, dv

@@ -9,15 +9,9 @@ The kernels of this folder share their parameters' meaning:
     spans           (key_lengths, query_starts, key_starts): (B,) int or None, how many keys of a sequence are visible;
                     (B + 1,) int or None, the tensors are packed, and b's sequence begins there among queries and keys
     strides         (batch, head, row) of every tensor (B, H, rows, width), each annotated Pointer, in their order
-    mask_strides    (batch, head, query, key); 0 where the mask is broadcast
-    lse_b, lse_h    of tensors (B, H, rows), whose rows are neighbours
-    H, L, S         query heads, and the most queries and keys of a sequence
+    lse_strides     (batch, head) of tensors (B, H, rows), whose rows are neighbours
     GROUP           query heads that read one head of keys and values: k, v, dk, dv have H // GROUP heads
     PRECISION       tf32, ieee, or upcast, as product() takes it
-
-In their bodies, and in what they call, these go together: dropout is (site, threshold, factor of kept values), sizes
-is (H, L, S), masking is (mask of the head, its strides, causal offset). They are not launched so because Triton
-specialises on what a tuple holds.
 """
 
 from __future__ import annotations
@@ -27,9 +21,33 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.philox import keep_mask
+from fasttfm.kernels.parameter import MaskPointer, Strides, Varying
 
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Sizes(NamedTuple):
+    H: Varying
+    """Query heads."""
+    L: Varying
+    """The most queries of a sequence."""
+    S: Varying
+    """The most keys."""
+
+
+class Masking(NamedTuple):
+    """Which keys a query may attend."""
+
+    mask: MaskPointer
+    """(B, H, L, S) through its strides, or None; in what a kernel calls that of its head, (L, S)."""
+    mask_strides: Strides
+    """(batch, head, query, key); 0 where the mask is broadcast."""
+    causal_offset: Varying
+
+
+class LineStrides(NamedTuple):
+    batch: Varying
+    head: Varying
 
 
 class Head(NamedTuple):
@@ -92,6 +110,12 @@ def keys_of(head, GROUP: tl.constexpr):
 
 
 @triton.jit
+def sizes_of_keys(sizes, GROUP: tl.constexpr):
+    """The Sizes with heads of keys for those of queries."""
+    return Sizes(sizes.H // GROUP, sizes.L, sizes.S)
+
+
+@triton.jit
 def member_of(head, member, GROUP: tl.constexpr):
     """The Head of one of the GROUP query heads that read a head of keys."""
     return Head(
@@ -123,27 +147,20 @@ def line_of(strides, head, first):
 
 
 @triton.jit
-def mask_of(mask, strides, head):
-    """The head's (L, S) of a mask, or None."""
-    if mask is None:
-        return mask
+def masking_at(masking, b, h):
+    """The Masking of a sequence's head, whose numbers are 64 bits wide."""
+    if masking.mask is None:
+        return masking
     else:  # Triton compiles what follows a return
-        return mask + head.b * strides[0] + head.h * strides[1]
+        strides = masking.mask_strides
+        mask = masking.mask + b * strides[0] + h * strides[1]
+        return Masking(mask, strides, masking.causal_offset)
 
 
 @triton.jit
-def value_of(seed):
-    """The seed, or None."""
-    if seed is None:
-        return seed
-    else:
-        return tl.load(seed)
-
-
-@triton.jit
-def keep_tile(seed_value, dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
-    """True where dropout keeps a weight: (rows, COLUMNS) int1."""
-    return keep_mask(seed_value, dropout[0], plane, rows, first_column, dropout[1], COLUMNS)
+def masking_of(masking, head):
+    """The head's Masking."""
+    return masking_at(masking, head.b, head.h)
 
 
 @triton.jit
@@ -221,20 +238,18 @@ def hide(
     column,  # the tile's first key
     rows,  # 0, 1, ... and
     columns,  # 0, 1, ..., broadcastable to s in either orientation
-    mask,  # of this sequence and head, (L, S), or None
-    mask_strides,
+    masking,  # of this sequence and head
     queries,
     visible,
-    causal_offset,
     CAUSAL: tl.constexpr,
     CHECKED: tl.constexpr,  # whether the tile reaches past the visible keys or the diagonal
     OVERFLOWS: tl.constexpr = False,  # whether a score may be inf, a product out of its dtype's range
 ):
     """The scores with the mask added and -inf where the query may not attend."""
-    if mask is not None:
-        row_stride, column_stride = mask_strides[2], mask_strides[3]
+    if masking.mask is not None:
+        row_stride, column_stride = masking.mask_strides[2], masking.mask_strides[3]
         inside = (rows < queries - row) & (columns < visible - column)
-        mask += tl.cast(row, tl.int64) * row_stride + tl.cast(column, tl.int64) * column_stride
+        mask = masking.mask + (tl.cast(row, tl.int64) * row_stride + tl.cast(column, tl.int64) * column_stride)
         pointers = mask + (rows * row_stride + columns * column_stride)
         if mask.dtype.element_ty == tl.uint8:
             allowed = tl.load(pointers, mask=inside, other=1)
@@ -252,7 +267,7 @@ def hide(
     if CHECKED:
         seen = columns < visible - column
         if CAUSAL:
-            seen = seen & (columns + column <= rows + (row + causal_offset))  # 2-D only in the comparison
+            seen = seen & (columns + column <= rows + (row + masking.causal_offset))  # 2-D only in the comparison
         s = tl.where(seen, s, float("-inf"))
     return s
 
@@ -263,7 +278,7 @@ def hide_keys(
     row,  # the tile's first query
     column,  # the tile's first key
     head,
-    masking,  # mask of the head, its strides, causal offset
+    masking,  # of the head
     CAUSAL: tl.constexpr,
     CHECKED: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
@@ -275,7 +290,4 @@ def hide_keys(
     else:
         rows = tl.arange(0, s.shape[0])[:, None]
         columns = tl.arange(0, s.shape[1])[None, :]
-    return hide(
-        s, row, column, rows, columns, masking[0], masking[1],
-        head.queries, head.visible, masking[2], CAUSAL, CHECKED,
-    )  # fmt: skip
+    return hide(s, row, column, rows, columns, masking, head.queries, head.visible, CAUSAL, CHECKED)
