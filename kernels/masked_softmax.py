@@ -27,7 +27,7 @@ from fasttfm.kernels.attention.launch import (
     mask_arguments,
     variant_name,
 )
-from fasttfm.kernels.attention.tile import LOG2E, Masking, hide, masking_at
+from fasttfm.kernels.attention.tile import LOG2E, Masking, hide
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
@@ -118,7 +118,10 @@ def _forward(
     p += matrix
     if kept is not None:
         kept += matrix
-    masking = masking_at(masking, b, (plane % H).to(tl.int64))
+    if masking.mask is not None:
+        strides = masking.mask_strides
+        offset = b * strides[0] + (plane % H).to(tl.int64) * strides[1]
+        masking = Masking(masking.mask + offset, strides, masking.causal_offset)
     visible = S
     if key_lengths is not None:
         visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), S), 0).to(tl.int32)

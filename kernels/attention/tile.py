@@ -147,20 +147,14 @@ def line_of(strides, head, first):
 
 
 @triton.jit
-def masking_at(masking, b, h):
-    """The Masking of a sequence's head, whose numbers are 64 bits wide."""
+def masking_of(masking, head):
+    """The head's Masking."""
     if masking.mask is None:
         return masking
     else:  # Triton compiles what follows a return
         strides = masking.mask_strides
-        mask = masking.mask + b * strides[0] + h * strides[1]
+        mask = masking.mask + head.b * strides[0] + head.h * strides[1]
         return Masking(mask, strides, masking.causal_offset)
-
-
-@triton.jit
-def masking_of(masking, head):
-    """The head's Masking."""
-    return masking_at(masking, head.b, head.h)
 
 
 @triton.jit
