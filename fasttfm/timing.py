@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 _BUSY_CYCLES = 1_000_000  # about half a millisecond on today's clocks, longer than any provider's launches take
@@ -68,15 +69,6 @@ class Timing:
     peak_bytes: int
 
 
-def quantile(values: list[float], share: float) -> float:
-    """The value below which a share of the values lies, linear between neighbours."""
-    ordered = sorted(values)
-    rank = share * (len(ordered) - 1)
-    low = int(rank)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (rank - low) * (ordered[high] - ordered[low])
-
-
 def measure(
     providers: Mapping[str, Callable[[], Any]],
     clock: Clock,
@@ -107,7 +99,6 @@ def measure(
             times[name].append(clock.microseconds(providers[name]))
         rounds += 1
     for name, taken in times.items():
-        results[name] = Timing(
-            quantile(taken, 0.5), quantile(taken, 0.2), quantile(taken, 0.8), len(taken), peaks[name]
-        )
+        p20, median, p80 = np.quantile(taken, (0.2, 0.5, 0.8)).tolist()
+        results[name] = Timing(median, p20, p80, len(taken), peaks[name])
     return {name: results[name] for name in providers}

@@ -26,15 +26,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fasttfm.checkpoints import quantized, shards
-from fasttfm.checkpoints.ownership import claimed, published, recover
+from fasttfm.checkpoints.ownership import DIGESTS_FILE, META_FILE, claimed, completed, read_digests, recover
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.files import sha256, sync, unreadable, write_file
+from fasttfm.files import sha256, unreadable, write_file
 
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
-META_FILE = "meta.json"
-DIGESTS_FILE = "sha256sums"
 
 
 class DamagedCheckpoint(UserError):
@@ -71,13 +69,7 @@ def save_checkpoint(
             if state is not None:
                 values = {"values": json.dumps(state.values)}
                 digests[STATE_FILE] = _write_tensors(folder / STATE_FILE, state.tensors, values)
-            lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
-            write_file(folder / DIGESTS_FILE, lines.encode())
-            # meta.json last: with it the directory would be complete even if the rename were not atomic
-            write_file(folder / META_FILE, (json.dumps(dict(meta), indent=1) + "\n").encode())
-            sync(folder)
-            published(folder, target)
-            sync(target.parent)
+            completed(folder, target, digests, meta)
         recover(target.parent)
     except OSError as error:
         raise UserError(
@@ -99,17 +91,11 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str
 def read_meta(checkpoint: Path) -> dict[str, Any]:
     """meta.json of a checkpoint directory; UserError when it is missing, cut off or cannot be read."""
     path = checkpoint / META_FILE
-    try:
+    with _told(path):
         meta = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(meta, dict):
             raise ValueError("not a JSON object")
-    except FileNotFoundError as error:
-        raise _damaged(path, "is missing") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError as error:
-        raise _damaged(path, f"is cut off or not what its name says ({error})") from error
-    return meta
+        return meta
 
 
 def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -167,12 +153,10 @@ def is_resumable(checkpoint: Path) -> bool:
 
 def _check_digest(path: Path) -> None:
     """Raise ValueError when a checkpoint's file is not, bit for bit, what was written: safetensors would not notice."""
-    digests = path.parent / DIGESTS_FILE
     try:
-        lines = digests.read_text(encoding="utf-8").splitlines()
+        written = read_digests(path.parent)
     except FileNotFoundError:
         return  # weights that somebody else wrote
-    written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if path.name not in written:
         if (path.parent / META_FILE).exists() and path.name in (MODEL_FILE, STATE_FILE):
             raise ValueError(f"{DIGESTS_FILE} beside it was cut off and does not name it")

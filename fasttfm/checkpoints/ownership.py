@@ -13,16 +13,19 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from fasttfm.files import sync, write_file
 from fasttfm.locks import boot_identity, fcntl, identity
 
 WRITING = ".writing-"
 REPLACED = ".replaced-"
 DELETING = ".deleting-"
+META_FILE = "meta.json"
+DIGESTS_FILE = "sha256sums"
 _OWNER_FILE = ".owner"
 _ABANDONED_AFTER = 24 * 3600
 """Seconds without a change after which unfinished work of another kernel is taken for abandoned."""
@@ -52,6 +55,26 @@ def claimed(folder: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
         if file is not None:
             file.close()
+
+
+def completed(folder: Path, target: Path, digests: Mapping[str, str], meta: Mapping[str, Any]) -> None:
+    """Add sha256sums and meta.json to a claimed directory and give it its final name; all of it survives a power cut.
+
+    digests: of the files in it, by their names.
+    """
+    lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+    write_file(folder / DIGESTS_FILE, lines.encode())
+    # meta.json last: with it the directory would be complete even if the rename were not atomic
+    write_file(folder / META_FILE, (json.dumps(dict(meta), indent=1) + "\n").encode())
+    sync(folder)
+    published(folder, target)
+    sync(target.parent)
+
+
+def read_digests(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256 of the files of a checkpoint directory; OSError where they cannot be read."""
+    lines = (folder / DIGESTS_FILE).read_text(encoding="utf-8").splitlines()
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def published(path: Path, target: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fasttfm.checkpoints.ownership import claimed, published, recover
+from fasttfm.checkpoints.ownership import DIGESTS_FILE, claimed, completed, read_digests, recover
 from fasttfm.errors import UserError
 from fasttfm.files import sha256, sync, write_file
 
@@ -68,13 +68,8 @@ def save_sharded(
                 return
             write_file(folder / VALUES_FILE, json.dumps(dict(values)).encode())
             names = [VALUES_FILE, *sorted(f"{SHARDS}/{path.name}" for path in (folder / SHARDS).iterdir())]
-            lines = "".join(f"{sha256(folder / name)}  {name}\n" for name in names)
-            write_file(folder / "sha256sums", lines.encode())
             sync(folder / SHARDS)
-            write_file(folder / "meta.json", (json.dumps(dict(meta), indent=1) + "\n").encode())
-            sync(folder)
-            published(folder, target)
-            sync(target.parent)
+            completed(folder, target, {name: sha256(folder / name) for name in names}, meta)
         recover(target.parent)
     except (OSError, CheckpointException) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
@@ -112,9 +107,8 @@ def read_values(checkpoint: Path) -> dict[str, Any]:
 
 def check_shards(checkpoint: Path) -> None:
     """Raise ValueError when a file is not, bit for bit, what was written."""
-    lines = (checkpoint / "sha256sums").read_text(encoding="utf-8").splitlines()
-    written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    written = read_digests(checkpoint)
     present = {VALUES_FILE, *(f"{SHARDS}/{path.name}" for path in (checkpoint / SHARDS).iterdir())}
     for name in sorted({*written} | present):
         if name not in present or written.get(name) != sha256(checkpoint / name):
-            raise ValueError(f"{name} is missing, or its SHA-256 is not the one in sha256sums")
+            raise ValueError(f"{name} is missing, or its SHA-256 is not the one in {DIGESTS_FILE}")

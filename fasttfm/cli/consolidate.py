@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read all parts, write them in one piece, and say where."""
-    from fasttfm.checkpoints.consolidate import consolidate
+    from fasttfm.checkpoints.conversion import consolidate
 
     line = consolidate(args.model, args.checkpoint, args.out)
     Output.of(args, "consolidate").result(str(line), model=str(args.out))

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Draw, and say where the picture is."""
-    from fasttfm.training.comparison import plot_runs
+    from fasttfm.training.plots import plot_runs
 
     plot_runs(args.runs, args.out, args.over)
     print(args.out)

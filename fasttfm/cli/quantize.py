@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write Q and say how much smaller it is."""
-    from fasttfm.checkpoints.quantize import quantize_model
+    from fasttfm.checkpoints.conversion import quantize_model
 
     before, after = quantize_model(args.model, args.checkpoint, args.out)
     Output.of(args, "quantize").result(

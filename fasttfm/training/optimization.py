@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -110,8 +111,16 @@ class Optimization:
         for source in self.sources:
             source.grad = None
 
-    def swap_average(self) -> None:
-        """Exchange the weights with their moving average, if there is one; calling it again undoes it."""
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """In the block the weights are their moving average, if there is one: what is validated, and saved."""
+        self._swap_average()
+        try:
+            yield
+        finally:
+            self._swap_average()
+
+    def _swap_average(self) -> None:
         with torch.no_grad():
             for parameter, mean in zip(self.parameters, self.average, strict=False):
                 kept = parameter.detach().clone()
@@ -136,8 +145,7 @@ class Optimization:
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take up what tensors() and values() gave. The model holds the saved weights (the average if there is one)."""
-        sources = dict(zip(self.names, self.sources))
-        tensors = {key: self._part(key, tensor, sources) for key, tensor in tensors.items()}
+        tensors = {key: self._part(key, tensor) for key, tensor in tensors.items()}
         optimizer = self.adam.state_dict()
         prefixes = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
         state = {
@@ -154,9 +162,13 @@ class Optimization:
                 for name, parameter in zip(self.names, self.parameters, strict=True):
                     parameter.copy_(tensors[f"raw.{name}"])
 
-    def _part(self, key: str, tensor: Tensor, sources: dict[str, nn.Parameter]) -> Tensor:
-        """This rank's part of a whole tensor of the state, which is named after a parameter of its shape."""
-        source = next((source for name, source in sources.items() if key.endswith(f".{name}")), None)
+    def source_of(self, key: str) -> nn.Parameter | None:
+        """The model's parameter that a tensor of the state is named after."""
+        return next((source for name, source in zip(self.names, self.sources) if key.endswith(f".{name}")), None)
+
+    def _part(self, key: str, tensor: Tensor) -> Tensor:
+        """This rank's part of a whole tensor of the state."""
+        source = self.source_of(key)
         if not self.is_sharded or source is None or tensor.shape != source.shape:
             return tensor
         return part_of(tensor, source)

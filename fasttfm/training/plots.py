@@ -1,9 +1,10 @@
-"""The loss curve of a run as a picture."""
+"""Runs as pictures, from their logs: the loss curve of one, or several over updates or minutes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fasttfm.drawing import drawing, plain_text
 from fasttfm.errors import UserError
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE = "curve.png"
+Axis = Literal["updates", "minutes"]
+Records = list[dict[str, Any]]
+_MOST_RUNS = 10
+"""Colours that can be told apart."""
 
 
 def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
@@ -23,12 +28,11 @@ def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
     model_dir = Path(model_dir)
     target = Path(target) if target else model_dir / PICTURE
     records = read_log(model_dir)
-    training = [record for record in records if record["kind"] == "train"]
-    validation = [record for record in records if record["kind"] == "valid"]
+    training, validation = _of_kind(records, "train"), _of_kind(records, "valid")
     if not training and not validation:
         raise UserError(f"{model_dir / LOG_FILE}: holds no record of training yet, so there is no curve to draw")
     with drawing(figsize=(7, 4.2), dpi=150, layout="constrained") as figure:
-        _draw(figure, training, validation, plain_text(Path(model_dir.resolve().name)))
+        _draw_curve(figure, training, validation, _name(model_dir))
         try:
             with target.open("wb") as file:
                 figure.savefig(file, format="png")
@@ -39,20 +43,39 @@ def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
     return target
 
 
-def _draw(figure: Figure, training: list[dict[str, Any]], validation: list[dict[str, Any]], title: str) -> None:
+def plot_runs(runs: Sequence[str | Path], target: str | Path, over: Axis = "updates") -> None:
+    """Draw training loss, validation loss and BLEU of the logs of several model directories, a colour each.
+
+    target: .png or .svg. over: the number of the update, or the minutes since the run began, validation and earlier
+    sessions included. Raises UserError for another ending, for a run without records and for more than 10 runs.
+    """
+    target = Path(target)
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg"):
+        raise UserError(f"--out {target}: give a name that ends in .png or .svg")
+    if len(runs) > _MOST_RUNS:
+        raise UserError(f"{len(runs)} runs were given: at most {_MOST_RUNS} can be told apart in one picture")
+    logs = [(_name(Path(run)), _timed_records(Path(run))) for run in runs]
+    with drawing(figsize=(8, 6.4), dpi=150, layout="constrained") as figure:
+        _draw_runs(figure, logs, over)
+        try:
+            figure.savefig(target, format=kind)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+
+
+def _draw_curve(figure: Figure, training: Records, validation: Records, title: str) -> None:
     losses = figure.subplots()
-    losses.plot([r["step"] for r in training], [r["nll"] for r in training], color="0.6", label="training")
-    losses.plot(
-        [r["step"] for r in validation], [r["nll"] for r in validation], "o-", color="C0", ms=3, label="validation"
-    )
+    losses.plot(*_points(training, "nll"), color="0.6", label="training")
+    losses.plot(*_points(validation, "nll"), "o-", color="C0", ms=3, label="validation")
     losses.set(xlabel="updates", ylabel="cross entropy per target token (nats)")
     losses.set_title(title, parse_math=False)
     losses.set_ylim(bottom=0)
     losses.grid(alpha=0.3)
-    scored = [record for record in validation if record.get("bleu") is not None]
+    scored = _with(validation, "bleu")
     if scored:
         bleu = losses.twinx()
-        bleu.plot([r["step"] for r in scored], [r["bleu"] for r in scored], "s--", color="C1", ms=3, label="BLEU")
+        bleu.plot(*_points(scored, "bleu"), "s--", color="C1", ms=3, label="BLEU")
         bleu.set_ylabel("validation BLEU")
         bleu.set_ylim(0, 100 if max(r["bleu"] for r in scored) > 60 else 60)
         best = max(scored, key=lambda record: record["bleu"])
@@ -60,3 +83,50 @@ def _draw(figure: Figure, training: list[dict[str, Any]], validation: list[dict[
             f"{best['bleu']:.1f}", (best["step"], best["bleu"]), xytext=(0, 5), textcoords="offset points", ha="center"
         )
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
+
+
+def _draw_runs(figure: Figure, logs: list[tuple[str, Records]], over: Axis) -> None:
+    has_bleu = any(_with(records, "bleu") for _, records in logs)
+    panels = figure.subplots(2 if has_bleu else 1, 1, sharex=True, squeeze=False)[:, 0]
+    lines = []
+    for number, (_, records) in enumerate(logs):
+        color = f"C{number}"
+        training, validation = (_with(_of_kind(records, kind), "nll") for kind in ("train", "valid"))
+        panels[0].plot(*_points(training, "nll", over), color=color, alpha=0.35, lw=1)
+        lines += panels[0].plot(*_points(validation, "nll", over), "o-", color=color, ms=3)
+        if has_bleu:
+            panels[1].plot(*_points(_with(validation, "bleu"), "bleu", over), "o-", color=color, ms=3)
+    panels[0].set(ylabel="cross entropy per target token (nats)\npale: training, dots: validation")
+    if has_bleu:
+        panels[1].set(ylabel="validation BLEU")
+    panels[-1].set(xlabel=over)
+    for panel in panels:
+        panel.grid(alpha=0.3)
+    legend = figure.legend(lines, [name for name, _ in logs], loc="outside lower center", ncols=3, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _timed_records(model_dir: Path) -> Records:
+    records = [record for record in read_log(model_dir) if record["kind"] in ("train", "valid") and "seconds" in record]
+    if not records:
+        raise UserError(f"{model_dir / LOG_FILE}: holds no record of training: give directories of fasttfm train --out")
+    return records
+
+
+def _of_kind(records: Records, kind: str) -> Records:
+    return [record for record in records if record["kind"] == kind]
+
+
+def _with(records: Records, key: str) -> Records:
+    """Those that have a number of that name."""
+    return [record for record in records if record.get(key) is not None]
+
+
+def _points(records: Records, key: str, over: Axis = "updates") -> tuple[list[float], list[float]]:
+    positions = [record["step"] if over == "updates" else record["seconds"] / 60 for record in records]
+    return positions, [record[key] for record in records]
+
+
+def _name(model_dir: Path) -> str:
+    return plain_text(Path(model_dir.resolve().name))

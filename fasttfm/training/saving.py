@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
@@ -26,7 +26,6 @@ class Saving:
     """Saves and resumes the run of one model directory."""
 
     model_dir: Path
-    model: nn.Module
     updates: Updates
     saved: tuple[int, int] = (0, 0)
     """Step and last validation at the newest checkpoint, which may be on its way to the disk."""
@@ -43,18 +42,15 @@ class Saving:
         Raises DivergedWeights on all ranks, and saves nothing, when a weight is not finite.
         """
         position, optimization, workers = self.updates.position, self.updates.optimization, self.updates.workers
-        sources = dict(zip(optimization.names, optimization.sources))
-        optimization.swap_average()
-        try:
-            tensors = {f"{MODEL}{name}": tensor.detach() for name, tensor in model_weights(self.model).items()}
-            tensors = {name: divided(local(tensor).clone(), tensor) for name, tensor in tensors.items()}
-        finally:
-            optimization.swap_average()
+        with optimization.averaged():
+            tensors = {
+                f"{MODEL}{name}": divided(local(tensor).detach().clone(), tensor)
+                for name, tensor in model_weights(self.updates.module).items()
+            }
         if workers.sum([float(not all(is_finite(local(tensor)) for tensor in tensors.values()))])[0]:
             raise DivergedWeights
         for name, tensor in self.updates.tensors().items():
-            like = next((source for key, source in sources.items() if name.endswith(f".{key}")), tensor)
-            tensors[f"{STATE}{name}"] = divided(tensor.detach(), like)
+            tensors[f"{STATE}{name}"] = divided(tensor.detach(), optimization.source_of(name))
         folder = step_folder(self.model_dir, position.step)
         best = [step for _, step in position.best]
         meta = self._meta(position.step, position.epoch, best) if workers.is_first else {}
@@ -70,11 +66,8 @@ class Saving:
         when a weight is not finite, and what saving the one before raised.
         """
         position, optimization = self.updates.position, self.updates.optimization
-        optimization.swap_average()  # what is saved as the model is what was validated
-        try:
-            weights = _copied(model_weights(self.model))
-        finally:
-            optimization.swap_average()
+        with optimization.averaged():
+            weights = _copied(model_weights(self.updates.module))
         if not all(map(is_finite, weights.values())):
             raise DivergedWeights
         state = TrainingState(tensors=_copied(self.updates.tensors()), values=self.updates.values(seconds))
@@ -119,7 +112,7 @@ class Saving:
             weights, state, source = self._newest() if workers.is_first else (None, None, self.model_dir)
             weights = workers.broadcast_tensors(weights)
             values = workers.broadcast(None if state is None else state.values)
-            load_weights(self.model, weights, source)
+            load_weights(self.updates.module, weights, source)
             if values is None:
                 return None
             tensors = workers.broadcast_tensors(None if state is None else state.tensors)
@@ -136,7 +129,7 @@ class Saving:
         """Weights, state and place of the newest checkpoint; of a run that begins, the model's own weights."""
         checkpoint = self._newest_checkpoint()
         if checkpoint is None:
-            return model_weights(self.model), None, self.model_dir
+            return model_weights(self.updates.module), None, self.model_dir
         try:
             return read_weights(checkpoint), read_state(checkpoint), checkpoint
         except DamagedCheckpoint as error:
@@ -161,11 +154,10 @@ class Saving:
             if is_sharded(checkpoint):
                 if workers.is_first:
                     check_shards(checkpoint)
-                sources = dict(zip(optimization.names, optimization.sources))
-                tensors = read_parts(checkpoint, model_weights(self.model), sources)
+                tensors = read_parts(checkpoint, model_weights(self.updates.module), optimization.source_of)
                 return workers.broadcast(read_values(checkpoint) if workers.is_first else None), tensors
             weights = workers.broadcast_tensors(read_weights(checkpoint) if workers.is_first else None)
-            load_parts(self.model, weights)
+            load_parts(self.updates.module, weights)
             state = read_state(checkpoint) if workers.is_first else None
         except (DamagedCheckpoint, ValueError, OSError) as error:
             problem = getattr(error, "problem", f"{checkpoint}: {error}")

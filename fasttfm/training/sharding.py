@@ -8,6 +8,7 @@ backward pass goes on with the layer before. The optimizer sees the parts as pla
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +82,13 @@ def load_parts(model: nn.Module, weights: dict[str, Tensor]) -> None:
             local(tensor).copy_(part_of(weights[name], tensor))
 
 
-def read_parts(checkpoint: Path, weights: dict[str, Tensor], sources: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+def read_parts(
+    checkpoint: Path, weights: dict[str, Tensor], source_of: Callable[[str], Tensor | None]
+) -> dict[str, Tensor]:
     """Read this rank's parts of a checkpoint in parts, whatever number of ranks wrote it.
 
-    weights: of the divided model, filled in place. Returns the training state, divided as the parameters (`sources`, by
-    name) that it is named after. All ranks must call it.
+    weights: of the divided model, filled in place. source_of: the parameter that a name of the training state is of.
+    Returns the training state, divided as those. All ranks must call it.
     """
     from torch.distributed.checkpoint import FileSystemReader, load
 
@@ -95,7 +98,7 @@ def read_parts(checkpoint: Path, weights: dict[str, Tensor], sources: dict[str, 
     for name, entry in entries.items():
         if not name.startswith(STATE):
             continue
-        like = next((source for key, source in sources.items() if name.endswith(f".{key}")), None)
+        like = source_of(name)
         if like is not None and like.shape == entry.size:
             tensors[name] = divided(torch.empty_like(local(like), dtype=entry.properties.dtype), like)
         else:

@@ -59,7 +59,7 @@ class Trainer:
         self.validator = validator
         self.workers = workers
         self.updates = Updates(model, batches, config, device, workers)
-        self.saving = Saving(model_dir=model_dir, model=self.updates.module, updates=self.updates)
+        self.saving = Saving(model_dir=model_dir, updates=self.updates)
         self.verification = verification
         self.callbacks = callbacks
         self.last_score: Score | None = None
@@ -220,11 +220,8 @@ class Trainer:
         """
         if not self.updates.is_sharded:
             return self.updates.module
-        self.updates.optimization.swap_average()
-        try:
+        with self.updates.optimization.averaged():
             weights = whole_weights(self.updates.module, self.workers)
-        finally:
-            self.updates.optimization.swap_average()
         if not self.workers.is_first:
             return self.updates.module
         whole = cast(type[nn.Module], type(self.model))(self.model.config)
@@ -237,11 +234,8 @@ class Trainer:
             return None
         if self.updates.is_sharded:
             return self.validator(model, stoppable=interruption.at_once)
-        self.updates.optimization.swap_average()
-        try:
+        with self.updates.optimization.averaged():
             return self.validator(model, self.workers, interruption.at_once)
-        finally:
-            self.updates.optimization.swap_average()
 
     def _judge(self, score: Score) -> bool:
         """Record a validation, and tell whether the result is among the best that are kept."""

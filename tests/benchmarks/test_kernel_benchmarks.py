@@ -15,7 +15,7 @@ from benchmarks.measure import harness, machine, providers, records
 from benchmarks.measure.case import LEVELS, Setting
 from benchmarks.measure.clocks import Clocks
 from benchmarks.measure.providers import Absent
-from fasttfm.timing import measure, quantile
+from fasttfm.timing import measure
 
 SMOKE = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
 HERE = machine.describe()
@@ -184,11 +184,6 @@ def test_the_tuner_runs_so_many_rounds_at_least_however_slow():
             return 0
 
     assert measure({"a": lambda: 1.0}, FakeClock(), seconds=0, least_runs=7)["a"].runs == 7
-
-
-def test_quantiles_lie_between_neighbours():
-    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert quantile([5.0], 0.8) == 5.0
 
 
 def test_a_measurement_names_commit_and_versions():

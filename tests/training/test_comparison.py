@@ -7,8 +7,8 @@ import pytest
 
 from fasttfm.cli.main import main
 from fasttfm.errors import UserError
-from fasttfm.training import comparison
-from fasttfm.training.comparison import plot_runs
+from fasttfm.training import plots
+from fasttfm.training.plots import plot_runs
 
 
 def run_of(folder, bleu=True, steps=(10, 20, 30)):
@@ -34,8 +34,8 @@ def test_several_runs_are_one_picture(tmp_path, capsys, ending):
 def test_what_is_drawn_are_the_records(tmp_path, monkeypatch):
     """Over updates the steps, over minutes the seconds / 60; a panel for BLEU where there is one; each run's name."""
     drawn = []
-    draw = comparison._draw
-    monkeypatch.setattr(comparison, "_draw", lambda figure, *rest: (draw(figure, *rest), drawn.append(figure)))
+    draw = plots._draw_runs
+    monkeypatch.setattr(plots, "_draw_runs", lambda figure, *rest: (draw(figure, *rest), drawn.append(figure)))
     runs = [run_of(tmp_path / "one"), run_of(tmp_path / "two", steps=(40,))]
     for over, first in (("updates", [10, 20, 30]), ("minutes", [1, 2, 3])):
         plot_runs(runs, tmp_path / "curves.png", over)
