@@ -26,17 +26,9 @@ def add_flags(
             if name in FROM_DATA:
                 continue
             sentence = f"{field_help(cls).get(name, '')} ({_show_default(defaults[name])})".replace("%", "%%")
-            if value_type is bool:
-                action = argparse.BooleanOptionalAction
-                group.add_argument(flag_name(name), dest=name, action=action, default=argparse.SUPPRESS, help=sentence)
-            else:
-                group.add_argument(
-                    flag_name(name),
-                    dest=name,
-                    default=argparse.SUPPRESS,
-                    metavar=_placeholder(value_type),
-                    help=sentence,
-                )
+            is_switch = value_type is bool
+            form = {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _placeholder(value_type)}
+            group.add_argument(flag_name(name), dest=name, default=argparse.SUPPRESS, help=sentence, **form)
 
 
 def flag_values(

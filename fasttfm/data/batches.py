@@ -181,10 +181,8 @@ class TokenBatches(PlannedBatches):
         Remembers these for batch(). What comes out depends on (seed, epoch) and which pairs there are, nothing else.
         """
         indices = np.sort(np.concatenate(planned))
-        drawn, unsampled = (
-            self._drawn(indices, epoch),
-            ([*map(self.pairs.source, indices)], [*map(self.pairs.target, indices)]),
-        )
+        drawn = self._drawn(indices, epoch)
+        unsampled = [*map(self.pairs.source, indices)], [*map(self.pairs.target, indices)]
         lengths = np.array([[len(ids) for ids in side] for sides in (drawn, unsampled) for side in sides])  # (4, pairs)
         growth = np.where(lengths[:2].max(axis=0) < self.max_tokens, (lengths[:2] - lengths[2:]).sum(axis=0), np.inf)
         most_grown = np.argsort(-growth, kind="stable")
@@ -247,31 +245,27 @@ def collate(
     size: Sequence[int] | np.ndarray | None = None,
 ) -> Batch:
     """One batch of pairs of ids, which carry neither bos nor eos, padded to size (S, L) or to the longest of each."""
-    source_ids, source_lengths = pad_source(source, None if size is None else int(size[0]))
-    target_lengths = np.array([len(ids) + 1 for ids in target], dtype=np.int64)
-    width = int(target_lengths.max(initial=1)) if size is None else int(size[1])
-    target_in = np.full((len(target), width), PAD, dtype=np.int64)
-    target_out = target_in.copy()
+    source_ids, source_lengths = pad_sentences(source, None if size is None else int(size[0]))
+    target_out, target_lengths = pad_sentences(target, None if size is None else int(size[1]))
+    target_in = np.full(target_out.shape, PAD, dtype=np.int64)
     target_in[:, 0] = BOS
     for row, ids in enumerate(target):
         target_in[row, 1 : len(ids) + 1] = ids
-        target_out[row, : len(ids)] = ids
-        target_out[row, len(ids)] = EOS
     return Batch(
         source=source_ids,
         source_lengths=source_lengths,
         target_in=torch.from_numpy(target_in),
-        target_out=torch.from_numpy(target_out),
-        target_lengths=torch.from_numpy(target_lengths),
+        target_out=target_out,
+        target_lengths=target_lengths,
         source_tokens=int(source_lengths.sum()),
         target_tokens=int(target_lengths.sum()),
     )
 
 
-def pad_source(
+def pad_sentences(
     source: Sequence[Sequence[int] | np.ndarray], width: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Source ids (B, S) int64, each row its tokens then eos, and lengths (B,) int64 with eos; S: width or longest."""
+    """Ids (B, S) int64, each row a sentence's tokens then eos, and lengths (B,) int64 with eos; S: width or longest."""
     lengths = np.array([len(ids) + 1 for ids in source], dtype=np.int64)
     padded = np.full((len(source), int(lengths.max(initial=1)) if width is None else width), PAD, dtype=np.int64)
     for row, ids in enumerate(source):

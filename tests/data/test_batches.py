@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttfm.config.data import DataConfig
-from fasttfm.data.batches import TokenBatches, collate, pad_source
+from fasttfm.data.batches import TokenBatches, collate, pad_sentences
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens
@@ -154,7 +154,7 @@ def test_a_batch_is_padded_to_the_size_that_is_asked_for():
 
 
 def test_an_empty_source_is_its_end_alone():
-    padded, lengths = pad_source([[], [4]])
+    padded, lengths = pad_sentences([[], [4]])
     assert padded.tolist() == [[EOS, 0], [4, EOS]]
     assert lengths.tolist() == [1, 2]
 
