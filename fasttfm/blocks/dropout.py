@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fasttfm.blocks.inspect import DROPOUT, untouched
+
 
 class Dropout(NamedTuple):
     """One dropout, as the operators of fasttfm.functional take it."""
@@ -24,6 +26,11 @@ class Dropout(NamedTuple):
 
 
 NO_DROPOUT = Dropout()
+
+
+def dropout_of(module: Any, seed: Tensor | None = None, site: int = 0) -> Any:
+    """The dropout that module is, with a layer's seed; the module itself where it is more than nn.Dropout."""
+    return Dropout(module.p if module.training else 0.0, seed, int(site)) if untouched(module, DROPOUT) else module
 
 
 class Dropouts(NamedTuple):

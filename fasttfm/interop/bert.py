@@ -8,7 +8,6 @@ generator and discriminator are two folders. No code in the files is run.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +17,13 @@ from torch import Tensor, nn
 
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.errors import UserError
-from fasttfm.files import write_file
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.exchange import read_tensors
 from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, theirs
 from fasttfm.models.albert import Albert, AlbertPretraining
 from fasttfm.models.bert import Bert, BertPretraining, MaskedHead
 from fasttfm.models.electra import Electra, ReplacedHead
+from fasttfm.models.pretrained import write_files
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -303,8 +302,6 @@ def _write(
     kind: str, body: Bert, head: MaskedHead | ReplacedHead | None, sentence: nn.Linear | None, folder: Path,
     vocabulary: Mapping[str, int | None] | None,
 ) -> None:  # fmt: skip
-    from safetensors.torch import save
-
     config, family = body.config, _FAMILIES[kind]
     if kind == "albert" and config.share not in ("all", "none"):
         raise UserError(f"share {config.share}: transformers' ALBERT shares all of its layers or none")
@@ -322,10 +319,8 @@ def _write(
         tensors |= {f"{family.sentence}.weight": sentence.weight, f"{family.sentence}.bias": sentence.bias}
     if head is None:
         tensors = {name.removeprefix(family.prefix): each for name, each in tensors.items()}
-    plain = {name: each.detach().float().cpu().contiguous().clone() for name, each in tensors.items()}
-    write_file(folder / "model.safetensors", save(plain, {"format": "pt"}))
     fields = their_config(config, kind, _architecture(kind, head, sentence)) | dict(vocabulary or {})
-    write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
+    write_files(folder, fields, {name: each.float().clone() for name, each in tensors.items()})
 
 
 def _kind(body: Bert) -> str:

@@ -6,15 +6,12 @@ code in the files is run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import save
 from torch import Tensor
 
-from fasttfm.checkpoints.checkpoint import MODEL_FILE
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.weights import load_weights, model_weights
@@ -24,12 +21,12 @@ from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import TOKENIZER_FILE, ImportedTokenizer, TextTokenizer, load_tokenizer_file
 from fasttfm.errors import UserError
-from fasttfm.files import write_file
 from fasttfm.folders import replacing
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.exchange import read_tensors
 from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
 from fasttfm.models.gpt import GPT
+from fasttfm.models.pretrained import write_files
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
@@ -96,7 +93,6 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> N
     kind = "gpt2" if config.norm_first else "openai-gpt"
     family = _FAMILIES[kind]
     weights = _transposed(theirs(model_weights(model), _parameters(config, family)))
-    tensors = {f"transformer.{name}": weight.detach().contiguous() for name, weight in weights.items()}
     activations = {ours: theirs for theirs, ours in reversed(list(_ACTIVATIONS.items()))}
     if kind == "openai-gpt":  # whose "gelu" is the formula with tanh
         activations["gelu_tanh"] = "gelu"
@@ -116,8 +112,7 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> N
             raise UserError(f"d_ff {config.d_ff}: Hugging Face's GPT-1 has {4 * config.d_model}, 4 times d_model")
         fields["n_inner"] = config.d_ff
     with replacing(folder, "writes a model") as fresh:
-        write_file(fresh.path / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
-        write_file(fresh.path / MODEL_FILE, save(tensors, {"format": "pt"}))
+        write_files(fresh.path, fields, {f"transformer.{name}": weight for name, weight in weights.items()})
         if isinstance(tokenizer, ImportedTokenizer):
             tokenizer.save(fresh.path)
 

@@ -21,7 +21,7 @@ from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActD
 from transformers.pytorch_utils import Conv1D
 
 from fasttfm import functional as F
-from fasttfm.blocks.dropout import Dropout
+from fasttfm.blocks.dropout import Dropout, dropout_of
 from fasttfm.blocks.inspect import DROPOUT, LINEAR, fused_activation, ordinary, untouched
 from fasttfm.blocks.residual import Output, Residual
 
@@ -144,9 +144,7 @@ class _Bert:
         return self.joined(self.dense(hidden_states), input_tensor)
 
     def joined(self: Any, output: Tensor, residual: Tensor) -> Tensor:
-        opened = untouched(self.dropout, DROPOUT)
-        dropout = Dropout(self.dropout.p if self.dropout.training else 0.0) if opened else self.dropout
-        return _join(output, residual, self.LayerNorm, dropout)
+        return _join(output, residual, self.LayerNorm, dropout_of(self.dropout))
 
 
 class FusedBertSelfOutput(_Bert, BertSelfOutput):

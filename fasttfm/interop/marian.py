@@ -33,7 +33,7 @@ from fasttfm.interop.exchange import (
     with_tables,
 )
 from fasttfm.interop.names import TheirWeights, theirs
-from fasttfm.models.pretrained import SPECIAL_TOKENS
+from fasttfm.models.pretrained import SPECIAL_TOKENS, write_files
 
 _EPSILON = 1e-5
 _LONGEST = 512
@@ -44,16 +44,11 @@ def export(model: Model, folder: Path) -> list[str]:
 
     Returns lines for the user. Raises UserError for a model that Marian cannot be.
     """
-    from safetensors.torch import save_file
-
     refuse_other_than_marian(model)
     weights = halves_from_pairs(model.weights, model.config.d_model)
-    tensors = {
-        name: tensor.float().contiguous().clone() for name, tensor in marian_weights(model.config, weights).items()
-    }
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    tensors = {name: tensor.float().clone() for name, tensor in marian_weights(model.config, weights).items()}
+    write_files(folder, marian_config(model.config), tensors)
     penalty, told = _length_penalty(model.decoding)
-    _write_json(folder / "config.json", marian_config(model.config))
     _write_json(
         folder / "generation_config.json",
         {

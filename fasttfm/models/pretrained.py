@@ -120,8 +120,13 @@ def write_pretrained(
 def write_model(
     folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], decoding: DecodingConfig
 ) -> None:
+    """write_files() of a model of ours."""
+    write_files(folder, describe(config, decoding), weights)
+
+
+def write_files(folder: Path, fields: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Write config.json and model.safetensors into a directory that is there."""
-    write_file(folder / PRETRAINED_FILE, (json.dumps(describe(config, decoding), indent=2) + "\n").encode())
+    write_file(folder / PRETRAINED_FILE, (json.dumps(fields, indent=2) + "\n").encode())
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_file(folder / MODEL_FILE, save(tensors, {"format": "pt"}))
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.activation import MultiheadAttention as TorchAttention
 from torch.nn.modules.normalization import LayerNorm as TorchNorm
 
-from fasttfm.blocks.dropout import Dropout
-from fasttfm.blocks.inspect import DROPOUT, ordinary, untouched
+from fasttfm.blocks.inspect import ordinary, untouched
 from fasttfm.blocks.residual import Output, linear_output
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
@@ -76,11 +75,6 @@ def seed_for(device: torch.device, dropouts: tuple[nn.Module, ...], attentions: 
     active = any(d.training and getattr(d, "p", 0.0) > 0.0 for d in dropouts)
     active = active or any(a.training and getattr(a, "dropout", 0.0) > 0.0 and _opens(a) for a in attentions)
     return draw_seed(device) if active else None
-
-
-def dropout_of(module: Any, seed: Tensor | None, site: int) -> Any:
-    """The dropout that module is, with the layer's seed; the module itself where it is more than nn.Dropout."""
-    return Dropout(module.p if module.training else 0.0, seed, int(site)) if untouched(module, DROPOUT) else module
 
 
 def _opens(attention: nn.Module) -> bool:

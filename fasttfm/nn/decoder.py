@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
 
 from fasttfm.blocks.cache import DecoderCache, LayerCache
+from fasttfm.blocks.dropout import dropout_of
 from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, argument_names, attend, check_input, dropout_of, seed_for
+from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
 
 SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerEncoderLayer as TorchEncoderLayer
 
+from fasttfm.blocks.dropout import dropout_of
 from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, argument_names, attend, check_input, dropout_of, seed_for
+from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
 from fasttfm.nn.attention import MultiheadAttention
 
 NAMES = argument_names("src", "src")

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.dropout import Dropout
+from fasttfm.blocks.dropout import dropout_of
 from fasttfm.blocks.feed_forward import feed_forward
-from fasttfm.blocks.inspect import DROPOUT, untouched
 from fasttfm.errors import ArgumentError
 from fasttfm.nn.errors import check_dropout
 
@@ -53,7 +52,5 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d_model) to the same shape."""
-        dropout = self.dropout
-        plain = untouched(dropout, DROPOUT)
-        in_force = Dropout(dropout.p if dropout.training else 0.0) if plain else dropout
-        return feed_forward(x, self.linear1, self.activation, in_force, self.linear2, leave_bias=False).value
+        dropout = dropout_of(self.dropout)
+        return feed_forward(x, self.linear1, self.activation, dropout, self.linear2, leave_bias=False).value
