@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttfm.cli.lm import add_prepare_flags, run_prepare
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device, add_model
+from fasttfm.cli.parser import add_attention_picture, add_device, add_model, layer_numbers
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb, add_verbs, run_verb
 from fasttfm.config import all_fields, kind_of
@@ -83,10 +83,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _add_attention(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("text", metavar="TEXT", help="what the model reads, in quotation marks")
-    parser.add_argument(
-        "--out", type=Path, default=Path("attention.png"), metavar="FILE", help="picture (default: %(default)s)"
-    )
-    parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,4 (default: all)")
+    add_attention_picture(parser)
     add_output_flags(parser, "where the picture is")
 
 
@@ -96,10 +93,7 @@ def _attention(args: argparse.Namespace) -> None:
     from fasttfm.decoding.text_attention import attention_of_text
     from fasttfm.models.encoders import read_encoder_body
 
-    try:
-        layers = None if args.layers is None else [int(number) for number in args.layers.split(",")]
-    except ValueError:
-        raise UserError(f"--layers {args.layers!r}: give numbers such as 1,4") from None
+    layers = layer_numbers(args.layers)
     body = read_encoder_body(args.model, args.checkpoint)
     draw_attention(attention_of_text(body, load_text_tokenizer(args.model), args.text), args.out, layers)
     Output.of(args, args.verb).result(str(args.out), picture=str(args.out))

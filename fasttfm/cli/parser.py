@@ -75,6 +75,22 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_attention_picture(parser: argparse.ArgumentParser) -> None:
+    """--out and --layers of a picture of attention weights."""
+    parser.add_argument(
+        "--out", type=Path, default=Path("attention.png"), metavar="FILE", help="picture (default: %(default)s)"
+    )
+    parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,4 (default: all)")
+
+
+def layer_numbers(text: str | None) -> list[int] | None:
+    """The layers that --layers names, None for all. Raises UserError for anything but numbers."""
+    try:
+        return None if text is None else [int(number) for number in text.split(",")]
+    except ValueError:
+        raise UserError(f"--layers {text!r}: give numbers such as 1,4") from None
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--device: where it is computed."""
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")

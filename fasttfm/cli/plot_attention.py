@@ -5,23 +5,15 @@ for each layer and a panel for each head.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from fasttfm.cli.parser import add_device, add_model
+from fasttfm.cli.parser import add_attention_picture, add_device, add_model, layer_numbers
 from fasttfm.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("sentence", metavar="SENTENCE", help="text to translate, in quotation marks")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("attention.png"),
-        metavar="FILE",
-        help="picture to write (default: %(default)s)",
-    )
-    parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,6 (default: all)")
+    add_attention_picture(parser)
     add_device(parser)
 
 
@@ -30,10 +22,7 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.decoding.attention_plot import attention_of, draw_attention
     from fasttfm.decoding.translator import Translator
 
-    try:
-        layers = None if args.layers is None else [int(number) for number in args.layers.split(",")]
-    except ValueError:
-        raise UserError(f"--layers {args.layers!r}: give numbers such as 1,6") from None
+    layers = layer_numbers(args.layers)
     try:
         args.sentence.encode()
     except UnicodeEncodeError:

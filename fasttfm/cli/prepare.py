@@ -7,10 +7,12 @@ in the order in which they are given, evenly mixed in training.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.data.datasets import DATASETS
@@ -91,6 +93,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     several = parser.add_argument_group("several sources", "each flag once for every source file, in their order")
     several.add_argument(
         "--weight",
+        dest="weights",
         type=float,
         action="append",
         default=[],
@@ -100,6 +103,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):
         several.add_argument(
             flag,
+            dest=f"{flag.removeprefix('--').replace('-', '_')}s",
             action="append",
             default=[],
             metavar="WORD",
@@ -162,35 +166,17 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     rules.add_argument("--drop-duplicates", action="store_true", help="pairs that came before")
     rules.add_argument("--drop-identical", action="store_true", help="pairs with the same text on both sides")
     for flag, side in (("--src-script", "source"), ("--tgt-script", "target")):
-        rules.add_argument(
-            flag, metavar="NAME", help=f"pairs whose {side} is mostly in another script; {', '.join(SCRIPTS)}"
-        )
+        told = f"pairs whose {side} is mostly in another script; {', '.join(SCRIPTS)}"
+        rules.add_argument(flag, dest=f"{side}_script", metavar="NAME", help=told)
 
 
 def run(args) -> None:
     output = Output.of(args, "prepare")
     from fasttfm.data.prepare import PrepareOptions, prepare
 
-    options = PrepareOptions(
-        vocab_size=args.vocab_size,
-        vocab_pairs=args.vocab_pairs,
-        separate_vocab=args.separate_vocab,
-        model_type=args.model_type,
-        character_coverage=args.character_coverage,
-        byte_fallback=args.byte_fallback,
-        normalization=args.normalization,
-        max_length=args.max_length,
-        subset=args.subset,
-        max_ratio=args.max_ratio,
-        drop_duplicates=args.drop_duplicates,
-        drop_identical=args.drop_identical,
-        source_script=args.src_script,
-        target_script=args.tgt_script,
-        weights=tuple(args.weight),
-        source_tags=tuple(args.source_tag),
-        valid_source_tags=tuple(args.valid_source_tag),
-        replace_invalid=args.replace_invalid,
-    )
+    values: dict[str, Any] = {each.name: getattr(args, each.name) for each in dataclasses.fields(PrepareOptions)}
+    values |= {name: tuple(values[name]) for name in ("weights", "source_tags", "valid_source_tags")}
+    options = PrepareOptions(**values)
     progress = partial(output.progress, unit="pairs")
     texts = _texts(args, output)
     prepare(*texts, args.out, options, models=args.spm, threads=args.threads, say=output.note, progress=progress)

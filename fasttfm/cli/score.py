@@ -69,11 +69,13 @@ def run(args) -> None:
     if sys.stdin.isatty() and not args.quiet:
         print("fasttfm score: reading translations from the keyboard, end with Ctrl-D", file=sys.stderr)
     hypotheses = list(decode_lines(sys.stdin.buffer, "standard input"))
-    if len(hypotheses) != len(references):
-        raise UserError(
-            f"standard input has {counted(len(hypotheses), 'line')} but {args.ref} has {len(references):,}: "
-            f"one translation for each reference is needed, in the same order"
-        )
+    baseline = None if args.baseline is None else list(read_lines(args.baseline))
+    for name, lines in (("standard input", hypotheses), (args.baseline, baseline)):
+        if lines is not None and len(lines) != len(references):
+            raise UserError(
+                f"{name} has {counted(len(lines), 'line')} but {args.ref} has {len(references):,}: one translation for "
+                "each reference is needed, in the same order"
+            )
     scores = {
         "bleu": bleu(hypotheses, references, tokenize=args.tokenize),
         "bleu_lowercase": bleu(hypotheses, references, tokenize=args.tokenize, lowercase=True),
@@ -86,13 +88,7 @@ def run(args) -> None:
     if args.comet is not None:
         scores["comet"] = comet(args.comet, list(read_lines(args.src)), hypotheses, references)
     comparisons = {}
-    if args.baseline is not None:
-        baseline = list(read_lines(args.baseline))
-        if len(baseline) != len(references):
-            raise UserError(
-                f"{args.baseline} has {counted(len(baseline), 'line')} but {args.ref} has {len(references):,}: one "
-                "translation for each reference is needed, in the same order"
-            )
+    if baseline is not None:
         comparisons = compare(
             hypotheses, baseline, references, test=args.test, tokenize=args.tokenize, with_ter=args.ter
         )

@@ -134,13 +134,13 @@ class Translator:
         Raises UserError naming what is missing, damaged or of another model.
         """
         path, chosen = Path(path), pick_device(device)
-        values = _values(path, decoding)
+        values = read_values(path, decoding)
         source_tokenizer, target_tokenizer = _tokenizers(path, values)
         sizes = {"vocab_size": len(target_tokenizer), "pad_id": PAD}
         if source_tokenizer is not target_tokenizer:
             sizes["source_vocab_size"] = len(source_tokenizer)
         config = build(values, sizes)
-        others = [(Path(each), build(_values(Path(each), {}), sizes).model) for each in ensemble]
+        others = [(Path(each), build(read_values(Path(each), {}), sizes).model) for each in ensemble]
         models = []
         for folder, shape in ((path, config.model), *others):
             _check_same_tokenizers(path, folder)
@@ -346,11 +346,6 @@ def _buffers(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple
             raise failure
         if not buffer:
             return
-
-
-def _values(path: Path, overrides: dict[str, Any]) -> Values:
-    """What config.yaml of a model directory says; UserError where there is none."""
-    return read_values(path, overrides)
 
 
 def _check_same_tokenizers(path: Path, other: Path) -> None:
