@@ -8,7 +8,7 @@ import pytest
 from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, german, write_demo_corpus
 from fasttfm.data.demo import clause as say
 from fasttfm.data.demo.clause import Clause, NounPhrase, Phrase
-from fasttfm.data.demo.lexicon import ADJECTIVES, PERSONS, THINGS
+from fasttfm.data.demo.lexicon import ADJECTIVES, NOUNS
 from fasttfm.data.demo.phrases import Phrases, digits, number
 from fasttfm.data.demo.sentences import Sentences
 from fasttfm.data.demo.verbs import DATIVE, INTRANSITIVE, MODALS, TRANSITIVE
@@ -33,7 +33,7 @@ def corpus() -> dict[str, list[tuple[str, str]]]:
 
 
 def noun(en: str):
-    return next(noun for noun in (*PERSONS, *THINGS) if noun.en == en)
+    return next(noun for noun in (*NOUNS["persons"], *NOUNS["things"]) if noun.en == en)
 
 
 def adjective(en: str):

@@ -71,101 +71,6 @@ def _adjectives(table: str) -> list[Adjective]:
     return adjectives
 
 
-PERSONS = _nouns("""
-man men m Mann Mannes Männer
-woman women f Frau Frau Frauen
-child children n Kind Kindes Kinder
-boy boys m Junge Jungen Jungen Jungen
-girl girls n Mädchen Mädchens Mädchen
-teacher teachers m Lehrer Lehrers Lehrer
-doctor doctors f Ärztin Ärztin Ärztinnen
-farmer farmers m Bauer Bauern Bauern Bauern
-neighbour neighbours m Nachbar Nachbarn Nachbarn Nachbarn
-student students m Student Studenten Studenten Studenten
-brother brothers m Bruder Bruders Brüder
-sister sisters f Schwester Schwester Schwestern
-mother mothers f Mutter Mutter Mütter
-father fathers m Vater Vaters Väter
-aunt aunts f Tante Tante Tanten
-uncle uncles m Onkel Onkels Onkel
-grandmother grandmothers f Großmutter Großmutter Großmütter
-grandfather grandfathers m Großvater Großvaters Großväter
-daughter daughters f Tochter Tochter Töchter
-son sons m Sohn Sohnes Söhne
-baker bakers m Bäcker Bäckers Bäcker
-singer singers f Sängerin Sängerin Sängerinnen
-painter painters f Malerin Malerin Malerinnen
-friend friends m Freund Freundes Freunde
-king kings m König Königs Könige
-queen queens f Königin Königin Königinnen
-""")
-
-ANIMALS = _nouns("""
-dog dogs m Hund Hundes Hunde
-cat cats f Katze Katze Katzen
-horse horses n Pferd Pferdes Pferde
-bird birds m Vogel Vogels Vögel
-cow cows f Kuh Kuh Kühe
-mouse mice f Maus Maus Mäuse
-lion lions m Löwe Löwen Löwen Löwen
-bear bears m Bär Bären Bären Bären
-""")
-
-FOODS = _nouns("""
-bread breads n Brot Brotes Brote
-apple apples m Apfel Apfels Äpfel
-cake cakes m Kuchen Kuchens Kuchen
-egg eggs n Ei Eies Eier
-banana bananas f Banane Banane Bananen
-potato potatoes f Kartoffel Kartoffel Kartoffeln
-onion onions f Zwiebel Zwiebel Zwiebeln
-sausage sausages f Wurst Wurst Würste
-""")
-
-THINGS = _nouns("""
-book books n Buch Buches Bücher
-letter letters m Brief Briefes Briefe
-newspaper newspapers f Zeitung Zeitung Zeitungen
-picture pictures n Bild Bildes Bilder
-ball balls m Ball Balls Bälle
-lamp lamps f Lampe Lampe Lampen
-chair chairs m Stuhl Stuhls Stühle
-table tables m Tisch Tisches Tische
-clock clocks f Uhr Uhr Uhren
-key keys m Schlüssel Schlüssels Schlüssel
-bag bags f Tasche Tasche Taschen
-suitcase suitcases m Koffer Koffers Koffer
-box boxes f Kiste Kiste Kisten
-bottle bottles f Flasche Flasche Flaschen
-cup cups f Tasse Tasse Tassen
-knife knives n Messer Messers Messer
-spoon spoons m Löffel Löffels Löffel
-glass glasses n Glas Glases Gläser
-ring rings m Ring Rings Ringe
-guitar guitars f Gitarre Gitarre Gitarren
-computer computers m Computer Computers Computer
-bicycle bicycles n Fahrrad Fahrrads Fahrräder
-car cars n Auto Autos Autos
-boat boats n Boot Bootes Boote
-bed beds n Bett Bettes Betten
-umbrella umbrellas m Regenschirm Regenschirms Regenschirme
-""")
-
-CLOTHES = _nouns("""
-coat coats m Mantel Mantels Mäntel
-shirt shirts n Hemd Hemdes Hemden
-dress dresses n Kleid Kleides Kleider
-hat hats m Hut Hutes Hüte
-shoe shoes m Schuh Schuhs Schuhe
-jacket jackets f Jacke Jacke Jacken
-""")
-
-OPENINGS = _nouns("""
-door doors f Tür Tür Türen
-window windows n Fenster Fensters Fenster
-gate gates n Tor Tores Tore
-""")
-
 PLACES = [
     Place(noun, at, de)
     for (at, de), table in {
@@ -202,6 +107,100 @@ street streets f Straße Straße Straßen
     }.items()
     for noun in _nouns(table)
 ]
+
+NOUNS = {
+    "persons": _nouns("""
+man men m Mann Mannes Männer
+woman women f Frau Frau Frauen
+child children n Kind Kindes Kinder
+boy boys m Junge Jungen Jungen Jungen
+girl girls n Mädchen Mädchens Mädchen
+teacher teachers m Lehrer Lehrers Lehrer
+doctor doctors f Ärztin Ärztin Ärztinnen
+farmer farmers m Bauer Bauern Bauern Bauern
+neighbour neighbours m Nachbar Nachbarn Nachbarn Nachbarn
+student students m Student Studenten Studenten Studenten
+brother brothers m Bruder Bruders Brüder
+sister sisters f Schwester Schwester Schwestern
+mother mothers f Mutter Mutter Mütter
+father fathers m Vater Vaters Väter
+aunt aunts f Tante Tante Tanten
+uncle uncles m Onkel Onkels Onkel
+grandmother grandmothers f Großmutter Großmutter Großmütter
+grandfather grandfathers m Großvater Großvaters Großväter
+daughter daughters f Tochter Tochter Töchter
+son sons m Sohn Sohnes Söhne
+baker bakers m Bäcker Bäckers Bäcker
+singer singers f Sängerin Sängerin Sängerinnen
+painter painters f Malerin Malerin Malerinnen
+friend friends m Freund Freundes Freunde
+king kings m König Königs Könige
+queen queens f Königin Königin Königinnen
+"""),
+    "animals": _nouns("""
+dog dogs m Hund Hundes Hunde
+cat cats f Katze Katze Katzen
+horse horses n Pferd Pferdes Pferde
+bird birds m Vogel Vogels Vögel
+cow cows f Kuh Kuh Kühe
+mouse mice f Maus Maus Mäuse
+lion lions m Löwe Löwen Löwen Löwen
+bear bears m Bär Bären Bären Bären
+"""),
+    "foods": _nouns("""
+bread breads n Brot Brotes Brote
+apple apples m Apfel Apfels Äpfel
+cake cakes m Kuchen Kuchens Kuchen
+egg eggs n Ei Eies Eier
+banana bananas f Banane Banane Bananen
+potato potatoes f Kartoffel Kartoffel Kartoffeln
+onion onions f Zwiebel Zwiebel Zwiebeln
+sausage sausages f Wurst Wurst Würste
+"""),
+    "things": _nouns("""
+book books n Buch Buches Bücher
+letter letters m Brief Briefes Briefe
+newspaper newspapers f Zeitung Zeitung Zeitungen
+picture pictures n Bild Bildes Bilder
+ball balls m Ball Balls Bälle
+lamp lamps f Lampe Lampe Lampen
+chair chairs m Stuhl Stuhls Stühle
+table tables m Tisch Tisches Tische
+clock clocks f Uhr Uhr Uhren
+key keys m Schlüssel Schlüssels Schlüssel
+bag bags f Tasche Tasche Taschen
+suitcase suitcases m Koffer Koffers Koffer
+box boxes f Kiste Kiste Kisten
+bottle bottles f Flasche Flasche Flaschen
+cup cups f Tasse Tasse Tassen
+knife knives n Messer Messers Messer
+spoon spoons m Löffel Löffels Löffel
+glass glasses n Glas Glases Gläser
+ring rings m Ring Rings Ringe
+guitar guitars f Gitarre Gitarre Gitarren
+computer computers m Computer Computers Computer
+bicycle bicycles n Fahrrad Fahrrads Fahrräder
+car cars n Auto Autos Autos
+boat boats n Boot Bootes Boote
+bed beds n Bett Bettes Betten
+umbrella umbrellas m Regenschirm Regenschirms Regenschirme
+"""),
+    "clothes": _nouns("""
+coat coats m Mantel Mantels Mäntel
+shirt shirts n Hemd Hemdes Hemden
+dress dresses n Kleid Kleides Kleider
+hat hats m Hut Hutes Hüte
+shoe shoes m Schuh Schuhs Schuhe
+jacket jackets f Jacke Jacke Jacken
+"""),
+    "openings": _nouns("""
+door doors f Tür Tür Türen
+window windows n Fenster Fensters Fenster
+gate gates n Tor Tores Tore
+"""),
+    "places": [place.noun for place in PLACES],
+}
+"""Kind -> its nouns."""
 
 COMPOUNDS = {
     ("kitchen", "Küchen"): "table chair lamp clock knife door window",

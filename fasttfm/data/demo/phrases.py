@@ -51,20 +51,11 @@ class Phrases:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self.nouns: dict[str, list[Noun]] = {
-            "persons": lexicon.PERSONS,
-            "animals": lexicon.ANIMALS,
-            "foods": lexicon.FOODS,
-            "things": lexicon.THINGS,
-            "clothes": lexicon.CLOTHES,
-            "openings": lexicon.OPENINGS,
-            "places": [place.noun for place in lexicon.PLACES],
-        }
-        self.compounds = {kind: _compounds(nouns) for kind, nouns in self.nouns.items()}
+        self.compounds = {kind: _compounds(nouns) for kind, nouns in lexicon.NOUNS.items()}
         self.places = lexicon.PLACES + [
             Place(noun, place.en_at, place.de_at) for place in lexicon.PLACES for noun in _compounds([place.noun])
         ]
-        self._relations = [noun for noun in lexicon.PERSONS if noun.en in _RELATIONS]
+        self._relations = [noun for noun in lexicon.NOUNS["persons"] if noun.en in _RELATIONS]
 
     def chance(self, probability: float) -> bool:
         return self._random.random() < probability
@@ -96,7 +87,7 @@ class Phrases:
 
     def noun(self, kind: str) -> Noun:
         compounds = self.compounds[kind]
-        return self.pick(compounds if compounds and self.chance(_COMPOUND_SHARE) else self.nouns[kind])
+        return self.pick(compounds if compounds and self.chance(_COMPOUND_SHARE) else lexicon.NOUNS[kind])
 
     def noun_phrase(
         self,
@@ -195,7 +186,7 @@ class Phrases:
 
     def beside_furniture(self) -> Phrase:
         """under the table, next to the old bed."""
-        furniture = [noun for noun in self.nouns["things"] if noun.en in _FURNITURE]
+        furniture = [noun for noun in lexicon.NOUNS["things"] if noun.en in _FURNITURE]
         furniture += [noun for noun in self.compounds["things"] if noun.en.split()[-1] in _FURNITURE]
         phrase = self.noun_phrase("things", "definite", plural=False, noun=self.pick(furniture))
         en, de = self.pick(_POSITIONS)
