@@ -25,7 +25,7 @@ from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import dropout_arguments, keep_mask
+from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, keep_mask
 from fasttfm.kernels.tiles.rows import EMBEDDING, RowTile
 
 _NONE = -(1 << 31)
@@ -38,10 +38,7 @@ def _forward(
     weight: Pointer,  # (V, N)
     positions: Float32Pointer,  # (L, N) from the first position on, or None
     y: Pointer,  # (M, N) out
-    seed: Int64Pointer,  # (1,) in device memory, or None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    dropout: Dropout,
     scale: Real,
     pad_id: Varying,  # _NONE: none
     M: Varying,
@@ -62,9 +59,7 @@ def _forward(
     if positions is not None:
         position_offsets = (rows % L)[:, None] * N + columns[None, :]
         value += tl.load(positions + position_offsets, mask=read, other=0.0).to(tl.float32)
-    if seed is not None:
-        keep = keep_mask(tl.load(seed), site, 0, rows, first_column, threshold, COLUMNS)
-        value = tl.where(keep, value * keep_scale, 0.0)
+    value = drop(value, dropout, rows, first_column, COLUMNS)
     # A token that does not exist reads nothing and gives what is not a number, so that it is noticed.
     value = tl.where((exists | (token == pad_id))[:, None], value, float("nan"))
     tl.store(y + rows.to(tl.int64)[:, None] * N + columns[None, :], value.to(y.dtype.element_ty), mask=inside)
@@ -77,10 +72,7 @@ def _sum_rows(
     order: Int64Pointer,  # (M,): token places sorted by token; None: run r is the places r, r + L, r + 2 L, ...
     starts: Int64Pointer,  # (V + 1,): where in order the run of each token begins; None with order
     out: Pointer,  # (runs, N) out
-    seed: Int64Pointer,  # (1,) or None
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    dropout: Dropout,
     scale: Real,
     pad_id: Varying,
     M: Varying,
@@ -112,9 +104,9 @@ def _sum_rows(
             row_inside &= tl.load(tokens + rows, mask=row_inside, other=0) != pad_id
         offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
         value = tl.load(dy + offsets, mask=row_inside[:, None] & column_inside[None, :], other=0.0).to(tl.float32)
-        if seed is not None:
-            keep = keep_mask(tl.load(seed), site, 0, rows, first_column, threshold, COLUMNS)
-            value = tl.where(keep, value * keep_scale, 0.0)
+        if dropout.seed is not None:
+            keep = keep_mask(tl.load(dropout.seed), dropout.site, 0, rows, first_column, dropout.threshold, COLUMNS)
+            value = tl.where(keep, value * dropout.keep_scale, 0.0)
         total += value
     result = tl.sum(total, axis=0) * scale
     tl.store(out + run.to(tl.int64) * N + columns, result.to(out.dtype.element_ty), mask=column_inside)
@@ -148,10 +140,10 @@ def forward(
     y = torch.empty(B, L, N, dtype=weight.dtype, device=weight.device)
     if y.numel():
         block = tile(chip(weight.device), N)
-        seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
+        dropout = dropout_arguments(dropout_p, seed, site)
         _forward[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
             tokens, weight, None if positions is None else positions[first_position:], y,
-            seed, site, threshold, keep_scale, scale, _NONE if pad_id is None else pad_id, M, L, N, V,
+            dropout, scale, _NONE if pad_id is None else pad_id, M, L, N, V,
             ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip
     return y
@@ -213,9 +205,9 @@ def _sum(
     runs, N = out.shape
     if out.numel():
         block = tile(chip(dy.device), N)
-        seed, site, threshold, keep_scale = dropout_arguments(dropout_p, seed, site)
+        dropout = dropout_arguments(dropout_p, seed, site)
         _sum_rows[(runs, ceil_div(N, block.columns))](
-            dy, tokens, order, starts, out, seed, site, threshold, keep_scale, scale,
+            dy, tokens, order, starts, out, dropout, scale,
             _NONE if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
             ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip

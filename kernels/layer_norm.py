@@ -40,16 +40,14 @@ from fasttfm.kernels.layer_norm_tile import programs_of, tile
 from fasttfm.kernels.layer_norm_wide import wide_backward
 from fasttfm.kernels.parameter import (
     Float32Pointer,
-    Int64Pointer,
     ParameterPointer,
     Pointer,
     Real,
     ResidualPointer,
-    Size,
-    Varying,
+    Shape,
 )
 from fasttfm.kernels.partial_sums import add_parts
-from fasttfm.kernels.philox import dropout_arguments, keep_mask
+from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, keep_mask
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS, NARROWEST
 
 WIDEST = 4096
@@ -67,16 +65,13 @@ def _forward(
     s: ResidualPointer,  # (M, N) out, the new residual stream; None without residual
     mean: Float32Pointer,  # (M,) out; None: RMSNorm
     rstd: Float32Pointer,  # (M,) out
-    seed: Int64Pointer,  # (1,) in device memory, so that a captured graph draws anew at each replay; None: no dropout
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
+    dropout: Dropout,
     eps: Real,
-    M: Varying,
-    N: Size,
+    shape: Shape,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     row_inside = rows < M
@@ -87,9 +82,7 @@ def _forward(
     if x_bias is not None:
         value += tl.load(x_bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     if residual is not None:
-        if seed is not None:
-            keep = keep_mask(tl.load(seed), site, 0, rows, 0, threshold, COLUMNS)
-            value = tl.where(keep, value * keep_scale, 0.0)
+        value = drop(value, dropout, rows, 0, COLUMNS)
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(s.dtype.element_ty)
         tl.store(s + offsets, rounded, mask=inside)
@@ -126,15 +119,12 @@ def _backward(
     parts: Float32Pointer,  # (2, programs, N) out: what each program adds to dweight and dbias, (1, programs, N) for
     # RMSNorm, which has no bias; None: nobody wants them
     x_parts: Float32Pointer,  # (programs, N) out: what it adds to dx_bias; or None
-    seed: Int64Pointer,  # (1,) or None
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
-    M: Varying,
-    N: Size,
+    dropout: Dropout,
+    shape: Shape,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    M, N = shape
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     columns = tl.arange(0, COLUMNS)
@@ -179,9 +169,9 @@ def _backward(
             total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
         if dx is not None:
-            if seed is not None:
-                keep = keep_mask(tl.load(seed), site, 0, rows, 0, threshold, COLUMNS)
-                total = tl.where(keep, total * keep_scale, 0.0)
+            if dropout.seed is not None:
+                keep = keep_mask(tl.load(dropout.seed), dropout.site, 0, rows, 0, dropout.threshold, COLUMNS)
+                total = tl.where(keep, total * dropout.keep_scale, 0.0)
             tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
         if x_parts is not None:
             dx_bias += tl.where(inside, total, 0.0)
@@ -272,10 +262,10 @@ def _run_forward(
     mean = None if rms else torch.empty_like(rstd)
     if M:
         block = tile(chip(x.device), N, backward=False)
-        seed, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
+        dropout = dropout_arguments(dropout_p, seed, site)
         x_bias, weight, bias = _values(x_bias), _values(weight), _values(bias)
         _forward[(ceil_div(M, block.rows),)](
-            x, x_bias, residual, weight, bias, y, s, mean, rstd, seed, site, threshold, scale, eps, M, N,
+            x, x_bias, residual, weight, bias, y, s, mean, rstd, dropout, eps, Shape(M, N),
             ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip
     return y, s, mean, rstd
@@ -333,7 +323,7 @@ def residual_layer_norm_backward(
     dropout = dropout_arguments(dropout_p, seed, site)
     if N > WIDEST:
         dy = dy if dy2 is None else dy + dy2
-        parts = wide_backward(dy, ds, s, mean, rstd, _values(weight), dresidual, dx, *dropout, sums=parametric)
+        parts = wide_backward(dy, ds, s, mean, rstd, _values(weight), dresidual, dx, dropout, sums=parametric)
         x_parts = None
     else:
         device = chip(s.device)
@@ -343,10 +333,9 @@ def residual_layer_norm_backward(
         parts = torch.empty(sums, programs, N, dtype=torch.float32, device=s.device) if parametric else None
         x_parts = torch.empty(programs, N, dtype=torch.float32, device=s.device) if x_bias is not None else None
         if M:
-            seed, site, threshold, scale = dropout
             _backward[(programs,)](
-                dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, parts, x_parts, seed, site, threshold,
-                scale, M, N, ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+                dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, parts, x_parts, dropout, Shape(M, N),
+                ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
             )  # fmt: skip
     weight_parts, bias_parts = (None, None) if parts is None else (parts[0], parts[-1])
     if x_bias is not None and x_parts is None:  # a wide row's

@@ -19,15 +19,12 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip
 from fasttfm.kernels.parameter import (
     Float32Pointer,
-    Int64Pointer,
     ParameterPointer,
     Pointer,
-    Real,
     ResidualPointer,
-    Size,
-    Varying,
+    Shape,
 )
-from fasttfm.kernels.philox import keep_mask
+from fasttfm.kernels.philox import Dropout, keep_mask
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM_WIDE
 
 _SHARES = 32
@@ -44,16 +41,13 @@ def _backward(
     weight: ParameterPointer,  # (N,) or None
     dresidual: ResidualPointer,  # (M, N) out
     dx: Pointer,  # (M, N) out, or None: the same as dresidual
-    seed: Int64Pointer,  # (1,) or None
-    site: Varying,
-    threshold: Varying,
-    keep_scale: Real,
-    M: Varying,
-    N: Size,
+    dropout: Dropout,
+    shape: Shape,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Block of columns by block, once for the two means and once for all else."""
+    M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_inside = rows < M
     row_mean = 0.0
@@ -87,9 +81,9 @@ def _backward(
             total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
         if dx is not None:
-            if seed is not None:
-                keep = keep_mask(tl.load(seed), site, 0, rows, start, threshold, COLUMNS)
-                total = tl.where(keep, total * keep_scale, 0.0)
+            if dropout.seed is not None:
+                keep = keep_mask(tl.load(dropout.seed), dropout.site, 0, rows, start, dropout.threshold, COLUMNS)
+                total = tl.where(keep, total * dropout.keep_scale, 0.0)
             tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
 
 
@@ -100,12 +94,12 @@ def _column_sums(
     mean: Float32Pointer,  # (M,), or None: RMSNorm
     rstd: Float32Pointer,  # (M,)
     parts: Float32Pointer,  # (2, programs, N) out, (1, programs, N) for RMSNorm
-    M: Varying,
-    N: Size,
+    shape: Shape,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """What the rows of program (., p) add to dweight and dbias, for a block of columns."""
+    M, N = shape
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     program = tl.program_id(1)
     programs = tl.num_programs(1)
@@ -146,10 +140,7 @@ def wide_backward(
     weight: Tensor | None,
     dresidual: Tensor,
     dx: Tensor | None,
-    seed: Tensor | None,
-    site: int,
-    threshold: int,
-    keep_scale: float,
+    dropout: Dropout,
     *,
     sums: bool,
 ) -> Tensor | None:
@@ -164,12 +155,12 @@ def wide_backward(
     parts = torch.empty(1 if mean is None else 2, shares, N, dtype=torch.float32, device=s.device) if sums else None
     if M:
         _backward[(ceil_div(M, block.rows),)](
-            dy, ds, s, mean, rstd, weight, dresidual, dx, seed, site, threshold, keep_scale, M, N,
+            dy, ds, s, mean, rstd, weight, dresidual, dx, dropout, Shape(M, N),
             ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip
         if parts is not None:
             _column_sums[(ceil_div(N, columns.columns), shares)](
-                dy, s, mean, rstd, parts, M, N,
+                dy, s, mean, rstd, parts, Shape(M, N),
                 ROWS=columns.rows, COLUMNS=columns.columns, num_warps=columns.warps, num_stages=1,
             )  # fmt: skip
     return parts

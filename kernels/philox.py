@@ -83,7 +83,8 @@ def keep_tile(dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
 
 @triton.jit
 def drop(values, dropout, rows, first_column, COLUMNS: tl.constexpr):
-    """values (R, COLUMNS) of activations after dropout, if there is any."""
+    """values (R, COLUMNS) of activations after dropout, if there is any. Loops call keep_mask() as they are: there an
+    inner function makes other machine code."""
     if dropout.seed is not None:
         keep = keep_tile(with_seed(dropout), 0, rows, first_column, COLUMNS)
         values = tl.where(keep, values * dropout.keep_scale, 0.0)
