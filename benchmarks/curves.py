@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,10 @@ class Variant:
     batches: Callable[[ParallelTokens, int, int], Any] = TokenBatches
 
 
-def _consecutive(pairs: ParallelTokens, max_tokens: int, seed: int) -> ConsecutiveShards:
-    return ConsecutiveShards(pairs, max_tokens, seed, SHARDS)
-
-
 _PRE, _POST = {"norm_first": True, "final_norm": True}, {"norm_first": False, "final_norm": False}
 VARIANTS = {
     "base": Variant(model=_PRE),
-    "consecutive": Variant(model=_PRE, batches=_consecutive),
+    "consecutive": Variant(model=_PRE, batches=partial(ConsecutiveShards, shards=SHARDS)),
     "random": Variant(model=_PRE, batches=RandomLengths, share=0.16),
     "post-norm": Variant(model=_POST),
     "tensor2tensor": Variant(model={**_PRE, "positional_encoding": "tensor2tensor"}, share=0.52),

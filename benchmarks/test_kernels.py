@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.__main__ import usual_dtype
 from benchmarks.cases import kernels
-from benchmarks.measure import harness, numerics
+from benchmarks.measure import harness
 from benchmarks.measure.case import Setting, Work
 from benchmarks.measure.clocks import Clocks
 from benchmarks.measure.harness import Rotation
@@ -52,13 +52,8 @@ def test_kernel(title: str, provider: str, benchmark: Any) -> None:
     compared = {name: whole.providers[name] for name in (whole.plain, provider)}
     work = dataclasses.replace(whole, providers=compared)
     draws = harness.draw(case, work, _SETTING.seed)
-    rotation = Rotation(draws)
-
-    def given(name: str) -> tuple:
-        inputs = rotation.next(name)
-        return numerics.copied(inputs) if name in work.overwrites else inputs
-
-    entries, _ = harness.begun(case, work, given, draws, _SETTING.seed, _DEVICE, _CLOCKS.of(case))
+    rotation = Rotation(draws, work.overwrites)
+    entries, _ = harness.begun(case, work, rotation, draws, _SETTING.seed, _DEVICE, _CLOCKS.of(case))
     entry = entries[provider]
     if entry.status == "wrong":
         pytest.fail(str(entry.reason))
@@ -67,7 +62,7 @@ def test_kernel(title: str, provider: str, benchmark: Any) -> None:
     function = entry.function
 
     def prepared() -> tuple[tuple[Callable[[], Any]], dict[str, Any]]:
-        run = harness.prepare(case.passes, function, given(provider), work.gradient)
+        run = harness.prepare(case.passes, function, rotation.next(provider), work.gradient)
         _wait()
         return (run,), {}
 

@@ -9,7 +9,6 @@ Memory is the most that torch's allocator held above what was there before, grad
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=1600, help="hidden states (default: %(default)s)")
     parser.add_argument("--width", type=int, default=512, help="of a hidden state (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of both (default: %(default)s)")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     lines = [("V", *(f"{name}, {unit}" for name in WAYS for unit in ("ms", "MiB")))]
     for vocabulary in VOCABULARIES:
         results = measure(args.rows, args.width, vocabulary, args.rounds)

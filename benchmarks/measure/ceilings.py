@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from benchmarks.measure.case import Ceilings, Clock, Setting
-from benchmarks.measure.clocks import HostClock, last_level_cache
+from benchmarks.measure.clocks import EventClock, HostClock, last_level_cache
 
 
 def measure(setting: Setting, clock: Clock, *, runs: int = 10) -> Ceilings:
@@ -36,8 +36,5 @@ def measure(setting: Setting, clock: Clock, *, runs: int = 10) -> Ceilings:
 
 def of(setting: Setting) -> Ceilings:
     """The ceilings of the setting's device and dtype, by the clock that its kernels are timed with."""
-    if setting.on_gpu:
-        from benchmarks.measure.clocks import EventClock
-
-        return measure(setting, EventClock(setting.device))
-    return measure(setting, HostClock(setting.device))
+    clock = EventClock(setting.device) if setting.on_gpu else HostClock(setting.device)
+    return measure(setting, clock)

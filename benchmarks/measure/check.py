@@ -7,7 +7,6 @@ Exit status 0 when every file is fit, 1 when one is not, 2 when one cannot be re
 
 from __future__ import annotations
 
-import argparse
 import functools
 import subprocess
 from collections import Counter
@@ -107,7 +106,7 @@ def _machine(record: Record) -> str:
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m benchmarks check", description=__doc__.split("\n\n")[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of records, JSON lines")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     fit = True
     for path in args.files:
         said, complaints = check(path)

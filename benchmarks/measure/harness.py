@@ -52,10 +52,11 @@ REFUSALS = (Exception, SystemExit)
 class Rotation:
     """Hands inputs round: never one twice in a row, neither in all nor to one provider."""
 
-    def __init__(self, draws: list[tuple]) -> None:
+    def __init__(self, draws: list[tuple], overwrites: frozenset[str] = frozenset()) -> None:
+        """overwrites: providers that get copies."""
         if len(draws) < 3:
             raise ValueError(f"{len(draws)} inputs cannot be handed round: three are needed at least")
-        self._draws = draws
+        self._draws, self._overwrites = draws, overwrites
         self._last = -1
         self._last_of: dict[str, int] = {}
 
@@ -64,7 +65,7 @@ class Rotation:
         if index == self._last_of.get(provider):
             index = (index + 1) % len(self._draws)
         self._last = self._last_of[provider] = index
-        return self._draws[index]
+        return numerics.copied(self._draws[index]) if provider in self._overwrites else self._draws[index]
 
 
 def draw(case: Case, work: Work, seed: int, count: int = ROTATION) -> list[tuple]:
@@ -282,7 +283,7 @@ def same_threads() -> Iterator[None]:
 def begun(
     case: Case,
     work: Work,
-    given: Callable[[str], tuple],
+    rotation: Rotation,
     draws: list[tuple],
     seed: int,
     device: torch.device,
@@ -294,7 +295,7 @@ def begun(
         for name, provider in work.providers.items()
     }
     guard = Guard(case, work, draws, seed)
-    _try(entries, lambda name, entry: _first_call(entry, case, work, given(name), guard, device))
+    _try(entries, lambda name, entry: _first_call(entry, case, work, rotation.next(name), guard, device))
     _check(entries, case, work, draws[0], guard, clock)
     return entries, guard
 
@@ -336,18 +337,13 @@ def _measure(
     now: Callable[[], float],
 ) -> dict[str, Entry]:
     draws = draw(case, work, setting.seed)
-    rotation = Rotation(draws)
-
-    def given(name: str) -> tuple:
-        inputs = rotation.next(name)
-        return numerics.copied(inputs) if name in work.overwrites else inputs
-
-    entries, guard = begun(case, work, given, draws, setting.seed, setting.device, clock)
+    rotation = Rotation(draws, work.overwrites)
+    entries, guard = begun(case, work, rotation, draws, setting.seed, setting.device, clock)
 
     def one(name: str, entry: Entry, look: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
         """look(run) at a run of this provider on its next inputs."""
         assert entry.function is not None
-        inputs = given(name)
+        inputs = rotation.next(name)
         versions = [x._version for x in numerics.tensors(inputs)]
         with torch.set_grad_enabled(case.passes != "forward"):
             result = look(prepare(case.passes, entry.function, inputs, work.gradient))

@@ -11,7 +11,6 @@ FOLDER.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -31,6 +30,8 @@ from fasttfm.config.training import TrainingConfig
 from fasttfm.data.documents import PreparedDocuments
 from fasttfm.errors import UserError
 from fasttfm.interop.bert import their_config
+from fasttfm.interop.config_json import described
+from fasttfm.interop.gpt import FIELDS
 from fasttfm.memory import peak_memory
 from fasttfm.presets import preset_section
 
@@ -56,15 +57,9 @@ def gpt_model(data: PreparedDocuments, preset: str) -> Any:
     config = GPTConfig(**{**preset_section(preset, "model", "gpt"), "vocab_size": len(data.tokenizer)})
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=config.vocab_size,
-            n_positions=config.max_length,
-            n_embd=config.d_model,
-            n_layer=config.layers,
-            n_head=config.heads,
+            **described(config, FIELDS),
             n_inner=config.d_ff,
-            resid_pdrop=config.dropout,
             embd_pdrop=config.dropout,
-            attn_pdrop=config.attention_dropout,
             bos_token_id=data.tokenizer.end,
             eos_token_id=data.tokenizer.end,
             use_cache=False,
@@ -170,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--preset", default="gpt-tiny", help="(default: %(default)s)")
     parser.add_argument("--minutes", type=float, required=True, help="of training")
     parser.add_argument("--seed", type=int, default=1)
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     try:
         data = PreparedDocuments.open(args.data)
         print(json.dumps(train(args.kind, data, args.preset, args.out, args.minutes, args.seed)))

@@ -11,7 +11,6 @@ translated greedily at the end; what happened stands in OUT/log.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -179,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: what PyTorch takes")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
     try:

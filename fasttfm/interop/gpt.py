@@ -54,7 +54,7 @@ _LAYER = {
     "norm2": "ln_2",
 }
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-_FIELDS = (
+FIELDS = (
     Field("vocab_size", "vocab_size"),
     Field("d_model", "n_embd"),
     Field("heads", "n_head"),
@@ -100,7 +100,7 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> N
     fields = {
         "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else "OpenAIGPTLMHeadModel"],
         "model_type": kind,
-        **described(config, _FIELDS),
+        **described(config, FIELDS),
         family.activation: activations[config.activation],
         "embd_pdrop": config.dropout,
         "bos_token_id": end,
@@ -169,4 +169,4 @@ def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:
     if dropouts[0] != dropouts[1]:
         raise UserError(f"{path}: resid_pdrop {dropouts[0]} and embd_pdrop {dropouts[1]} must be the same")
     d_ff = given.get("n_inner") or 4 * given.get("n_embd", 0)
-    return configuration(GPTConfig, given, path, _FIELDS, d_ff=d_ff, norm_first=not is_first, activation=activation)
+    return configuration(GPTConfig, given, path, FIELDS, d_ff=d_ff, norm_first=not is_first, activation=activation)
