@@ -19,11 +19,15 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 
 
-def add_output_flags(parser: argparse.ArgumentParser, result: str = "the result") -> None:
-    """Adds --quiet and --json; result: what the JSON document holds."""
+def add_output_flags(parser: argparse.ArgumentParser, result: str = "", *, lines: str = "") -> None:
+    """Adds --quiet and --json; result: what the JSON document holds, or lines: what each does where there is one a line
+    of the input."""
+    document = f"print {result} as one JSON document on standard output"
+    if lines:
+        document = f"a JSON document a line in place of text: the line's number from 0, {lines}"
     group = parser.add_argument_group("what is printed")
     group.add_argument("--quiet", action="store_true", help="no notes and no progress; warnings and errors stay")
-    group.add_argument("--json", action="store_true", help=f"print {result} as one JSON document on standard output")
+    group.add_argument("--json", action="store_true", help=document)
 
 
 class Output:

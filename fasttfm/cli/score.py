@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fasttfm.cli.output import add_output_flags
+
 if TYPE_CHECKING:
     from fasttfm.data.scoring import Comparison, Score
 
@@ -49,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--src, and pip install unbabel-comet",
     )
     parser.add_argument("--src", type=Path, metavar="FILE", help="with --comet: the source text, plain or gzip")
-    parser.add_argument("--quiet", action="store_true", help="no notes; the scores, warnings and errors stay")
-    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the table")
+    add_output_flags(parser, "the scores")
 
 
 def run(args) -> None:

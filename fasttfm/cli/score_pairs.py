@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from fasttfm.cli.output import Output
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model, add_precision
 
 
@@ -20,11 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tgt", type=Path, required=True, metavar="FILE", help="a translation for each of its lines")
     add_device(parser)
     add_precision(parser)
-    group = parser.add_argument_group("what is printed")
-    group.add_argument("--quiet", action="store_true", help="no progress; warnings and errors stay")
-    group.add_argument(
-        "--json", action="store_true", help="a JSON document a line: the line's number from 0, its score"
-    )
+    add_output_flags(parser, lines="its score")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fasttfm.cli.output import add_output_flags
 from fasttfm.cli.parser import add_device, add_model, add_precision, worker_count
 from fasttfm.config import add_flags, flag_values
 from fasttfm.errors import UserError
@@ -36,13 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_companions(parser)
     add_flags(parser, ["decoding"])
-    group = parser.add_argument_group("what is printed")
-    group.add_argument("--quiet", action="store_true", help="no progress; warnings and errors stay")
-    group.add_argument(
-        "--json",
-        action="store_true",
-        help="a JSON document a line in place of text: the line's number from 0, its translations with their scores",
-    )
+    add_output_flags(parser, lines="its translations with their scores")
 
 
 def _add_companions(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +130,8 @@ def run(args: argparse.Namespace) -> None:
         if args.markup:
             stream = translate_marked(translator, lines, prefixes)
         elif args.split_sentences is not None:
-            _refuse_several(translator.config.nbest)
+            if (nbest := translator.config.nbest) > 1:
+                raise UserError(f"--split-sentences gives one translation a line, not {nbest}: leave out --nbest")
             stream = translate_sentences(translator, lines, sentence_splitter(args.split_sentences))
         else:
             stream = translator.translate_stream(lines, prefixes)
@@ -165,11 +161,6 @@ def _refuse_together(args: argparse.Namespace) -> None:
     for one, other in pairs:
         if given[one] and given[other]:
             raise UserError(f"{one} and {other} do not go together: leave out one of them")
-
-
-def _refuse_several(nbest: int) -> None:
-    if nbest > 1:
-        raise UserError(f"--split-sentences gives one translation a line, not {nbest}: leave out --nbest")
 
 
 def _shown(stream: Iterator[list[Translation]], quiet: bool) -> Iterator[list[Translation]]:
