@@ -36,15 +36,17 @@ class Stopping(Exception):
     """The engine takes nothing new."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A sentence that waits for its translation."""
+@dataclass(eq=False, slots=True)
+class Sentence:
+    """A sentence and who waits for it."""
 
     model: str
     config: DecodingConfig
     text: str
     tokens: int
     answer: Answer
+    tries: int = 0
+    """Times that a Pool has handed it out."""
 
 
 class Engine:
@@ -58,7 +60,7 @@ class Engine:
         self.counts = counts
         self.queue = queue
         self.wait_seconds = wait_seconds
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Sentence] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="translations", daemon=True)
@@ -66,7 +68,7 @@ class Engine:
 
     def submit(self, model: str, config: DecodingConfig, texts: Sequence[str], tokens: Sequence[int]) -> list[Answer]:
         """What will hold the translations of each text. tokens: source tokens of each. QueueFull, Stopping."""
-        new = [_Waiting(model, config, text, size, Future()) for text, size in zip(texts, tokens, strict=True)]
+        new = [Sentence(model, config, text, size, Future()) for text, size in zip(texts, tokens, strict=True)]
         with self._changed:
             if self._stopping:
                 raise Stopping
@@ -90,10 +92,10 @@ class Engine:
             if alive:
                 self._translate(alive)
 
-    def _who_joins(self, first: _Waiting, free_tokens: int) -> list[_Waiting]:
+    def _who_joins(self, first: Sentence, free_tokens: int) -> list[Sentence]:
         """Those that wait for the same as the first one does, of at most free_tokens source tokens."""
         with self._changed:
-            joins: list[_Waiting] = []
+            joins: list[Sentence] = []
             while self._waiting and _alike(self._waiting[0], first) and self._waiting[0].tokens <= free_tokens:
                 joins.append(self._waiting.popleft())
                 free_tokens -= joins[-1].tokens
@@ -101,7 +103,7 @@ class Engine:
                 self.counts.waiting(len(self._waiting))
         return joins
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[Sentence]:
         """The sentence that waits longest and others for the same model and configuration; none when all is done."""
         with self._changed:
             while not self._waiting:
@@ -115,8 +117,8 @@ class Engine:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     break
-            batch: list[_Waiting] = []
-            others: deque[_Waiting] = deque()
+            batch: list[Sentence] = []
+            others: deque[Sentence] = deque()
             for each in self._waiting:
                 fits = not batch or budget >= each.tokens
                 if _alike(each, first) and fits:
@@ -128,7 +130,7 @@ class Engine:
             self.counts.waiting(len(others))
         return batch
 
-    def _translate(self, batch: list[_Waiting]) -> None:
+    def _translate(self, batch: list[Sentence]) -> None:
         translator = copy.copy(self.translators[batch[0].model])
         translator.config = batch[0].config
         with joining(translator) as running:
@@ -137,7 +139,7 @@ class Engine:
             else:
                 self._translate_running(running, batch)
 
-    def _translate_batch(self, translator: Translator, batch: list[_Waiting]) -> None:
+    def _translate_batch(self, translator: Translator, batch: list[Sentence]) -> None:
         begin = time.perf_counter()
         try:
             results = translator.translate_nbest([each.text for each in batch])
@@ -149,9 +151,9 @@ class Engine:
         for each, translations in zip(batch, results, strict=True):
             each.answer.set_result(translations)
 
-    def _translate_running(self, running: Joining, first: list[_Waiting]) -> None:
+    def _translate_running(self, running: Joining, first: list[Sentence]) -> None:
         """Translates these and all that join them, until nobody does."""
-        searched: dict[Hashable, _Waiting] = {}
+        searched: dict[Hashable, Sentence] = {}
         numbers = itertools.count()
         new = first
         try:
@@ -175,14 +177,14 @@ class Engine:
                 if not each.answer.done():
                     each.answer.set_exception(error)
 
-    def _count(self, begin: float, together: int, ended: list[_Waiting]) -> None:
+    def _count(self, begin: float, together: int, ended: list[Sentence]) -> None:
         self.counts.step(time.perf_counter() - begin, together, len(ended), sum(each.tokens for each in ended))
 
 
-def _alike(one: _Waiting, other: _Waiting) -> bool:
+def _alike(one: Sentence, other: Sentence) -> bool:
     return (one.model, one.config) == (other.model, other.config)
 
 
-def _begun(batch: list[_Waiting]) -> list[_Waiting]:
+def _begun(batch: list[Sentence]) -> list[Sentence]:
     """Those that nobody has cancelled; from here on nobody can."""
     return [each for each in batch if each.answer.set_running_or_notify_cancel()]

@@ -31,7 +31,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.translator import Translator
 from fasttfm.decoding.workers import in_memory, signal_name
 from fasttfm.errors import UserError
-from fasttfm.serving.engine import Answer, QueueFull, Stopping
+from fasttfm.serving.engine import Answer, QueueFull, Sentence, Stopping
 from fasttfm.serving.metrics import Metrics
 
 _START = (
@@ -44,26 +44,13 @@ _MOST_ENDED = 10
 
 
 @dataclass(eq=False, slots=True)
-class _Sentence:
-    """A sentence and who waits for it."""
-
-    model: str
-    config: DecodingConfig
-    text: str
-    tokens: int
-    answer: Answer
-    tries: int = 0
-    """Times that it was handed out."""
-
-
-@dataclass(eq=False, slots=True)
 class _Worker:
     """A process, and what it has been given."""
 
     number: int
     pid: int
     connection: Connection
-    sentences: dict[int, _Sentence] = field(default_factory=dict)
+    sentences: dict[int, Sentence] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -83,7 +70,7 @@ class Pool:
         """Why nothing is translated any more."""
         self._on_failure: Callable[[], None] = lambda: None
         self._most_tokens = 2 * max(each.config.batch_tokens for each in translators.values())
-        self._waiting: deque[_Sentence] = deque()
+        self._waiting: deque[Sentence] = deque()
         self._workers: dict[int, _Worker] = {}
         self._ended_in_a_row = 0
         self._numbers = itertools.count()
@@ -107,7 +94,7 @@ class Pool:
 
     def submit(self, model: str, config: DecodingConfig, texts: Sequence[str], tokens: Sequence[int]) -> list[Answer]:
         """See Engine."""
-        new = [_Sentence(model, config, text, size, Future()) for text, size in zip(texts, tokens, strict=True)]
+        new = [Sentence(model, config, text, size, Future()) for text, size in zip(texts, tokens, strict=True)]
         with self._changed:
             if self._stopping or self.failure is not None:
                 raise Stopping
