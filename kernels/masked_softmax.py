@@ -27,7 +27,7 @@ from fasttfm.kernels.attention.launch import (
     mask_arguments,
     variant_name,
 )
-from fasttfm.kernels.attention.tile import LOG2E, Masking, hide
+from fasttfm.kernels.attention.tile import LOG2E, Masking, hide, moved
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
@@ -119,13 +119,13 @@ def _forward(
     if kept is not None:
         kept += matrix
     if masking.mask is not None:
-        strides = masking.mask_strides
-        offset = b * strides[0] + (plane % H).to(tl.int64) * strides[1]
-        masking = Masking(masking.mask + offset, strides, masking.causal_offset)
+        offset = b * masking.batch_stride + (plane % H).to(tl.int64) * masking.head_stride
+        masking = moved(masking, masking.mask + offset)
     visible = S
     if key_lengths is not None:
         visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), S), 0).to(tl.int32)
-    dropout = with_seed(dropout)
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
     scale *= LOG2E
     if ONE:
         s = _scores(scores, first_row, 0, scale, masking, L, S, visible, CAUSAL, ROWS, COLUMNS)
@@ -196,7 +196,8 @@ def _backward(
     dscores += matrix
     if kept is not None:
         kept += matrix
-    dropout = with_seed(dropout)
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
     line = rows.to(tl.int64)[:, None] * S
     columns = tl.arange(0, COLUMNS)[None, :]
     if ONE:
@@ -274,7 +275,8 @@ def forward(
     if scores.numel():
         if key_lengths is not None:
             key_lengths = key_lengths.contiguous()
-        masking = Masking(*mask_arguments(mask, scores.shape), clamped(causal_offset, queries, keys))
+        mask, mask_strides = mask_arguments(mask, scores.shape)
+        masking = Masking(mask, *mask_strides, clamped(causal_offset, queries, keys))
         tile, one = _tile_of(scores)
         programs = ceil_div(queries, tile.rows) * batch * heads
         _forward[(programs,)](

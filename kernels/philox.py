@@ -68,11 +68,9 @@ def keep_mask(seed, site, plane, rows, first_column, threshold, COLUMNS: tl.cons
 
 @triton.jit
 def with_seed(dropout):
-    """The Dropout with the seed's value for its pointer, if there is one: a kernel reads it once."""
-    if dropout.seed is None:
-        return dropout
-    else:  # Triton compiles what follows a return
-        return Dropout(tl.load(dropout.seed), dropout.site, dropout.threshold, dropout.keep_scale)
+    """A Dropout that drops something with the seed's value for its pointer: a kernel reads it once. (No function of
+    Triton's before 3.7 returns a tuple that holds None.)"""
+    return Dropout(tl.load(dropout.seed), dropout.site, dropout.threshold, dropout.keep_scale)
 
 
 @triton.jit

@@ -127,12 +127,14 @@ def _backward_queries(
     if first_row >= head.queries:
         return
     q_strides, k_strides, v_strides, out_strides, dout_strides, dq_strides = strides
-    dropout = with_seed(dropout)
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
     row = head.first_query + first_row
     count = head.queries - first_row
     k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
     v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
-    masking = masking_of(masking, head)
+    if masking.mask is not None:
+        masking = masking_of(masking, head)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
     out_tile = load_tile(out, out_strides, head, row, count, ROWS, DV)
     dout_tile = load_tile(dout, dout_strides, head, row, count, ROWS, DV)
@@ -242,7 +244,8 @@ def _backward_keys(
     if first_column >= head.keys:
         return
     q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
-    dropout = with_seed(dropout)
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
     column = head.first_key + first_column
     count = head.keys - first_column
     k_tile = load_tile(k, k_strides, head, column, count, COLUMNS, D)
@@ -261,7 +264,9 @@ def _backward_keys(
         q_rows = rows_of(q, q_strides, reader, head.first_query)
         dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
         line = line_of(lse_strides, reader, head.first_query)
-        reader_masking = masking_of(masking, reader)
+        reader_masking = masking
+        if masking.mask is not None:
+            reader_masking = masking_of(masking, reader)
         if CAUSAL:
             dk_tile, dv_tile = _walk_queries(
                 dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,

@@ -141,12 +141,14 @@ def _forward(
     if first_row >= head.queries:
         return
     q_strides, k_strides, v_strides, out_strides = strides
-    dropout = with_seed(dropout)
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
     row = head.first_query + first_row
     count = head.queries - first_row
     k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
     v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
-    masking = masking_of(masking, head)
+    if masking.mask is not None:
+        masking = masking_of(masking, head)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
 
     end, free = key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)

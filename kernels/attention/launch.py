@@ -191,7 +191,7 @@ def prepare(
     if packed is not None:
         query_starts, key_starts, queries, keys = packed
         query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
-    masking = Masking(mask, mask_strides, clamped(causal_offset, queries, keys))
+    masking = Masking(mask, *mask_strides, clamped(causal_offset, queries, keys))
     return Call(
         chip=device,
         kind=kind,
@@ -246,7 +246,7 @@ def compile_case(
         "mask": {"none": None, "bool": "*u8", "add": f"*{element}"}[mask],
         "strides": (("i32:16",) * 3,) * list(kinds_of(kernel).values()).count("Pointer"),
         "sum_strides": ("i32:16",) * 2,
-        "mask_strides": ("i32:16", "i32:16", "i32:16", 1),
+        "key_stride": 1,
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
         "GROUP": SHARED if shared else 1,
     }

@@ -109,7 +109,8 @@ def _gradient(
     rows_read = 1 if ML else row_tiles
     columns_read = 1 if MS else column_tiles
     readers = batches * heads * rows_read * columns_read
-    dropout = with_seed(dropout)
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for reader in range(share, readers, shares):
         column = (mask_column + reader % columns_read) * COLUMNS

@@ -107,10 +107,10 @@ def _forward(
     k_tile = load_tile(k, k_strides, keys_of(head, GROUP), head.first_key, head.visible, COLUMNS, D)
     v_tile = load_tile(v, v_strides, keys_of(head, GROUP), head.first_key, head.visible, COLUMNS, DV)
     s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
-    s = hide(
-        s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
-        masking_of(masking, head), head.queries, head.visible, CAUSAL, True,
-    )  # fmt: skip
+    query, key = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    if masking.mask is not None:
+        masking = masking_of(masking, head)
+    s = hide(s, first_row, 0, query, key, masking, head.queries, head.visible, CAUSAL, True)
     peak = tl.max(s, 1)
     peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row that sees no key: -inf - -inf would be NaN
     p = tl.exp2(s - peak[:, None])
@@ -157,7 +157,8 @@ def _backward(
     q_strides, k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides = strides
     k_tile = load_tile(k, k_strides, head, head.first_key, head.visible, COLUMNS, D)
     v_tile = load_tile(v, v_strides, head, head.first_key, head.visible, COLUMNS, DV)
-    dropout = with_seed(dropout)
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
     dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
     dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
     for member in range(GROUP):
@@ -166,7 +167,9 @@ def _backward(
         dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
         dq_rows = rows_of(dq, dq_strides, reader, head.first_query)
         lse_rows = lse + line_of(lse_strides, reader, head.first_query)
-        reader_masking = masking_of(masking, reader)
+        reader_masking = masking
+        if masking.mask is not None:
+            reader_masking = masking_of(masking, reader)
         if dq_sums is not None:
             dq_sum = tl.zeros((block(D),), tl.float32)
         for row in range(0, head.queries, ROWS):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.parameter import MaskPointer, Strides, Varying
+from fasttfm.kernels.parameter import MaskPointer, Stride, Varying
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -40,8 +40,11 @@ class Masking(NamedTuple):
 
     mask: MaskPointer
     """(B, H, L, S) through its strides, or None; in what a kernel calls that of its head, (L, S)."""
-    mask_strides: Strides
-    """(batch, head, query, key); 0 where the mask is broadcast."""
+    batch_stride: Stride
+    """0 where the mask is broadcast, as the others."""
+    head_stride: Stride
+    query_stride: Stride
+    key_stride: Stride
     causal_offset: Varying
 
 
@@ -148,13 +151,17 @@ def line_of(strides, head, first):
 
 @triton.jit
 def masking_of(masking, head):
-    """The head's Masking."""
-    if masking.mask is None:
-        return masking
-    else:  # Triton compiles what follows a return
-        strides = masking.mask_strides
-        mask = masking.mask + head.b * strides[0] + head.h * strides[1]
-        return Masking(mask, strides, masking.causal_offset)
+    """The head's Masking, of one that has a mask."""
+    mask = masking.mask + head.b * masking.batch_stride + head.h * masking.head_stride
+    return moved(masking, mask)
+
+
+@triton.jit
+def moved(masking, mask):
+    """The Masking with another pointer."""
+    return Masking(
+        mask, masking.batch_stride, masking.head_stride, masking.query_stride, masking.key_stride, masking.causal_offset
+    )
 
 
 @triton.jit
@@ -241,7 +248,7 @@ def hide(
 ):
     """The scores with the mask added and -inf where the query may not attend."""
     if masking.mask is not None:
-        row_stride, column_stride = masking.mask_strides[2], masking.mask_strides[3]
+        row_stride, column_stride = masking.query_stride, masking.key_stride
         inside = (rows < queries - row) & (columns < visible - column)
         mask = masking.mask + (tl.cast(row, tl.int64) * row_stride + tl.cast(column, tl.int64) * column_stride)
         pointers = mask + (rows * row_stride + columns * column_stride)
