@@ -276,7 +276,7 @@ def forward(
         if key_lengths is not None:
             key_lengths = key_lengths.contiguous()
         mask, mask_strides = mask_arguments(mask, scores.shape)
-        masking = Masking(mask, *mask_strides, clamped(causal_offset, queries, keys))
+        masking = Masking(mask, clamped(causal_offset, queries, keys), *mask_strides)
         tile, one = _tile_of(scores)
         programs = ceil_div(queries, tile.rows) * batch * heads
         _forward[(programs,)](

@@ -191,7 +191,7 @@ def prepare(
     if packed is not None:
         query_starts, key_starts, queries, keys = packed
         query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
-    masking = Masking(mask, *mask_strides, clamped(causal_offset, queries, keys))
+    masking = Masking(mask, clamped(causal_offset, queries, keys), *mask_strides)
     return Call(
         chip=device,
         kind=kind,

@@ -40,12 +40,12 @@ class Masking(NamedTuple):
 
     mask: MaskPointer
     """(B, H, L, S) through its strides, or None; in what a kernel calls that of its head, (L, S)."""
+    causal_offset: Varying
     batch_stride: Stride
     """0 where the mask is broadcast, as the others."""
     head_stride: Stride
     query_stride: Stride
     key_stride: Stride
-    causal_offset: Varying
 
 
 class LineStrides(NamedTuple):
@@ -160,7 +160,7 @@ def masking_of(masking, head):
 def moved(masking, mask):
     """The Masking with another pointer."""
     return Masking(
-        mask, masking.batch_stride, masking.head_stride, masking.query_stride, masking.key_stride, masking.causal_offset
+        mask, masking.causal_offset, masking.batch_stride, masking.head_stride, masking.query_stride, masking.key_stride
     )
 
 
