@@ -1,21 +1,34 @@
 """The feed-forward network's two hidden products with everything between them fused into their epilogues.
 
-    forward     hidden = keep * max(0, x W1^T + b1)          out = scale * hidden W2^T + b2
-    backward    dhidden = open * scale * (dout W2)           db1, db2 = sums over rows of dhidden and dout
-                dW2 = scale * dout^T hidden, dx = dhidden W1, dW1 = dhidden^T x: plain products, left to cuBLAS
+    forward     before = x W1^T + b1        hidden = keep * f(before)               out = scale * hidden W2^T + b2
+    backward    dbefore = keep * scale * f'(before) * (dout W2)     db1, db2 = sums over rows of dbefore and dout
+                dW2 = scale * dout^T hidden, dx = dbefore W1, dW1 = dbefore^T x: plain products, left to cuBLAS
 
-keep is dropout's mask (M, F), scale its 1 / (1 - p), which rides in the products as a factor. open is the one mask
-that backward needs: the ReLU was positive and dropout kept. The forward kernel writes it as bits, M * F / 8 bytes: an
-eighth of a bool mask, and a sixteenth of what reading half-precision hidden for its sign costs. torch.nn keeps the
-ReLU's output, the dropout mask and the dropped output, in half precision 5 bytes for each hidden element; here hidden
-and the bits are kept, 2.125 bytes.
+keep is dropout's mask (M, F), scale its 1 / (1 - p), which rides in the products as a factor. f is one of
+
+    relu        f(u) = max(0, u)
+    gelu        f(u) = u * Phi(u)           Phi(u) = (1 + erf(u / sqrt 2)) / 2
+    gelu_tanh   likewise                    Phi(u) = 1 / (1 + exp(-2 w)), w = sqrt(2 / pi) * (u + 0.044715 u^3):
+                                            (1 + tanh w) / 2, and nothing cancels
+    of both     f'(u) = Phi(u) + u * Phi'(u)
+
+Of a ReLU backward needs one bit an element, that it was positive and that dropout kept. The forward kernel writes it as
+bits, M * F / 8 bytes: an eighth of a bool mask, and a sixteenth of what reading half-precision hidden for its sign
+costs. torch.nn keeps the ReLU's output, the dropout mask and the dropped output, in half precision 5 bytes for each
+hidden element; here hidden and the bits are kept, 2.125 bytes.
+
+GELU's derivative depends on all of `before`, so that is what is kept: M * F elements. hidden, which dW2 needs, is not
+kept as well: the epilogue of dout W2 reads `before` anyway and writes hidden again, M * F elements more in the backward
+pass for half the memory between the passes. The forward pass rounds `before` first and computes hidden from what is
+stored, so that both passes have the same hidden, bit by bit.
 
 Cost: forward 2 * M * N * F FLOPs a product, backward twice that. The epilogues hide under the products and save the
 separate passes over hidden, each of which reads and writes 2 * M * F elements: on an H200 (4.3 TB/s) 48 us at
-M = 25,000, F = 2048 in half precision, for bias and ReLU, for dropout, and for the two of them in backward. Where a
-chip's matrix units are out of Triton's reach (tiles/feed_forward.py), cuBLAS computes the products, and _gate, one
-pass, does the rest.
-Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tensor2tensor.
+M = 25,000, F = 2048 in half precision, for bias and activation, for dropout, and for the two of them in backward. GELU
+writes 2 * M * F elements more: forward `before`, backward hidden. Where a chip's matrix units are out of Triton's reach
+(tiles/feed_forward.py), cuBLAS computes the products, and _activate and _gate, one pass each, do the rest.
+Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tensor2tensor. GELU: Hendrycks and Gimpel
+2016; the approximation by tanh, section 2 there, is GPT-2's, the other one BERT's.
 """
 
 from __future__ import annotations
@@ -24,16 +37,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int32Pointer, Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import dropout_arguments, keep_mask
+from fasttfm.kernels.launch import ceil_div, chip
+from fasttfm.kernels.parameter import Float32Pointer, Int32Pointer, Pointer, Shape
+from fasttfm.kernels.philox import Dropout, dropout_arguments, keep_tile, with_seed
 from fasttfm.kernels.product import (
+    BiasParts,
+    ProductSizes,
     bias_gradients,
     gate_launch,
     parts_for,
@@ -41,10 +57,42 @@ from fasttfm.kernels.product import (
     route_of,
     row_sums,
     tile_of_product,
+    tile_offsets,
 )
 from fasttfm.kernels.residual_add import drop_
+from fasttfm.kernels.residual_add import tile as pass_tile
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
-from fasttfm.kernels.tiles.feed_forward import GATE, product_tile
+from fasttfm.kernels.tiles.feed_forward import GATE, of_two_results, product_tile
+
+
+@triton.jit
+def _gelu(u, ACTIVATION: tl.constexpr):
+    """gelu(u) and gelu'(u), all float32."""
+    if ACTIVATION == "gelu_tanh":
+        square = u * u
+        phi = 1.0 / (1.0 + tl.exp(u * (-1.5957691216057308 - 0.07135481282553182 * square)))
+        slope = u * phi * (1.0 - phi) * (1.5957691216057308 + 0.21406443847659546 * square)
+    else:
+        phi = 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+        slope = u * tl.exp(-0.5 * u * u) * 0.3989422804014327
+    return u * phi, phi + slope
+
+
+@triton.jit
+def _dropped(first, second, dropout, rows, first_column, COLUMNS: tl.constexpr):
+    """Both, zero where dropout drops them; not scaled."""
+    if dropout.seed is not None:
+        keep = keep_tile(with_seed(dropout), 0, rows, first_column, COLUMNS)
+        first, second = tl.where(keep, first, 0.0), tl.where(keep, second, 0.0)
+    return first, second
+
+
+@triton.jit
+def _words(bits, rows, tile_n, M, N, COLUMNS: tl.constexpr):
+    """Pointers to the words of bits for a tile, and which of them are inside."""
+    words = tile_n * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
+    W = tl.cdiv(N, 32)
+    return bits + rows.to(tl.int64)[:, None] * W + words[None, :], (rows < M)[:, None] & (words < W)[None, :]
 
 
 @jit
@@ -52,111 +100,138 @@ def _forward(
     x: Pointer,  # (M, K)
     weight: Pointer,  # (N, K)
     bias: Pointer,  # (N,) or None
+    before: Pointer,  # (M, N) out; None with ReLU
     hidden: Pointer,  # (M, N) out
-    bits: Int32Pointer,  # (M, ceil(N / 32)) out: bit j of word w tells whether hidden[:, 32 w + j] is open
-    seed: Int64Pointer,  # (1,) in device memory, so that a captured graph draws anew at each replay; None: no dropout
-    site: Varying,
-    threshold: Varying,
-    M: Varying,
-    N: Size,
-    K: Size,
+    bits: Int32Pointer,  # (M, ceil(N / 32)) out: bit j of word w tells whether hidden[:, 32 w + j] is open; or None
+    sizes: ProductSizes,
+    dropout: Dropout,
+    ACTIVATION: tl.constexpr,
     EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    sizes = (M, N, K)
+    M, N, _ = sizes
     _, tile_n, rows, columns, value = tile_of_product(x, weight, sizes, True, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
     if bias is not None:
         value += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     rounded = value.to(hidden.dtype.element_ty)
-    shut = rounded.to(tl.float32) <= 0.0  # a NaN is open: it must show
-    if seed is not None:
-        shut = shut | (keep_mask(tl.load(seed), site, 0, rows, tile_n * COLUMNS, threshold, COLUMNS) == 0)
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    rounded = tl.where(shut, tl.zeros_like(rounded), rounded)
-    tl.store(hidden + rows.to(tl.int64)[:, None] * N + columns[None, :], rounded, mask=inside)
-
-    lanes = tl.arange(0, 32)[None, None, :]
-    opened = tl.reshape((inside & (shut == 0)).to(tl.int32), (ROWS, COLUMNS // 32, 32)) << lanes
-    words = tile_n * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
-    W = tl.cdiv(N, 32)
-    tl.store(
-        bits + rows.to(tl.int64)[:, None] * W + words[None, :],
-        tl.sum(opened, axis=2),
-        mask=(rows < M)[:, None] & (words < W)[None, :],
-    )
+    if ACTIVATION == "relu":
+        shut = rounded.to(tl.float32) <= 0.0  # a NaN is open: it must show
+        if dropout.seed is not None:
+            shut = shut | (keep_tile(with_seed(dropout), 0, rows, tile_n * COLUMNS, COLUMNS) == 0)
+        inside, offsets = tile_offsets(rows, columns, M, N)
+        rounded = tl.where(shut, tl.zeros_like(rounded), rounded)
+        tl.store(hidden + offsets, rounded, mask=inside)
+        lanes = tl.arange(0, 32)[None, None, :]
+        opened = tl.reshape((inside & (shut == 0)).to(tl.int32), (ROWS, COLUMNS // 32, 32)) << lanes
+        words, words_inside = _words(bits, rows, tile_n, M, N, COLUMNS)
+        tl.store(words, tl.sum(opened, axis=2), mask=words_inside)
+    else:
+        inside, offsets = tile_offsets(rows, columns, M, N)
+        tl.store(before + offsets, rounded, mask=inside)
+        value, _ = _gelu(rounded.to(tl.float32), ACTIVATION)
+        value, _ = _dropped(value, value, dropout, rows, tile_n * COLUMNS, COLUMNS)
+        tl.store(hidden + offsets, value.to(hidden.dtype.element_ty), mask=inside)
 
 
 @jit
 def _backward(
     dout: Pointer,  # (M, K)
     weight: Pointer,  # (K, N)
-    hidden: Pointer,  # (M, N), whose sign tells what is open; None: bits do
+    kept: Pointer,  # (M, N): before; with ReLU hidden, whose sign tells what is open, None: bits do
     bits: Int32Pointer,  # (M, ceil(N / 32)), or None
-    dhidden: Pointer,  # (M, N) out
-    parts: Float32Pointer,  # (tiles of rows, N) out, what each adds to the first bias's gradient; None: nobody wants it
-    parts2: Float32Pointer,  # (tiles of rows, K) out, likewise the second bias's, the sum of dout; None likewise
-    scale: Real,
-    M: Varying,
-    N: Size,
-    K: Size,
+    dbefore: Pointer,  # (M, N) out
+    hidden: Pointer,  # (M, N) out; None with ReLU
+    parts: BiasParts,
+    dropout: Dropout,
+    sizes: ProductSizes,
+    ACTIVATION: tl.constexpr,
     EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    sizes = (M, N, K)
+    M, N, K = sizes
     tile_m, tile_n, rows, columns, value = tile_of_product(
         dout, weight, sizes, False, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION
     )
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
-    if bits is not None:
-        words = tile_n * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
-        W = tl.cdiv(N, 32)
-        word = tl.load(
-            bits + rows.to(tl.int64)[:, None] * W + words[None, :],
-            mask=(rows < M)[:, None] & (words < W)[None, :],
-            other=0,
-        )
-        lanes = tl.arange(0, 32)[None, None, :]
-        opened = tl.reshape((word[:, :, None] >> lanes) & 1, (ROWS, COLUMNS)) != 0
+    inside, offsets = tile_offsets(rows, columns, M, N)
+    if ACTIVATION == "relu":
+        if bits is not None:
+            words, words_inside = _words(bits, rows, tile_n, M, N, COLUMNS)
+            word = tl.load(words, mask=words_inside, other=0)
+            lanes = tl.arange(0, 32)[None, None, :]
+            opened = tl.reshape((word[:, :, None] >> lanes) & 1, (ROWS, COLUMNS)) != 0
+        else:
+            opened = (tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32) <= 0.0) == 0
+        value = tl.where(opened & inside, value * dropout.keep_scale, 0.0)
     else:
-        opened = (tl.load(hidden + offsets, mask=inside, other=0.0).to(tl.float32) <= 0.0) == 0
-    value = tl.where(opened & inside, value * scale, 0.0)
-    tl.store(dhidden + offsets, value.to(dhidden.dtype.element_ty), mask=inside)
-    if parts is not None:
-        tl.store(parts + tile_m.to(tl.int64) * N + columns, tl.sum(value, axis=0), mask=columns < N)
-    if parts2 is not None:  # noqa: SIM102 (the outer one is decided when compiling, the inner one when running)
+        activated, slope = _gelu(tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+        value = value * dropout.keep_scale * slope
+        activated, value = _dropped(activated, value, dropout, rows, tile_n * COLUMNS, COLUMNS)
+        tl.store(hidden + offsets, activated.to(hidden.dtype.element_ty), mask=inside)
+    tl.store(dbefore + offsets, value.to(dbefore.dtype.element_ty), mask=inside)
+    if parts.first is not None:  # rows past the last one are of zeros, dout being
+        tl.store(parts.first + tile_m.to(tl.int64) * N + columns, tl.sum(value, axis=0), mask=columns < N)
+    if parts.second is not None:  # noqa: SIM102 (the outer one is decided when compiling, the inner one when running)
         if tile_n == 0:  # dout's rows are in the cache now
-            row_sums(dout, parts2 + tile_m.to(tl.int64) * K, rows, M, K, DEPTH)
+            row_sums(dout, parts.second + tile_m.to(tl.int64) * K, rows, M, K, DEPTH)
+
+
+@jit
+def _activate(
+    before: Pointer,  # (M, N)
+    hidden: Pointer,  # (M, N) out
+    dropout: Dropout,
+    shape: Shape,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """What _forward's epilogue does with GELU, for a product that cuBLAS left in memory."""
+    M, N = shape
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first_column = tl.program_id(1) * COLUMNS
+    inside, offsets = tile_offsets(rows, first_column + tl.arange(0, COLUMNS), M, N)
+    value, _ = _gelu(tl.load(before + offsets, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+    value, _ = _dropped(value, value, dropout, rows, first_column, COLUMNS)
+    tl.store(hidden + offsets, value.to(hidden.dtype.element_ty), mask=inside)
 
 
 @jit
 def _gate(
-    dhidden: Pointer,  # (M, N) in and out: the product, then the gradient before the ReLU
-    hidden: Pointer,  # (M, N)
+    dhidden: Pointer,  # (M, N) in and out: the product, then the gradient before the activation
+    kept: Pointer,  # (M, N): before; with ReLU hidden, whose sign tells what is open
+    hidden: Pointer,  # (M, N) out; None with ReLU
     parts: Float32Pointer,  # (programs along rows, N) out, or None
-    M: Varying,
-    N: Size,
+    dropout: Dropout,
+    shape: Shape,
+    ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """What _backward's epilogue does, for a product that cuBLAS left in memory."""
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    M, N = shape
+    first_column = tl.program_id(0) * COLUMNS
+    columns = first_column + tl.arange(0, COLUMNS)
     program = tl.program_id(1)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for tile in range(program, tl.cdiv(M, ROWS), tl.num_programs(1)):
         rows = tile * ROWS + tl.arange(0, ROWS)
-        inside = (rows < M)[:, None] & (columns < N)[None, :]
-        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
-        shut = tl.load(hidden + offsets, mask=inside, other=0.0).to(tl.float32) <= 0.0
-        value = tl.load(dhidden + offsets, mask=inside, other=0.0)
-        value = tl.where(shut, tl.zeros_like(value), value)
-        tl.store(dhidden + offsets, value, mask=inside)
+        inside, offsets = tile_offsets(rows, columns, M, N)
+        kept_value = tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32)
+        if ACTIVATION == "relu":
+            value = tl.load(dhidden + offsets, mask=inside, other=0.0)
+            value = tl.where(kept_value <= 0.0, tl.zeros_like(value), value)
+        else:
+            activated, slope = _gelu(kept_value, ACTIVATION)
+            value = tl.load(dhidden + offsets, mask=inside, other=0.0).to(tl.float32) * slope
+            activated, value = _dropped(activated, value, dropout, rows, first_column, COLUMNS)
+            tl.store(hidden + offsets, activated.to(hidden.dtype.element_ty), mask=inside)
+        tl.store(dhidden + offsets, value.to(dhidden.dtype.element_ty), mask=inside)
         total += value.to(tl.float32)
     if parts is not None:
         tl.store(parts + program * N + columns, tl.sum(total, axis=0), mask=columns < N)
@@ -172,140 +247,175 @@ def feed_forward(
     weight2: Tensor,
     bias2: Tensor | None,
     *,
+    activation: str = "relu",
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     site: int = 0,
     route: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x (M, N) contiguous; weights and biases of any strides, of one dtype with x.
+    """x (M, N) contiguous; weights and biases of any strides, of one dtype with x; activation relu, gelu or gelu_tanh.
 
-    route fused or cublas; None takes what the table says. Returns out (M, N'), hidden (M, F) and, from the fused route,
-    the bits (M, ceil(F / 32)) int32, else an empty tensor.
+    route fused or cublas; None takes what the table says. Returns out (M, N'); what backward needs of the hidden layer,
+    (M, F): hidden, with GELU what it is applied to; and, of ReLU by the fused route, the bits (M, ceil(F / 32)) int32,
+    else an empty tensor.
     """
-    seed, site, threshold, scale = dropout_arguments(dropout_p, seed, site)
-    if (route or forward_route(x, seed is not None)) == "fused":
-        hidden, bits = _fused_forward(x, weight1, bias1, seed, site, threshold)
+    dropout = dropout_arguments(dropout_p, seed, site)
+    bits = x.new_empty(0, dtype=torch.int32)
+    if (route or forward_route(x, activation, dropout.seed is not None)) == "fused":
+        hidden, kept, bits = _fused_forward(x, weight1, bias1, activation, dropout)
+    elif activation == "relu":
+        hidden = kept = _cublas_relu(x, weight1, bias1)
+        if dropout.seed is not None:
+            drop_(hidden, dropout)
     else:
-        hidden, bits = _cublas_forward(x, weight1, bias1), x.new_empty(0, dtype=torch.int32)
-        if seed is not None:
-            drop_(hidden, seed, site, threshold)
-    return scaled_linear(hidden, weight2, bias2, scale), hidden, bits
+        kept = torch.nn.functional.linear(x, weight1, bias1)
+        hidden = _run_activate(kept, activation, dropout)
+    return scaled_linear(hidden, weight2, bias2, dropout.keep_scale), kept, bits
 
 
-def forward_route(x: Tensor, dropped: bool) -> str:
+def forward_route(x: Tensor, activation: str, dropped: bool) -> str:
     """fused or cublas, as the table has it for this tensor's chip and dtype."""
-    return route_of("forward+dropout" if dropped else "forward", x.dtype, x.device)
+    product = "forward+gelu" if activation != "relu" else "forward+dropout" if dropped else "forward"
+    return route_of(product, x.dtype, x.device)
 
 
 def _fused_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, seed: Tensor | None, site: int, threshold: int
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, dropout: Dropout
+) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden, what backward needs of it, and the bits, empty with GELU."""
     (M, K), N = x.shape, weight.shape[0]
+    relu = activation == "relu"
     hidden = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    bits = torch.empty(M, ceil_div(N, 32), dtype=torch.int32, device=x.device)
+    before = None if relu else torch.empty_like(hidden)
+    bits = x.new_empty((M, ceil_div(N, 32)) if relu else 0, dtype=torch.int32)
     if M:
         grid, options = product_launch(x.dtype, x.device, M, N, K)
         weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-        _forward[grid](x, weight, bias, hidden, bits, seed, site, threshold, M, N, K, **options)
-    return hidden, bits
+        _forward[grid](
+            x, weight, bias, before, hidden, bits if relu else None, ProductSizes(M, N, K), dropout,
+            ACTIVATION=activation, **options,
+        )  # fmt: skip
+    return hidden, hidden if before is None else before, bits
 
 
-def _cublas_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _cublas_relu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """max(0, x weight^T + bias), bias and ReLU in cuBLASLt's epilogue."""
     if bias is None:
         return torch.mm(x, weight.t()).relu_()
     return torch._addmm_activation(bias, x, weight.t(), use_gelu=False)
 
 
+def _run_activate(before: Tensor, activation: str, dropout: Dropout) -> Tensor:
+    hidden = torch.empty_like(before)
+    M, N = before.shape
+    if M:
+        tile = pass_tile(chip(before.device), N)
+        _activate[(ceil_div(M, tile.rows), ceil_div(N, tile.columns))](
+            before, hidden, dropout, Shape(M, N),
+            ACTIVATION=activation, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1,
+        )  # fmt: skip
+    return hidden
+
+
 def feed_forward_backward(
     dout: Tensor,
     x: Tensor,
-    hidden: Tensor,
+    kept: Tensor,
     bits: Tensor,
     weight1: Tensor,
     weight2: Tensor,
     *,
     bias1: bool,
     bias2: bool,
+    activation: str = "relu",
     scale: float = 1.0,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    site: int = 0,
     route: str | None = None,
     in_parts: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dout (M, N') contiguous; hidden and bits as feed_forward returned them; bias1, bias2: whether to return theirs.
+    """dout (M, N') contiguous; kept and bits as feed_forward returned them; bias1, bias2: whether to return theirs.
 
-    Returns dx, dweight1, dbias1, dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: that
-    of bias1 comes as (sum_programs(), F) float32, which are still to be added up.
+    scale: what dropout multiplies by; dropout_p, seed and site tell GELU what it dropped. Returns dx, dweight1, dbias1,
+    dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: that of bias1 comes as
+    (sum_programs(), F) float32, which are still to be added up.
     """
+    relu = activation == "relu"
+    dropout = Dropout(*dropout_arguments(dropout_p, seed, site)[:3], scale)
+    hidden = None if relu else torch.empty_like(kept)
+    (M, N), K = kept.shape, dout.shape[1]
     if (route or route_of("backward", x.dtype, x.device)) == "fused":
-        dhidden, dbias1, dbias2 = _fused_backward(dout, hidden, bits, weight2, bias1, bias2, scale, in_parts)
+        dbefore = torch.empty_like(kept)
+        grid, options = product_launch(dout.dtype, dout.device, M, N, K, two_results=not relu)
+        tiles = ceil_div(M, options["ROWS"])
+        parts = BiasParts(parts_for(dout, tiles, N, bias1), parts_for(dout, tiles, K, bias2))
+        has_bits = bits.numel() > 0
+        if M:
+            _backward[grid](
+                dout, weight2.contiguous(), None if has_bits else kept, bits if has_bits else None, dbefore, hidden,
+                parts, dropout, ProductSizes(M, N, K), ACTIVATION=activation, **options,
+            )  # fmt: skip
+        dbias1, dbias2 = bias_gradients(dout, parts, in_parts)
     else:
-        dhidden = scaled_mm(dout, weight2, scale)
-        dbias1 = _run_gate(dhidden, hidden, bias1, in_parts)
+        dbefore = scaled_mm(dout, weight2, scale)
+        tile, programs = gate_launch(dbefore)
+        parts = BiasParts(parts_for(dbefore, programs, N, bias1), None)
+        if M:
+            _gate[(ceil_div(N, tile.columns), programs)](
+                dbefore, kept, hidden, parts.first, dropout, Shape(M, N),
+                ACTIVATION=activation, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1,
+            )  # fmt: skip
+        dbias1, _ = bias_gradients(dbefore, parts, in_parts)
         dbias2 = dout.sum(0) if bias2 else dout.new_empty(0)
     return (
-        torch.mm(dhidden, weight1),
-        torch.mm(dhidden.t(), x),
+        torch.mm(dbefore, weight1),
+        torch.mm(dbefore.t(), x),
         dbias1,
-        scaled_mm(dout.t(), hidden, scale),
+        scaled_mm(dout.t(), kept if hidden is None else hidden, scale),
         dbias2,
     )
-
-
-def _fused_backward(
-    dout: Tensor,
-    hidden: Tensor,
-    bits: Tensor,
-    weight: Tensor,
-    bias1: bool,
-    bias2: bool,
-    scale: float,
-    in_parts: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    (M, K), N = dout.shape, weight.shape[1]
-    dhidden = torch.empty_like(hidden)
-    grid, options = product_launch(dout.dtype, dout.device, M, N, K)
-    tiles = ceil_div(M, options["ROWS"])
-    parts1, parts2 = parts_for(dout, tiles, N, bias1), parts_for(dout, tiles, K, bias2)
-    if M:
-        has_bits = bits.numel() > 0
-        _backward[grid](
-            dout, weight.contiguous(), None if has_bits else hidden, bits if has_bits else None, dhidden,
-            parts1, parts2, scale, M, N, K, **options,
-        )  # fmt: skip
-    return dhidden, *bias_gradients(dout, parts1, parts2, in_parts)
-
-
-def _run_gate(dhidden: Tensor, hidden: Tensor, bias: bool, in_parts: bool) -> Tensor:
-    M, N = dhidden.shape
-    tile, programs = gate_launch(dhidden)
-    parts = parts_for(dhidden, programs, N, bias)
-    if M:
-        _gate[(ceil_div(N, tile.columns), programs)](
-            dhidden, hidden, parts, M, N, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1
-        )
-    return bias_gradients(dhidden, parts, None, in_parts)[0]
 
 
 # ---------------------------------------------------------------------------------------------------- compile cases
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile that ships, for every kind of product; the lighter variants in bfloat16."""
+    """Every tile that ships, for every kind of product, with dropout; the lighter variants in bfloat16."""
+    relu: dict[str, Any] = {"ACTIVATION": "relu", "before": None}
+    relu_backward: dict[str, Any] = {"ACTIVATION": "relu", "hidden": None, "seed": None}
+    gelu: dict[str, Any] = {"ACTIVATION": "gelu", "bits": None}
     for kind in ("fp32", "tf32", "fp16", "bf16"):
         if kind == "tf32" and chip.capability < 80:
             continue
         small, large = (product_tile.shipped(chip, kind, size) for size in ("small", "large"))
-        even: dict[str, Any] = {
-            "EVEN_K": True,
-            "PRECISION": "tf32" if kind == "tf32" else "ieee",
-        }
-        for tile in dict.fromkeys((small, large)):
-            yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=even)
-            yield kernel_case(_backward, "feed_forward.backward/bits", kind, tile, given=even | {"hidden": None})
-            if kind == "bf16":
-                yield kernel_case(_forward, "feed_forward.forward/plain", kind, tile, given=even | {"seed": None})
-                yield kernel_case(_backward, "feed_forward.backward/sign", kind, tile, given=even | {"bits": None})
+        even: dict[str, Any] = {"EVEN_K": True, "PRECISION": "tf32" if kind == "tf32" else "ieee"}
         odd = even | {"EVEN_K": False, "K": "i32"}
-        yield kernel_case(_forward, "feed_forward.forward/dropout+odd-depth", kind, small, given=odd)
+        lighter = kind == "bf16"
+        for tile in dict.fromkeys((small, large)):
+            given = even | relu
+            yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=given)
+            if lighter:
+                yield kernel_case(_forward, "feed_forward.forward/plain", kind, tile, given=given | {"seed": None})
+            yield kernel_case(_forward, "gelu_feed_forward.forward/erf+dropout", kind, tile, given=even | gelu)
+            given = even | relu_backward
+            yield kernel_case(_backward, "feed_forward.backward/bits", kind, tile, given=given | {"kept": None})
+            if lighter:
+                yield kernel_case(_backward, "feed_forward.backward/sign", kind, tile, given=given | {"bits": None})
+        for tile in dict.fromkeys(map(of_two_results, (small, large))):
+            yield kernel_case(_backward, "gelu_feed_forward.backward/erf+dropout", kind, tile, given=even | gelu)
+        yield kernel_case(_forward, "feed_forward.forward/dropout+odd-depth", kind, small, given=odd | relu)
+        if lighter:
+            given = odd | gelu
+            yield kernel_case(_forward, "gelu_feed_forward.forward/erf+dropout+odd-depth", kind, small, given=given)
+            for name, variant in (("tanh+dropout", {"ACTIVATION": "gelu_tanh"}), ("erf", {"seed": None})):
+                given = even | gelu | variant
+                yield kernel_case(_forward, f"gelu_feed_forward.forward/{name}", kind, large, given=given)
+                tile = of_two_results(large)
+                yield kernel_case(_backward, f"gelu_feed_forward.backward/{name}", kind, tile, given=given)
     for dtype in ("fp32", "fp16", "bf16"):
-        yield kernel_case(_gate, "feed_forward.gate", dtype, GATE(chip))
+        yield kernel_case(_gate, "feed_forward.gate", dtype, GATE(chip), given=relu_backward)
+        yield kernel_case(_gate, "gelu_feed_forward.gate/erf", dtype, GATE(chip), given={"ACTIVATION": "gelu"})
+        for N in (128, 256, 512) if dtype == "bf16" else (512,):
+            given = {"ACTIVATION": "gelu"}
+            yield kernel_case(_activate, "gelu_feed_forward.activate/erf", dtype, pass_tile(chip, N), given=given)

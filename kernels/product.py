@@ -6,7 +6,7 @@ rows, a bias's gradient, leaves each program as a part, which partial_sums.py ad
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,9 +15,28 @@ from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.launch import ceil_div, chip, interpreted, product_kind
+from fasttfm.kernels.parameter import Float32Pointer, Size, Varying
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.tiles.feed_forward import GATE, epilogue_route, of_two_results, product_tile, size_class
 from fasttfm.kernels.tiles.rows import RowTile
+
+
+class ProductSizes(NamedTuple):
+    """Of a (M, K) times b (K, N)."""
+
+    M: Varying
+    N: Size
+    K: Size
+
+
+class BiasParts(NamedTuple):
+    """What each tile of rows adds to the gradients of two biases; None: nobody wants it."""
+
+    first: Float32Pointer
+    """(tiles of rows, N), of the epilogue's result."""
+    second: Float32Pointer
+    """(tiles of rows, K), of a."""
+
 
 ROW_GROUP: tl.constexpr = tl.constexpr(8)
 
@@ -26,7 +45,7 @@ ROW_GROUP: tl.constexpr = tl.constexpr(8)
 def tile_of_product(
     a,  # (M, K)
     b,  # (K, N), or (N, K) when B_TRANSPOSED
-    sizes,  # M, N, K
+    sizes,  # ProductSizes
     B_TRANSPOSED: tl.constexpr,
     EVEN_K: tl.constexpr,  # K divides by DEPTH
     ROWS: tl.constexpr,
@@ -74,13 +93,9 @@ def tile_of_product(
 
 
 @triton.jit
-def places(tile_m, tile_n, sizes, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows, columns, which elements of (M, N) are inside, and how far each is from the first."""
-    M, N, _ = sizes
-    rows = tile_m * ROWS + tl.arange(0, ROWS)
-    columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    return rows, columns, inside, rows.to(tl.int64)[:, None] * N + columns[None, :]
+def tile_offsets(rows, columns, M, N):
+    """Which elements of (M, N) are inside, and how far each is from the first."""
+    return (rows < M)[:, None] & (columns < N)[None, :], rows.to(tl.int64)[:, None] * N + columns[None, :]
 
 
 @triton.jit
@@ -154,9 +169,9 @@ def parts_for(like: Tensor, programs: int, N: int, wanted: bool) -> Tensor | Non
     return torch.empty(programs, N, dtype=torch.float32, device=like.device) if wanted else None
 
 
-def bias_gradients(like: Tensor, parts1: Tensor | None, parts2: Tensor | None, in_parts: bool) -> tuple[Tensor, Tensor]:
-    """The sums of parts (P, N), in like's dtype, in one launch; empty where None; in_parts: parts1 as they are."""
-    dbias1, dbias2 = (like.new_empty(0 if p is None else p.shape[1]) for p in (parts1, parts2))
-    pairs = [(parts1, dbias1)] * (not in_parts) + [(parts2, dbias2)]
-    add_parts([(parts, out) for parts, out in pairs if parts is not None])
-    return dbias1 if parts1 is None or not in_parts else parts1, dbias2
+def bias_gradients(like: Tensor, parts: BiasParts, in_parts: bool) -> tuple[Tensor, Tensor]:
+    """The sums of parts (P, N), in like's dtype, in one launch; empty where None; in_parts: the first as they are."""
+    sums = [like.new_empty(0 if each is None else each.shape[1]) for each in parts]
+    pairs = [*zip(parts, sums)][in_parts:]
+    add_parts([(each, out) for each, out in pairs if each is not None])
+    return sums[0] if parts.first is None or not in_parts else parts.first, sums[1]

@@ -63,9 +63,9 @@ def dropout(x: Tensor, *, dropout_p: float, seed: Tensor | None, site: int, dtyp
     return _run_add(x, None, torch.empty_like(x, dtype=dtype), dropout_arguments(dropout_p, seed, site))
 
 
-def drop_(x: Tensor, seed: Tensor | None, site: int, threshold: int) -> Tensor:
+def drop_(x: Tensor, dropout: Dropout) -> Tensor:
     """Zeroes what dropout drops of x (M, N) contiguous, in place; what is kept is not scaled."""
-    return _run_add(x, None, x, Dropout(seed, site, threshold, 1.0))
+    return _run_add(x, None, x, dropout._replace(keep_scale=1.0))
 
 
 def _run_add(x: Tensor, residual: Tensor | None, out: Tensor, dropout: Dropout) -> Tensor:

@@ -1,30 +1,29 @@
-"""The position-wise feed-forward network (Vaswani et al. 2017, equation 2); bias, ReLU and dropout fused."""
+"""The position-wise feed-forward network (Vaswani et al. 2017, equation 2); bias, activation and dropout fused.
+
+A ReLU's derivative is one bit, which its output tells, so its output is what is kept for the backward pass. GELU's is a
+function of the activation's input, so that input is kept, M * F elements as well; the hidden activation, which the
+gradient of weight2 needs, is computed from it again, in passing, where the derivative is. torch.nn keeps both.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fasttfm.functional import training_passes
 from fasttfm.functional.activations import FUSED
-from fasttfm.functional.backends import chosen
+from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, keep_mask
-from fasttfm.functional.gelu_feed_forward import gelu_feed_forward
-from fasttfm.functional.network import (
-    Derivatives,
-    autocast,
-    bias1_gradient,
-    by_name,
-    decide,
-    fake_derivatives,
-    in_parts,
-    kernel_choice,
-    one_dtype,
-)
-from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.operator import Gradients, Operator, lower_precision
 from fasttfm.functional.rows import as_rows, shaped
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
+
+Derivatives = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that is not wanted is empty."""
+
+_NO_DROPOUT = Dropout(0.0, None, 0)
 
 
 def feed_forward(
@@ -57,12 +56,12 @@ def feed_forward(
     """
     _check(x, weight1, bias1, weight2, bias2)
     dropout = dropout_for(x.device, dropout_p, seed, site)
-    if activation != "relu":
-        if activation not in FUSED:
-            raise ValueError(f"feed_forward: activation is {activation!r}: choose {', '.join(FUSED)}")
-        tanh = activation == "gelu_tanh"
-        return gelu_feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, tanh, dropout, chosen())[0]
-    return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, dropout, chosen())[0]
+    if activation == "relu":
+        return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, dropout, chosen())[0]
+    if activation not in FUSED:
+        raise ValueError(f"feed_forward: activation is {activation!r}: choose {', '.join(FUSED)}")
+    tanh = activation == "gelu_tanh"
+    return _gelu_feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, tanh, dropout, chosen())[0]
 
 
 def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
@@ -84,7 +83,7 @@ def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bi
             )
 
 
-class _Call(NamedTuple):
+class _ReluCall(NamedTuple):
     x: Tensor
     weight1: Tensor
     bias1: Tensor | None
@@ -93,56 +92,189 @@ class _Call(NamedTuple):
     bias1_parts: Tensor | None
     dropout: Dropout
     route: str
-    """As network.decide() tells."""
+    """As _decide() tells."""
+
+    @property
+    def activation(self) -> str:
+        return "relu"
 
 
-class _Saved(NamedTuple):
+class _GeluCall(NamedTuple):
     x: Tensor
-    hidden: Tensor
-    bits: Tensor
+    weight1: Tensor
+    bias1: Tensor | None
+    weight2: Tensor
+    bias2: Tensor | None
+    bias1_parts: Tensor | None
+    tanh: bool
+    dropout: Dropout
+    route: str
+
+    @property
+    def activation(self) -> str:
+        return "gelu_tanh" if self.tanh else "gelu"
+
+
+class _ReluSaved(NamedTuple):
+    x: Tensor
+    kept: Tensor
+    """(M, F): the hidden activation, zero where dropped but not yet scaled."""
+    mask: Tensor
+    """(M, ceil(F / 32)) int32: the bits of what is open; empty where no kernel wrote them."""
     weight1: Tensor
     weight2: Tensor
     has_bias1: bool
     has_bias2: bool
     in_parts: int
+    """How many parts of bias1's gradient, (in_parts, F) float32, are wanted in the place of their sum; or 0."""
     scale: float
+    """Of dropout."""
     route: str
 
+    @property
+    def activation(self) -> str:
+        return "relu"
 
-class _Backward(NamedTuple):
+    @property
+    def dropout(self) -> Dropout:
+        return _NO_DROPOUT  # what is kept tells what was dropped
+
+
+class _GeluSaved(NamedTuple):
+    x: Tensor
+    kept: Tensor
+    """(M, F), what GELU is applied to."""
+    mask: Tensor
+    """(M, F) bool, dropout's; empty without dropout, and where a kernel draws it again."""
+    weight1: Tensor
+    weight2: Tensor
+    has_bias1: bool
+    has_bias2: bool
+    in_parts: int
+    tanh: bool
+    dropout: Dropout
+    route: str
+
+    @property
+    def activation(self) -> str:
+        return "gelu_tanh" if self.tanh else "gelu"
+
+    @property
+    def scale(self) -> float:
+        return self.dropout.scale
+
+
+class _ReluBackward(NamedTuple):
     dout: Tensor
-    saved: _Saved
+    saved: _ReluSaved
+
+
+class _GeluBackward(NamedTuple):
+    dout: Tensor
+    saved: _GeluSaved
+
+
+_Call = _ReluCall | _GeluCall
+_Saved = _ReluSaved | _GeluSaved
+_Backward = _ReluBackward | _GeluBackward
+
+
+def _decide(call: _Call) -> str:
+    """torch; table: a kernel's choice between its ways; fused: its own products, where Triton was asked for by name."""
+    if call.route in ("fused", "table"):
+        return call.route
+    if kernel_route(call.route, call.x) == "torch":
+        return "torch"
+    return "fused" if call.route == "triton" else "table"
+
+
+def _kernel_choice(route: str) -> str | None:
+    """The route that a launch function is told; None: what its table says."""
+    return "fused" if route == "fused" else None
+
+
+def _autocast(call: _Call, dtype: torch.dtype) -> _Call:
+    """The call with every tensor in dtype."""
+    return call._replace(
+        x=lower_precision(call.x, dtype),
+        weight1=lower_precision(call.weight1, dtype),
+        bias1=lower_precision(call.bias1, dtype),
+        weight2=lower_precision(call.weight2, dtype),
+        bias2=lower_precision(call.bias2, dtype),
+    )
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (..., N'), the hidden activation (M, F), zero where dropped but not yet scaled, and the mask's bits.
+    """The output (..., N'), and what is kept of the hidden layer, a tensor (M, F) and a mask, as they are saved.
 
-    The scale of dropout rides in the product: exact, and no pass of its own. The bits (M, ceil(F / 32)) int32 are empty
-    where no kernel wrote them: hidden > 0 says the same.
+    The scale of dropout rides in the second product: exact, and no pass of its own.
     """
-    x, weight1, bias1, weight2, bias2, _, dropout, route = call
-    one_dtype(x, weight1, bias1, weight2, bias2)
+    x, weight1, bias1, weight2, bias2, dropout = *call[:5], call.dropout
+    _check_dtype(x, weight1, bias1, weight2, bias2)
     rows = as_rows(x)
-    if route != "torch":
+    if call.route != "torch":
         from fasttfm.kernels import feed_forward as kernel
 
-        out, hidden, bits = kernel.feed_forward(
-            rows, weight1, bias1, weight2, bias2, route=kernel_choice(route), **dropout._asdict()
+        out, kept, mask = kernel.feed_forward(
+            rows, weight1, bias1, weight2, bias2,
+            activation=call.activation, route=_kernel_choice(call.route), **dropout._asdict(),
+        )  # fmt: skip
+        return shaped(out, x), kept, mask
+    kept = torch.nn.functional.linear(rows, weight1, bias1)
+    mask = keep_mask(kept, dropout)
+    if call.activation == "relu":
+        hidden = _dropped(kept.relu_(), mask)
+        mask = x.new_empty(0, dtype=torch.int32)  # hidden > 0 says the same
+    else:
+        hidden = _gelu(kept, mask, call.activation)
+    return shaped(scaled_linear(hidden, weight2, bias2, dropout.scale), x), kept, mask
+
+
+def _check_dtype(x: Tensor, *others: Tensor | None) -> None:
+    if any(t is not None and t.dtype != x.dtype for t in others):
+        raise ValueError(
+            "feed_forward takes tensors of one dtype: got x "
+            + ", ".join([str(x.dtype), *(str(t.dtype) for t in others if t is not None)])
+            + " (x, weights, biases); cast them, or run under torch.autocast"
         )
-        return shaped(out, x), hidden, bits
-    hidden = torch.nn.functional.linear(rows, weight1, bias1).relu_()
-    keep = keep_mask(hidden, dropout)
-    if keep.numel():
-        hidden *= as_factor(keep, hidden.dtype)
-    out = scaled_linear(hidden, weight2, bias2, dropout.scale)
-    return shaped(out, x), hidden, x.new_empty(0, dtype=torch.int32)
+
+
+def _dropped(x: Tensor, keep: Tensor) -> Tensor:
+    """x (M, F), zero where it is dropped, in its own memory."""
+    return x.mul_(as_factor(keep, x.dtype)) if keep.numel() else x
+
+
+def _gelu(before: Tensor, keep: Tensor, activation: str) -> Tensor:
+    """gelu(before), zero where it is dropped, not scaled."""
+    if activation == "gelu_tanh" and training_passes.takes(before):
+        return training_passes.gelu_tanh(before, keep)
+    return _dropped(torch.nn.functional.gelu(before, approximate=_approximate(activation)), keep)
+
+
+def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """The gradient of what GELU is applied to, in the memory of that of its result, and its result; (M, F)."""
+    if activation == "gelu_tanh" and training_passes.takes(before, dhidden) and dhidden.is_contiguous():
+        return training_passes.gelu_tanh_gradient(dhidden, before, keep)
+    dhidden = _dropped(dhidden, keep)
+    dbefore = torch.ops.aten.gelu_backward(dhidden, before, approximate=_approximate(activation))
+    return dbefore, _gelu(before, keep, activation)
+
+
+def _approximate(activation: str) -> str:
+    """As torch's gelu takes it."""
+    return "tanh" if activation == "gelu_tanh" else "none"
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     x = call.x
     rows, hidden = x.numel() // x.shape[-1], call.weight1.shape[0]
-    bits = x.new_empty((rows, (hidden + 31) // 32) if _writes_bits(call) else (0,), dtype=torch.int32)
-    return x.new_empty(*x.shape[:-1], call.weight2.shape[0]), x.new_empty(rows, hidden), bits
+    mask = x.new_empty(0, dtype=torch.int32)
+    if call.activation == "relu":
+        if _writes_bits(call):
+            mask = mask.new_empty(rows, (hidden + 31) // 32)
+    elif call.route == "torch":
+        mask = x.new_empty((0,) if call.dropout.seed is None else (rows, hidden), dtype=torch.bool)
+    return x.new_empty(*x.shape[:-1], call.weight2.shape[0]), x.new_empty(rows, hidden), mask
 
 
 def _writes_bits(call: _Call) -> bool:
@@ -150,67 +282,103 @@ def _writes_bits(call: _Call) -> bool:
         return call.route == "fused"
     from fasttfm.kernels import feed_forward as kernel
 
-    return kernel.forward_route(call.x, call.dropout.seed is not None) == "fused"
+    return kernel.forward_route(call.x, "relu", call.dropout.seed is not None) == "fused"
 
 
 def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
-    _, hidden, bits = outputs
-    return _Saved(
-        x=call.x,
-        hidden=hidden,
-        bits=bits,
-        weight1=call.weight1,
-        weight2=call.weight2,
-        has_bias1=call.bias1 is not None,
-        has_bias2=call.bias2 is not None,
-        in_parts=in_parts(call.bias1_parts),
-        scale=call.dropout.scale,
-        route=call.route,
-    )
+    _, kept, mask = outputs
+    biases = call.bias1 is not None, call.bias2 is not None
+    in_parts = 0 if call.bias1_parts is None else call.bias1_parts.shape[0]
+    saved = call.x, kept, mask, call.weight1, call.weight2, *biases, in_parts
+    if isinstance(call, _ReluCall):
+        return _ReluSaved(*saved, call.dropout.scale, call.route)
+    return _GeluSaved(*saved, call.tanh, call.dropout, call.route)
 
 
 def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor, *_: None) -> Gradients:
-    return by_name(saved, _feed_forward_backward(dout, saved))
+    backward = _feed_forward_backward if saved.activation == "relu" else _gelu_feed_forward_backward
+    dx, dweight1, dbias1, dweight2, dbias2 = backward(dout, saved)
+    return {
+        "x": dx,
+        "weight1": dweight1,
+        "bias1": dbias1 if saved.has_bias1 and not saved.in_parts else None,
+        "bias1_parts": dbias1 if saved.in_parts else None,
+        "weight2": dweight2,
+        "bias2": dbias2 if saved.has_bias2 else None,
+    }
 
 
 def _compute_backward(call: _Backward) -> Derivatives:
-    x, hidden, bits, weight1, weight2, has_bias1, has_bias2, parts, scale, route = call.saved
-    dout, rows = as_rows(call.dout), as_rows(x)
-    if route != "torch":
+    saved = call.saved
+    kept, mask, weight1, weight2, activation = saved.kept, saved.mask, saved.weight1, saved.weight2, saved.activation
+    dout, rows = as_rows(call.dout), as_rows(saved.x)
+    if saved.route != "torch":
         from fasttfm.kernels import feed_forward as kernel
 
         dx, dweight1, dbias1, dweight2, dbias2 = kernel.feed_forward_backward(
-            dout, rows, hidden, bits, weight1, weight2,
-            bias1=has_bias1, bias2=has_bias2, scale=scale, route=kernel_choice(route), in_parts=parts > 0,
+            dout, rows, kept, mask, weight1, weight2, bias1=saved.has_bias1, bias2=saved.has_bias2,
+            activation=activation, scale=saved.scale, route=_kernel_choice(saved.route), in_parts=saved.in_parts > 0,
+            **saved.dropout._asdict(),
         )  # fmt: skip
-        return shaped(dx, x), dweight1, dbias1, dweight2, dbias2
-    # hidden > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
-    dhidden = scaled_mm(dout, weight2, scale)
-    dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
+        return shaped(dx, saved.x), dweight1, dbias1, dweight2, dbias2
+    dhidden = scaled_mm(dout, weight2, saved.scale)
+    if activation == "relu":  # kept > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
+        dbefore, hidden = torch.ops.aten.threshold_backward(dhidden, kept, 0), kept
+    else:
+        dbefore, hidden = _gelu_gradient(dhidden, kept, mask, activation)
     return (
-        shaped(torch.mm(dhidden, weight1), x),
-        torch.mm(dhidden.t(), rows),
-        bias1_gradient(call.saved, dhidden),
-        scaled_mm(dout.t(), hidden, scale),
-        dout.sum(0) if has_bias2 else x.new_empty(0),
+        shaped(torch.mm(dbefore, weight1), saved.x),
+        torch.mm(dbefore.t(), rows),
+        _bias1_gradient(saved, dbefore),
+        scaled_mm(dout.t(), hidden, saved.scale),
+        dout.sum(0) if saved.has_bias2 else rows.new_empty(0),
     )
 
 
-_feed_forward_backward = Operator(
-    "feed_forward_backward",
-    _Backward,
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _compute_backward,
-    fake_derivatives,
+def _bias1_gradient(saved: _Saved, dbefore: Tensor) -> Tensor:
+    """The sum of dbefore (M, F) over rows, as it is wanted."""
+    dbias1 = dbefore.sum(0) if saved.has_bias1 else dbefore.new_empty(0)
+    if saved.in_parts:
+        dbias1 = torch.nn.functional.pad(dbias1[None].float(), (0, 0, 0, saved.in_parts - 1))
+    return dbias1
+
+
+def _fake_backward(call: _Backward) -> Derivatives:
+    saved = call.saved
+    weight1, weight2 = saved.weight1, saved.weight2
+    hidden, out = weight1.shape[0], weight2.shape[0]
+    if saved.in_parts:
+        dbias1 = weight1.new_empty(saved.in_parts, hidden, dtype=torch.float32)
+    else:
+        dbias1 = weight1.new_empty(hidden if saved.has_bias1 else 0)
+    return (
+        saved.x.new_empty(saved.x.shape),
+        weight1.new_empty(weight1.shape),
+        dbias1,
+        weight2.new_empty(weight2.shape),
+        weight2.new_empty(out if saved.has_bias2 else 0),
+    )
+
+
+_KINDS: tuple[tuple[str, Any, Any], ...] = (
+    ("feed_forward", _ReluCall, _ReluBackward),
+    ("gelu_feed_forward", _GeluCall, _GeluBackward),
 )
-_feed_forward = Operator(
-    "feed_forward",
-    _Call,
-    "(Tensor, Tensor, Tensor)",
-    _compute,
-    _fake,
-    decide=decide,
-    save=_save,
-    backward=_differentiate,
-    autocast=autocast,
+_feed_forward_backward, _gelu_feed_forward_backward = (
+    Operator(f"{name}_backward", call, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward)
+    for name, _, call in _KINDS
+)
+_feed_forward, _gelu_feed_forward = (
+    Operator(
+        name,
+        call,
+        "(Tensor, Tensor, Tensor)",
+        _compute,
+        _fake,
+        decide=_decide,
+        save=_save,
+        backward=_differentiate,
+        autocast=_autocast,
+    )
+    for name, call, _ in _KINDS
 )

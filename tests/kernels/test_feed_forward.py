@@ -219,7 +219,7 @@ def test_two_runs_give_the_same_bits():
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
 def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
-    cases = list(kernel.compile_cases(chip))
+    cases = [case for case in kernel.compile_cases(chip) if case.arguments["ACTIVATION"] == "relu"]
     for kind in ("fp32", "fp16", "bf16"):
         for size in ("large", "small"):
             to = product_tile(chip, kind, size)

@@ -15,6 +15,7 @@ from fasttfm.kernels import layer_norm_wide as wide_kernel
 from fasttfm.kernels import residual_add as add_kernel
 from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.tiles.rows import LAYER_NORM_WIDE
 
 SEED = torch.tensor([0x1234567890ABCDEF])
@@ -249,7 +250,7 @@ def test_the_kernels_drop_exactly_what_the_reference_drops(columns):
     )
     added = add_kernel.residual_add(ones, torch.zeros_like(ones), dropout_p=0.4, seed=SEED, site=3)
     alone = add_kernel.dropout(ones, dropout_p=0.4, seed=SEED, site=3, dtype=torch.float32)
-    dropped = add_kernel.drop_(ones.clone(), SEED, 3, round(0.4 * 65536))
+    dropped = add_kernel.drop_(ones.clone(), dropout_arguments(0.4, SEED, 3))
     assert torch.equal(s, expected)
     assert torch.equal(added, expected)
     assert torch.equal(alone, expected)
