@@ -121,9 +121,9 @@ def _forward(
         shut = rounded.to(tl.float32) <= 0.0  # a NaN is open: it must show
         if dropout.seed is not None:
             shut = shut | (keep_tile(with_seed(dropout), 0, rows, tile_n * COLUMNS, COLUMNS) == 0)
-        inside, offsets = tile_offsets(rows, columns, M, N)
+        inside = (rows < M)[:, None] & (columns < N)[None, :]
         rounded = tl.where(shut, tl.zeros_like(rounded), rounded)
-        tl.store(hidden + offsets, rounded, mask=inside)
+        tl.store(hidden + rows.to(tl.int64)[:, None] * N + columns[None, :], rounded, mask=inside)
         lanes = tl.arange(0, 32)[None, None, :]
         opened = tl.reshape((inside & (shut == 0)).to(tl.int32), (ROWS, COLUMNS // 32, 32)) << lanes
         words, words_inside = _words(bits, rows, tile_n, M, N, COLUMNS)
@@ -145,8 +145,8 @@ def _backward(
     dbefore: Pointer,  # (M, N) out
     hidden: Pointer,  # (M, N) out; None with ReLU
     parts: BiasParts,
-    dropout: Dropout,
     sizes: ProductSizes,
+    dropout: Dropout,
     ACTIVATION: tl.constexpr,
     EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -354,7 +354,7 @@ def feed_forward_backward(
         if M:
             _backward[grid](
                 dout, weight2.contiguous(), None if has_bits else kept, bits if has_bits else None, dbefore, hidden,
-                parts, dropout, ProductSizes(M, N, K), ACTIVATION=activation, **options,
+                parts, ProductSizes(M, N, K), dropout, ACTIVATION=activation, **options,
             )  # fmt: skip
         dbias1, dbias2 = bias_gradients(dout, parts, in_parts)
     else:
