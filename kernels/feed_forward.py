@@ -397,25 +397,25 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
             yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=given)
             if lighter:
                 yield kernel_case(_forward, "feed_forward.forward/plain", kind, tile, given=given | {"seed": None})
-            yield kernel_case(_forward, "gelu_feed_forward.forward/erf+dropout", kind, tile, given=even | gelu)
+            yield kernel_case(_forward, "feed_forward.forward/erf+dropout", kind, tile, given=even | gelu)
             given = even | relu_backward
             yield kernel_case(_backward, "feed_forward.backward/bits", kind, tile, given=given | {"kept": None})
             if lighter:
                 yield kernel_case(_backward, "feed_forward.backward/sign", kind, tile, given=given | {"bits": None})
         for tile in dict.fromkeys(map(of_two_results, (small, large))):
-            yield kernel_case(_backward, "gelu_feed_forward.backward/erf+dropout", kind, tile, given=even | gelu)
+            yield kernel_case(_backward, "feed_forward.backward/erf+dropout", kind, tile, given=even | gelu)
         yield kernel_case(_forward, "feed_forward.forward/dropout+odd-depth", kind, small, given=odd | relu)
         if lighter:
             given = odd | gelu
-            yield kernel_case(_forward, "gelu_feed_forward.forward/erf+dropout+odd-depth", kind, small, given=given)
+            yield kernel_case(_forward, "feed_forward.forward/erf+dropout+odd-depth", kind, small, given=given)
             for name, variant in (("tanh+dropout", {"ACTIVATION": "gelu_tanh"}), ("erf", {"seed": None})):
                 given = even | gelu | variant
-                yield kernel_case(_forward, f"gelu_feed_forward.forward/{name}", kind, large, given=given)
+                yield kernel_case(_forward, f"feed_forward.forward/{name}", kind, large, given=given)
                 tile = of_two_results(large)
-                yield kernel_case(_backward, f"gelu_feed_forward.backward/{name}", kind, tile, given=given)
+                yield kernel_case(_backward, f"feed_forward.backward/{name}", kind, tile, given=given)
     for dtype in ("fp32", "fp16", "bf16"):
         yield kernel_case(_gate, "feed_forward.gate", dtype, GATE(chip), given=relu_backward)
-        yield kernel_case(_gate, "gelu_feed_forward.gate/erf", dtype, GATE(chip), given={"ACTIVATION": "gelu"})
+        yield kernel_case(_gate, "feed_forward.gate/erf", dtype, GATE(chip), given={"ACTIVATION": "gelu"})
         for N in (128, 256, 512) if dtype == "bf16" else (512,):
             given = {"ACTIVATION": "gelu"}
-            yield kernel_case(_activate, "gelu_feed_forward.activate/erf", dtype, pass_tile(chip, N), given=given)
+            yield kernel_case(_activate, "feed_forward.activate/erf", dtype, pass_tile(chip, N), given=given)
