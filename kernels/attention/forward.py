@@ -122,13 +122,13 @@ def _forward(
     v: Pointer,  # (B, H // GROUP, S, DV)
     out: Pointer,  # (B, H, L, DV) out
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
+    strides: Strides,  # of q, k, v, out
+    lse_strides: LineStrides,
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
     masking: Masking,
     dropout: Dropout,
     scale: Real,
     sizes: Sizes,
-    strides: Strides,  # of q, k, v, out
-    lse_strides: LineStrides,
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -208,8 +208,8 @@ def forward(
     if call.planes and call.queries:
         tile = tile or forward_tile(*call.size_class)
         _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
-            query, key, value, output, lse, *call.arguments,
-            strides(query, key, value, output), LineStrides(*lse.stride()[:2]),
+            query, key, value, output, lse,
+            strides(query, key, value, output), LineStrides(*lse.stride()[:2]), *call.arguments,
             **call.constants, **launch_options(tile),
         )  # fmt: skip
     return output, lse
