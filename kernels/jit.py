@@ -9,8 +9,7 @@ specialise on whatever it sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -30,6 +29,7 @@ LARGEST = (1 << 31) - 1
 _REMEMBERED = 4096
 """Compiled kernels that are remembered: batches of ever new lengths have ever new strides."""
 
+_BOUNDED = ("Varying", "Size")
 _NEUTRAL = 7
 """A number that Triton does not specialise on: not 1, and no multiple of 16."""
 
@@ -49,41 +49,65 @@ class _Parameters:
 
     def __init__(self, kernel: Any) -> None:
         self.kinds = [(name, kind) for name, kind in kinds_of(kernel).items() if kind != "tl.constexpr"]
-        self.groups = [i for i, (_, kind) in reversed([*enumerate(self.kinds)]) if isinstance(kind, tuple)]
-        """Places of NamedTuples, the last one first."""
-        self.each = each_of(self.kinds)
-        self.pointers = self._picker("Pointer", "Pointers")
-        self.specialised = self._picker("Size", "Stride", "Strides")
-        self.bounded = self._picker("Varying", "Size")
         self.family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
 
-    def _picker(self, *kinds: str) -> Callable[[Sequence], tuple]:
-        """flat arguments -> those whose kind ends so."""
-        indices = [i for i, (_, kind) in enumerate(self.each) if kind.endswith(kinds)]
-        if len(indices) > 1:
-            return itemgetter(*indices)
-        return lambda arguments: tuple([arguments[index] for index in indices])
+    def key(self) -> Callable[[tuple, dict[str, Any]], tuple | None]:
+        """(arguments, constants) -> all that Triton may compile another kernel for, the first pointer's device among
+        it; None where that is more than this looks at, addresses that do not divide by 16. Raises as refuse_large().
 
-    def flat(self, arguments: tuple) -> list:
-        """The arguments with what a NamedTuple holds in its place."""
-        values = list(arguments)
-        for index in self.groups:
-            values[index : index + 1] = values[index]
-        return values
+        It is written out for the kernel, because every launch asks.
+        """
+        leaves = [leaf for name, kind in self.kinds for leaf in _variables(name, kind)]
+        of = {ending: [name for name, kind in leaves if kind.endswith(ending)] for ending in ("Pointer", "Pointers")}
+        targets = [
+            name if isinstance(kind, str) else f"({', '.join(field for field, _ in _variables(name, kind))},)"
+            for name, kind in self.kinds
+        ]
+        bounded = " and ".join(f"{-LARGEST - 1} <= {n} <= {LARGEST}" for n, kind in leaves if kind in _BOUNDED) or True
+        key = [f"{of['Pointer'][0]}.get_device()" if of["Pointer"] else f"{of['Pointers'][0]}[0].get_device()"]
+        key += [name for name, kind in leaves if kind in ("Size", "Stride", "Strides")]
+        key += [f"None if {name} is None else {name}.dtype" for name in of["Pointer"]]
+        lines = [
+            f"{', '.join(targets)}, = arguments",
+            f"if not ({bounded}): refuse(arguments)",
+            f"addresses = {' | '.join(f'(0 if {n} is None else {n}.data_ptr())' for n in of['Pointer']) or 0}",
+            "several = []",
+        ]
+        for name in of["Pointers"]:
+            lines += [
+                f"several.append(len({name}))",
+                f"for pointer in {name}:",
+                "    several.append(None if pointer is None else pointer.dtype)",
+                "    if pointer is not None: addresses |= pointer.data_ptr()",
+            ]
+        lines += [
+            "if addresses % 16: return None",
+            f"return ({', '.join(key)}, *several, *constants, *constants.values())",
+        ]
+        scope: dict[str, Any] = {"refuse": self.refuse_large}
+        exec("def key(arguments, constants):\n    " + "\n    ".join(lines), scope)
+        return scope["key"]
 
     def neutral(self, arguments: tuple) -> list:
         """The arguments with one and the same number for every Varying."""
         return [_neutral(kind, argument) for (_, kind), argument in zip(self.kinds, arguments)]
 
-    def refuse_large(self, values: list) -> None:
-        """Raises ValueError for the first of the flat arguments that does not fit 32 bits."""
-        bounded = self.bounded(values)
-        if not bounded or (max(bounded) <= LARGEST and min(bounded) >= -LARGEST - 1):
-            return
-        for (name, kind), value in zip(self.each, values):
-            if kind in ("Varying", "Size") and not -LARGEST - 1 <= value <= LARGEST:
+    def refuse_large(self, arguments: tuple) -> None:
+        """Raises ValueError for the first argument, or field of one, that does not fit 32 bits."""
+        values = [
+            leaf
+            for (_, kind), argument in zip(self.kinds, arguments)
+            for leaf in (argument if isinstance(kind, tuple) else (argument,))
+        ]
+        for (name, kind), value in zip(each_of(self.kinds), values):
+            if kind in _BOUNDED and not -LARGEST - 1 <= value <= LARGEST:
                 reason = f"a kernel takes 32-bit numbers: at most {LARGEST:,}"
                 raise ValueError(f"{self.family}: {name} is {value:,}, and {reason}")
+
+
+def _variables(name: str, kind: Any) -> list[tuple[str, str]]:
+    """(variable, kind) of a parameter, or of each field of a NamedTuple."""
+    return [(name, kind)] if isinstance(kind, str) else [(f"{name}_{f}", k) for f, k in zip(kind._fields, kind)]
 
 
 def _neutral(kind: Any, argument: Any) -> Any:
@@ -105,7 +129,7 @@ class InterpretedKernel(InterpretedFunction):
         run = super().__getitem__(grid)
 
         def launch(*arguments: Any, **constants: Any) -> None:
-            self._parameters.refuse_large(self._parameters.flat(arguments))
+            self._parameters.refuse_large(arguments)
             run(*arguments, **constants)
 
         return launch
@@ -119,6 +143,7 @@ class Kernel(JITFunction):
         self._launched: dict[tuple | None, tuple[CompiledKernel, tuple]] = {}
         self._constants = [p.name for p in self.params if p.is_constexpr]
         self._parameters = _Parameters(self)
+        self._key = self._parameters.key()
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **constants: Any) -> None:
@@ -143,26 +168,3 @@ class Kernel(JITFunction):
                 self._launched.clear()
             self._launched[key] = known
         return known
-
-    def _key(self, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
-        """All that Triton may compile another kernel for; None where that is more than this looks at."""
-        parameters = self._parameters
-        values = parameters.flat(arguments)
-        parameters.refuse_large(values)
-        addresses, device = 0, -1
-        key: list[Any] = [*parameters.specialised(values), *constants, *constants.values()]
-        for pointer in parameters.pointers(values):
-            several = isinstance(pointer, tuple)
-            if several:
-                key.append(len(pointer))
-            for each in pointer if several else (pointer,):
-                if each is None:
-                    key.append(None)
-                else:
-                    addresses |= each.data_ptr()
-                    key.append(each.dtype)
-                    device = each.get_device()
-        if addresses % 16:  # Triton wants to know which
-            return None
-        key.append(device)
-        return tuple(key)
