@@ -36,7 +36,7 @@ Medians = dict[_Row, list[float]]
 def run_suite(checkout: Path, words: Sequence[str], out: Path) -> dict[_Row, float]:
     """Row -> median microseconds of `python -m benchmarks WORDS` in a checkout; UserError with its complaint."""
     environment = {**os.environ, **_MEMORY, "PYTHONPATH": str(checkout)}
-    line = [sys.executable, "-m", "benchmarks", *words, "--out", str(out)]
+    line = [sys.executable, "-m", "benchmarks", *words, "--out", os.path.relpath(out, checkout)]
     done = subprocess.run(line, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"{' '.join(line)} in {checkout} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
