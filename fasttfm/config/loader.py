@@ -100,7 +100,7 @@ def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> 
 
     from_data: vocab_size and source_vocab_size of prepared data (the latter None or absent for a joint vocabulary).
     """
-    return Config(**_built(values, from_data))
+    return Config(**_built(values, from_data, TRANSFORMER))
 
 
 def build_run(values: Values, from_data: Mapping[str, int | None] | None = None) -> RunConfig:
@@ -109,19 +109,19 @@ def build_run(values: Values, from_data: Mapping[str, int | None] | None = None)
     from_data: vocab_size of prepared data. A value that says otherwise is refused. Without from_data the values decide,
     as in the config.yaml of a model.
     """
-    return RunConfig(kind=values.kind, **_built(values, from_data))
+    return RunConfig(kind=values.kind, **_built(values, from_data, values.kind))
 
 
-def _built(values: Values, from_data: Mapping[str, int | None] | None) -> dict[str, Any]:
+def _built(values: Values, from_data: Mapping[str, int | None] | None, kind: str) -> dict[str, Any]:
     """Section -> its dataclass."""
     sections: dict[str, dict[str, Any]] = dict(values)
     if from_data is not None:
-        defaults = _defaults(KINDS[values.kind]["model"])
+        defaults = _defaults(KINDS[kind]["model"])
         decided = {**{name: defaults[name] for name in FROM_DATA if name in defaults}, **from_data}
         _refuse_other_than(decided, values)
         sections["model"] = {**values["model"], **decided}
     built = {}
-    for section, cls in KINDS[values.kind].items():
+    for section, cls in KINDS[kind].items():
         try:
             built[section] = cls(**sections[section])
         except (ValueError, TypeError) as error:
@@ -132,7 +132,7 @@ def _built(values: Values, from_data: Mapping[str, int | None] | None) -> dict[s
 def check(values: Values) -> None:
     """Raise UserError for what is out of range, whatever the data will be."""
     sizes = {name: size for name, size in values["model"].items() if name in ("vocab_size", "source_vocab_size")}
-    _built(values, {"vocab_size": _ANY_VOCABULARY, **sizes})
+    _built(values, {"vocab_size": _ANY_VOCABULARY, **sizes}, values.kind)
 
 
 def with_defaults(values: Values) -> dict[str, dict[str, Any]]:

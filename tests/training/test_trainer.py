@@ -187,21 +187,22 @@ KILLS_ITSELF = """
 import os, signal, sys
 from fasttfm.cli.main import main
 from fasttfm.training import log, optimization
-from fasttfm.checkpoints import checkpoint
+from fasttfm.checkpoints import checkpoint, ownership
 places = {
-    "update": (optimization.Optimization, "step"),
-    "checkpoint": (checkpoint, "write_file"),
-    "log": (log.RunLog, "write"),
+    "update": ("step", optimization.Optimization),
+    "checkpoint": ("write_file", checkpoint, ownership),
+    "log": ("write", log.RunLog),
 }
-owner, name = places[sys.argv[1]]
-left, original = int(sys.argv[2]), getattr(owner, name)
+name, *owners = places[sys.argv[1]]
+left, original = int(sys.argv[2]), getattr(owners[0], name)
 def counted(*args):
     global left
     left -= 1
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*args)
-setattr(owner, name, counted)
+for owner in owners:
+    setattr(owner, name, counted)
 sys.exit(main(sys.argv[3:]))
 """
 
