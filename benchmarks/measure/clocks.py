@@ -109,9 +109,8 @@ def _device_cache(device: torch.device) -> int:
 def keep_freed_memory() -> None:
     """Has glibc keep the memory that a run frees for the next run, of all providers alike.
 
-    Else it depends on what happens to lie behind a tensor whether its pages are new in every run: attention of 100
-    keys took 1.2 times as long in some processes as in others, ours and plain PyTorch's. What a user's MALLOC_
-    variables say stands.
+    Else it depends on what happens to lie behind a tensor whether its pages are new in every run of a process, and
+    clearing them is a good part of a short kernel's time. What a user's MALLOC_ variables say stands.
     """
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ) and os.name == "posix":
         for option, value in _MALLOC:
