@@ -2,6 +2,7 @@
 
 import os
 import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -25,6 +26,15 @@ def corpora() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real corpora: {folder} does not exist (set FASTTFM_DATA)")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of threads of a test; the next one has again what this one had, whatever it did."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 def unlinkable() -> str:

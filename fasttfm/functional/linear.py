@@ -12,7 +12,7 @@ import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnF
 
 from fasttfm.functional.int8 import Int8Product
-from fasttfm.functional.row_classes import CANDIDATES, Product, multiply, row_classes
+from fasttfm.functional.row_classes import Product, RowClasses, multiply, row_classes
 
 _LEAST = 1 << 15
 """Elements of the smallest weight that is laid out anew: below, the call costs more than it saves."""
@@ -130,20 +130,25 @@ class FrozenLinear:
 
     def size(self, rows: int) -> int:
         """The number of rows that so many are filled up to."""
-        classes = self._classes or ()
-        return next((size for size in classes if size >= rows), rows)
+        sizes = () if self._classes is None else self._classes.sizes
+        return next((size for size in sizes if size >= rows), rows)
 
     def multiply(self, rows: Tensor) -> Tensor:
         """(M, N) of rows (M, K); in int8 the sums scaled by output alone, float32, of rows of integers."""
         return self._product(rows) if self._classes is None else multiply(self._product, rows, self._classes)
 
 
-def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool) -> tuple[int, ...] | None:
-    """Row counts that the product is made of, None for any."""
-    if kept.classes is None and _thread.batch_invariant:
+def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool) -> RowClasses | None:
+    """Row counts that the product is made of, None for any. In int8 all agree, and few are used."""
+    if _thread.int8:
+        return RowClasses()
+    if not _thread.batch_invariant:
+        return None
+    threads = torch.get_num_threads()
+    if threads not in kept.classes:
         outputs, inputs = kept.weight.shape
-        kept.classes = row_classes(kept.of_kind, outputs, inputs, dtype, (no_bias, relu, kept.packed))
-    return kept.classes if _thread.batch_invariant or _thread.int8 else None
+        kept.classes[threads] = row_classes(kept.of_kind, outputs, inputs, dtype, (no_bias, relu, kept.packed))
+    return kept.classes[threads]
 
 
 @dataclass(slots=True)
@@ -157,8 +162,8 @@ class _Kept:
     product: Product
     of_kind: Callable[[Tensor, Tensor], Product]
     """The same kind of product with another weight and bias."""
-    classes: tuple[int, ...] | None = None
-    """Row counts that agree, once somebody has asked. All do in int8, and few are used."""
+    classes: dict[int, RowClasses] = field(default_factory=dict)
+    """By number of threads, of those that somebody has asked for."""
 
 
 def _kept_product(
@@ -172,7 +177,7 @@ def _kept_product(
             return kept[key]
         if int8:
             product = Int8Product(weight, bias, relu)
-            kept[key] = _Kept(weight, True, product, lambda weight, bias: Int8Product(weight, bias, relu), CANDIDATES)
+            kept[key] = _Kept(weight, True, product, lambda weight, bias: Int8Product(weight, bias, relu))
             return kept[key]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
         make = _packed_product if packed else _plain_product

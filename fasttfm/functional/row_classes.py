@@ -1,14 +1,17 @@
 """Matrix products whose rows do not depend on how many rows are multiplied.
 
-A library sums a product in another order when it has another number of rows, and the last bits of a row then depend on
-its neighbours. The order is one and the same over many row counts, though: which ones is found out once for each kind
-of product, by comparing bits of sums that show it. Products are then made of these counts alone, the last one filled up
-with zeros. Few counts also mean few primitives, which oneDNN makes and keeps for every new one.
+A library sums a product in another order when it has another number of rows or of threads, and the last bits of a row
+then depend on its neighbours and on the machine's load. The order is one and the same over many row counts, though:
+which ones have that of one thread is found out once for each kind of product, by comparing bits of sums that show it.
+Products are then made of these counts alone, the last one filled up with zeros. Few counts also mean few primitives,
+which oneDNN makes and keeps for every new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,16 +22,26 @@ CANDIDATES = (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256)
 Product = Callable[[Tensor], Tensor]
 """(M, K) to (M, N)."""
 
-_known: dict[tuple, tuple[int, ...]] = {}
+
+class RowClasses(NamedTuple):
+    """How a product is computed so that a row has the same bits always."""
+
+    sizes: tuple[int, ...] = CANDIDATES
+    """Row counts, rising."""
+    one_thread: bool = False
+    """Whether by one thread alone: more of them sum in another order, whatever the row count."""
+
+
+_known: dict[tuple, RowClasses] = {}
 
 
 def row_classes(
     make: Callable[[Tensor, Tensor], Product], outputs: int, inputs: int, dtype: torch.dtype, kind: tuple
-) -> tuple[int, ...]:
-    """Row counts, rising, at which a product gives a row (inputs,) the same bits, wherever it stands among them.
+) -> RowClasses:
+    """What gives a row (inputs,) of a product the same bits, wherever it stands, also with another number of threads.
 
     make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: what else decides how it is computed.
-    Found out once for each. A single row is the answer where nothing else agrees.
+    Found out once for each, and for each number of threads. A single row is the answer where no two counts agree.
     """
     key = (*kind, outputs, inputs, dtype, torch.get_num_threads())
     if key not in _known:
@@ -37,11 +50,14 @@ def row_classes(
     return _known[key]
 
 
-def multiply(product: Product, rows: Tensor, classes: tuple[int, ...]) -> Tensor:
+def multiply(product: Product, rows: Tensor, classes: RowClasses) -> Tensor:
     """product of rows (M, K), in as many products as it takes; (M, N)."""
-    count, largest = rows.shape[0], classes[-1]
+    if classes.one_thread:
+        with _one_thread():
+            return multiply(product, rows, RowClasses(classes.sizes))
+    count, largest = rows.shape[0], classes.sizes[-1]
     if count <= largest:
-        size = next(size for size in classes if size >= count)
+        size = next(size for size in classes.sizes if size >= count)
         if size == count:
             return product(rows)
         filled = rows.new_zeros(size, rows.shape[1])
@@ -67,16 +83,31 @@ def _orders_show(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor,
     return rows.to(dtype), weight.to(dtype)
 
 
-def _agreeing(product: Product, rows: Tensor) -> tuple[int, ...]:
-    for size in reversed(CANDIDATES[1:]):  # the largest that does not care for a row's place
-        expected = product(rows[:size].clone())
-        if torch.equal(product(rows[:size].flip(0)).flip(0), expected):
-            break
-    else:
-        return (1,)
-    return tuple(each for each in CANDIDATES if each <= size and _agrees(product, rows, expected, each))
+def _agreeing(product: Product, rows: Tensor) -> RowClasses:
+    with _one_thread():
+        for size in reversed(CANDIDATES[1:]):  # the largest that does not care for a row's index
+            expected = product(rows[:size].clone())
+            if torch.equal(product(rows[:size].flip(0)).flip(0), expected):
+                break
+        else:
+            return RowClasses((1,), one_thread=True)
+        sizes = tuple(each for each in CANDIDATES if each <= size and _agrees(product, rows, expected, each))
+    if torch.get_num_threads() == 1:
+        return RowClasses(sizes)
+    shared = tuple(each for each in sizes if _agrees(product, rows, expected, each))
+    return RowClasses(shared) if shared else RowClasses(sizes, one_thread=True)
 
 
 def _agrees(product: Product, rows: Tensor, expected: Tensor, size: int) -> bool:
     """Whether a product of so many rows gives what is expected of them, in another order."""
     return torch.equal(product(rows[:size].flip(0)).flip(0), expected[:size])
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

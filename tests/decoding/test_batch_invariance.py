@@ -58,6 +58,19 @@ def test_bits_are_the_same_in_every_batch_and_order(dtype, size, beam):
         assert results == [alone[position] for position in chosen], count
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=lambda x: str(x)[6:])
+@pytest.mark.parametrize("size", SIZES)
+def test_bits_are_the_same_with_any_number_of_threads(dtype, size, threads):
+    d_model, heads = SIZES[size]
+    model = model_of(dtype, d_model=d_model, heads=heads, norm_first=False)
+    settings = DecodingConfig(beam=4, nbest=4, max_len_a=0.0, max_len_b=7)
+    results = []
+    for count in (1, 2, 3, 8, 1):
+        threads(count)
+        results.append(search_ids(model, BATCH, settings, max_tokens=10_000))
+    assert all(each == results[0] for each in results)
+
+
 def test_the_settings_can_be_seen_to_matter():
     """In bfloat16 a search that need not be invariant is not: otherwise the test above would prove nothing."""
     model = model_of(torch.bfloat16, d_model=512, heads=8, norm_first=False)

@@ -12,7 +12,7 @@ from torch.nn import functional as nnF
 
 from fasttfm.functional import linear as module
 from fasttfm.functional.linear import frozen, frozen_weights, linear
-from fasttfm.functional.row_classes import row_classes
+from fasttfm.functional.row_classes import CANDIDATES, RowClasses, multiply, row_classes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 helped = pytest.mark.skipif(
@@ -178,23 +178,50 @@ def test_a_row_has_the_same_bits_however_many_are_multiplied(dtype, inputs, outp
             assert torch.equal(linear(x[-count:], layer.weight), alone[-count:]), count
 
 
-def test_classes_of_rows_hold_only_those_that_sum_alike():
-    """A product that sums 8 rows and fewer the other way round, and one that sums the last row so."""
+def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
+    def classes(name, **differs):
+        """Of a product that sums the other way round where it differs: by rows, or by rows when there are threads."""
+
+        def make(weight, bias):
+            def product(rows):
+                backwards = differs.get("rows", no)(len(rows))
+                if torch.get_num_threads() > 1:
+                    backwards |= differs.get("threads", no)(len(rows))
+                columns = range(rows.shape[1])
+                return sum(rows[:, k : k + 1] * weight[:, k] for k in (reversed(columns) if backwards else columns))
+
+            return product
+
+        return row_classes(make, 64, 48, torch.float32, (name,))
+
+    def no(rows):
+        return False
+
+    threads(1)
+    assert classes("all alike") == RowClasses(CANDIDATES)
+    assert classes("few", rows=lambda rows: rows <= 8) == RowClasses((16, 32, 40, 64, 96, 128, 192, 256))
+    assert classes("threads", threads=lambda rows: True) == RowClasses(CANDIDATES)
+    threads(2)
+    assert classes("all alike") == RowClasses(CANDIDATES)
+    assert classes("many", threads=lambda rows: rows >= 64) == RowClasses((1, 2, 4, 8, 16, 32, 40))
+    assert classes("threads", threads=lambda rows: True) == RowClasses(CANDIDATES, one_thread=True)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_product_whose_last_row_differs_is_made_of_single_rows(threads):
+    threads(2)
 
     def make(weight, bias):
-        backwards = weight.flip(1).t().contiguous()
-        return lambda rows: rows @ weight.t() if len(rows) > 8 else rows.flip(1).contiguous() @ backwards
-
-    classes = row_classes(make, 64, 48, torch.float32, ("a test",))
-    assert classes[-1] == 256
-    assert not {1, 2, 4, 8} & {*classes}
-
-    def make_last_row_different(weight, bias):
         def product(rows):
+            assert torch.get_num_threads() == 1
             result = rows @ weight.t()
             result[-1] += len(rows) > 1
             return result
 
         return product
 
-    assert row_classes(make_last_row_different, 64, 48, torch.float32, ("another",)) == (1,)
+    classes = row_classes(make, 64, 48, torch.float32, ("the last row",))
+    assert classes == RowClasses((1,), one_thread=True)
+    rows, weight = torch.randn(3, 48), torch.randn(64, 48)
+    product = multiply(make(weight, None), rows, classes)
+    assert torch.equal(product, torch.cat([rows[index : index + 1] @ weight.t() for index in range(3)]))
