@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import triton.language as tl
 from torch import Tensor
@@ -21,12 +22,24 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
-from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Strides, Varying
+from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Strides, Varying, Varyings
 from fasttfm.kernels.tiles.rows import ROTARY, RowTile
 
 MAX_PAIRS = 128
 """Pairs of a head that are turned at most, as attention takes heads of 256: rows of a tile are whole."""
 _FEWEST = 16
+
+
+class Sizes(NamedTuple):
+    """Of what is turned."""
+
+    M: Varying
+    """B * L * H."""
+    H: Varying
+    L: Varying
+    P: Varying
+    D: Size
+    PAIRS: Size
 
 
 @jit
@@ -37,19 +50,14 @@ def _rotate(
     positions: Int64Pointer,  # (B, L) through its strides, each below P; None: 0, 1, ... in every sequence
     out: Pointer,  # (B, L, H, D) out
     sign: Real,  # of the angle
-    M: Varying,  # B * L * H
-    H: Varying,
-    L: Varying,
-    P: Varying,
-    D: Size,
-    PAIRS: Size,
+    sizes: Sizes,
     strides: Strides,  # of x: batch, head, row
-    position_b: Varying,  # from one sequence's positions to the next one's
-    position_l: Varying,
+    position_strides: Varyings,  # sequence, row; 0 where sequences share positions
     INTERLEAVED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    M, H, L, P, D, PAIRS = sizes
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     pairs = tl.arange(0, COLUMNS)
     h = rows % H
@@ -58,7 +66,7 @@ def _rotate(
     line = token % L
     inside = rows < M
     if positions is not None:
-        position = tl.load(positions + b * position_b + line * position_l, mask=inside, other=0)
+        position = tl.load(positions + b * position_strides[0] + line * position_strides[1], mask=inside, other=0)
     else:
         position = line
     known = inside & (position >= 0) & (position < P)  # no memory but the tables is read, whatever the positions are
@@ -102,10 +110,10 @@ def rotate(
     rows = batch * length * heads
     if rows:
         block = tile(chip(x.device), cos.shape[1])
-        by_batch, by_row = (0, 0) if positions is None else positions.expand(batch, length).stride()
+        sizes = Sizes(rows, heads, length, cos.shape[0], width, cos.shape[1])
         _rotate[(ceil_div(rows, block.rows),)](
-            x, cos, sin, positions, out, -1.0 if inverse else 1.0, rows, heads, length, *cos.shape[:1], width,
-            cos.shape[1], x.stride()[:3], by_batch, by_row,
+            x, cos, sin, positions, out, -1.0 if inverse else 1.0, sizes, x.stride()[:3],
+            (0, 0) if positions is None else positions.expand(batch, length).stride(),
             INTERLEAVED=interleaved, ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
         )  # fmt: skip
     return out.transpose(1, 2)
@@ -115,6 +123,6 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in both orders of pairs in float32, which takes the most registers; at one size every dtype."""
     for dtype, sizes in (("fp32", (16, 32, 64, 128)), ("fp16", (32,)), ("bf16", (32,))):
         for pairs, interleaved in itertools.product(sizes, (False, True)):
-            given = {"strides": ("i32:16",) * 3, "INTERLEAVED": interleaved}
+            given = {"strides": ("i32:16",) * 3, "position_strides": ("i32",) * 2, "INTERLEAVED": interleaved}
             name = "rotary/interleaved" if interleaved else "rotary/halves"
             yield kernel_case(_rotate, name, dtype, tile(chip, pairs), given=given)
