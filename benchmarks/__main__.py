@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import command
+from benchmarks.cases import GROUPS
 from benchmarks.measure.records import RESULTS
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
@@ -39,14 +40,6 @@ if TYPE_CHECKING:
     from benchmarks.measure.records import Record
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
-GROUPS = {
-    "kernels": "benchmarks.cases.kernels",
-    "blocks": "benchmarks.cases.blocks",
-    "training_step": "benchmarks.cases.training_step",
-    "decoding": "benchmarks.cases.decoding",
-    "padding": "benchmarks.cases.padding",
-}
-"""Group -> the module whose cases(setting) lists its cases. A new group is a line here."""
 COMMANDS = {
     "report": "benchmarks.report.page",
     "compare": "benchmarks.report.compare",

@@ -2,10 +2,11 @@
 
     python -m benchmarks.versions ../fasttfm-0.1 --rounds 2
 
-Each round runs `python -m benchmarks --quick` in both, each in a process of its own, so that the spread of a row holds
-what one run cannot know: memory layout, clocks, neighbours. Both have glibc keep freed memory. A row of ours is slower
-where every median after lies more than --threshold above every median before, faster where it is the other way round.
-The record keeps every median; the peers' rows, whose code is the same on both sides, say how far the machine moved.
+Each round runs `python -m benchmarks --quick GROUP` in both, group by group, each in a process of its own, so that the
+spread of a row holds what one run cannot know: memory layout, clocks, neighbours. Which version is first changes from
+group to group. Both have glibc keep freed memory. A row of ours is slower where every median after lies more than
+--threshold above every median before, faster where it is the other way round. The record keeps every median; the peers'
+rows, whose code is the same on both sides, say how far the machine moved.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import command
+from benchmarks.cases import GROUPS
 from benchmarks.measure import machine
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.result_files import load, shape_text, short_dtype
@@ -33,13 +35,17 @@ Medians = dict[_Row, list[float]]
 """Microseconds, a round each."""
 
 
-def run_suite(checkout: Path, words: Sequence[str], out: Path) -> dict[_Row, float]:
-    """Row -> median microseconds of `python -m benchmarks WORDS` in a checkout; UserError with its complaint."""
+def run_suite(checkout: Path, words: Sequence[str], out: Path) -> None:
+    """Run `python -m benchmarks WORDS` in a checkout; UserError with its complaint."""
     environment = {**os.environ, **_MEMORY, "PYTHONPATH": str(checkout)}
     line = [sys.executable, "-m", "benchmarks", *words, "--out", os.path.relpath(out, checkout)]
     done = subprocess.run(line, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"{' '.join(line)} in {checkout} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+def medians_of(out: Path) -> dict[_Row, float]:
+    """Row -> median microseconds, of all that run_suite() has left in a folder."""
     return {
         (r["case"], shape_text(r["shape"]), short_dtype(r["dtype"]), r["pass"], r["provider"]): entry.p50
         for entry in load(out).suite
@@ -93,14 +99,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.rounds < 1 or args.threshold < 0:
         raise UserError("--rounds wants 1 or more, --threshold 0 or more")
-    commits = {"before": commit(args.checkout), "after": commit(machine.ROOT)}
-    medians: dict[str, Medians] = {"before": defaultdict(list), "after": defaultdict(list)}
-    for number in range(1, args.rounds + 1):
-        for name, checkout in (("before", args.checkout.resolve()), ("after", machine.ROOT)):
-            out = args.work.resolve() / f"{name}-{number}"
-            if out.exists():
-                raise UserError(f"{out} is there already: remove it or name another --work")
-            for row, time in run_suite(checkout, [f"--{args.level}", *args.groups], out).items():
+    checkouts = {"before": args.checkout.resolve(), "after": machine.ROOT}
+    commits = {name: commit(checkout) for name, checkout in checkouts.items()}
+    medians: dict[str, Medians] = {name: defaultdict(list) for name in checkouts}
+    folders = [{name: args.work.resolve() / f"{name}-{n}" for name in checkouts} for n in range(1, args.rounds + 1)]
+    for out in (each for folder in folders for each in folder.values()):
+        if out.exists():
+            raise UserError(f"{out} is there already: remove it or name another --work")
+    order = list(checkouts)
+    for folder in folders:
+        for group in args.groups or GROUPS:
+            for name in order:
+                run_suite(checkouts[name], [f"--{args.level}", group], folder[name])
+            order.reverse()
+        for name, out in folder.items():
+            for row, time in medians_of(out).items():
                 medians[name][row].append(time)
             print(f"{out.name}: {len(medians[name])} rows", flush=True)
     rows = rows_of(medians["before"], medians["after"], args.threshold)

@@ -27,7 +27,7 @@ LEVELS = (
     ("benchmarks.measure", "benchmarks.peers"),
     ("benchmarks.command", "benchmarks.limits"),
     ("benchmarks.cases", "benchmarks"),
-    ("benchmarks.limits.static_evidence", "benchmarks.padding_epoch", "benchmarks.reuse"),
+    ("benchmarks.limits.static_evidence", "benchmarks.padding_epoch", "benchmarks.reuse", "benchmarks.versions"),
     ("benchmarks.report",),
     ("benchmarks.__main__",),
     ("benchmarks.gpu_check", "benchmarks.test_kernels"),

@@ -26,20 +26,16 @@ def test_a_row_is_slower_where_every_round_is(before, after, verdict):
     assert versions.verdict(before, after, 0.03) == verdict
 
 
-def test_rounds_alternate_and_the_record_holds_every_median(tmp_path, monkeypatch, capsys):
-    times = iter([100.0, 130.0, 110.0, 140.0])
+def test_groups_alternate_and_the_record_holds_every_median(tmp_path, monkeypatch, capsys):
+    times = {"before-1": 100.0, "after-1": 130.0, "before-2": 110.0, "after-2": 140.0}
     seen = []
-
-    def run_suite(checkout, words, out):
-        seen.append((checkout, words, out.name))
-        return {ROW: next(times), PEER: 50.0}
-
-    monkeypatch.setattr(versions, "run_suite", run_suite)
-    words = [str(versions.machine.ROOT), "kernels", "--work", str(tmp_path / "W"), "--results", str(tmp_path / "R")]
+    monkeypatch.setattr(versions, "run_suite", lambda checkout, words, out: seen.append((out.name, *words)))
+    monkeypatch.setattr(versions, "medians_of", lambda out: {ROW: times[out.name], PEER: 50.0})
     monkeypatch.setattr(versions, "commit", lambda checkout: "1" * 40)
-    assert versions.main(words) == 0
-    assert [name for *_, name in seen] == ["before-1", "after-1", "before-2", "after-2"]
-    assert seen[0][1] == ["--quick", "kernels"]
+    folders = ["--work", str(tmp_path / "W"), "--results", str(tmp_path / "R")]
+    assert versions.main([str(versions.machine.ROOT), "kernels", "blocks", *folders]) == 0
+    assert [name for name, *_ in seen[:4]] == ["before-1", "after-1", "after-1", "before-1"]
+    assert [words for _, *words in seen[::2]] == [["--quick", "kernels"], ["--quick", "blocks"]] * 2
     record = json.loads((tmp_path / "R" / "versions.jsonl").read_text())
     records.validate(record)
     first, second = record["rows"]
