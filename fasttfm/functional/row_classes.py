@@ -45,8 +45,8 @@ def row_classes(
     """
     key = (*kind, outputs, inputs, dtype, torch.get_num_threads())
     if key not in _known:
-        rows, weight = _orders_show(inputs, outputs, dtype)
-        _known[key] = _agreeing(make(weight, torch.zeros(outputs, dtype=dtype)), rows)
+        rows, weight, bias = _orders_show(inputs, outputs, dtype)
+        _known[key] = _agreeing(make(weight, bias), rows)
     return _known[key]
 
 
@@ -66,8 +66,9 @@ def multiply(product: Product, rows: Tensor, classes: RowClasses) -> Tensor:
     return torch.cat([multiply(product, part, classes) for part in rows.split(largest)])
 
 
-def _orders_show(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows (M, inputs) and a weight (outputs, inputs) whose product is 0, so that what is computed is rounding alone.
+def _orders_show(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (M, inputs) and a weight (outputs, inputs) whose product is 0, so that what is computed is rounding alone,
+    and a bias (outputs,) as small as that, which shows whether it is added first or last.
 
     Every addend has its opposite elsewhere in the sum, and they are of many magnitudes: two orders of summation that
     round differently do so in nearly every number, in half precision too.
@@ -80,7 +81,8 @@ def _orders_show(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor,
     order = torch.randperm(inputs, generator=generator)
     rows = torch.cat([rows, -rows, torch.zeros(len(rows), inputs - 2 * half)], dim=1)[:, order]
     weight = torch.cat([weight, weight, torch.zeros(outputs, inputs - 2 * half)], dim=1)[:, order]
-    return rows.to(dtype), weight.to(dtype)
+    bias = torch.randn(outputs, generator=generator) * 2.0**-8
+    return rows.to(dtype), weight.to(dtype), bias.to(dtype)
 
 
 def _agreeing(product: Product, rows: Tensor) -> RowClasses:

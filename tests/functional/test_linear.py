@@ -180,7 +180,8 @@ def test_a_row_has_the_same_bits_however_many_are_multiplied(dtype, inputs, outp
 
 def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
     def classes(name, **differs):
-        """Of a product that sums the other way round where it differs: by rows, or by rows when there are threads."""
+        """Of a product that sums the other way round where it differs: by rows, or by rows when there are threads; or
+        that adds the bias first and not last."""
 
         def make(weight, bias):
             def product(rows):
@@ -188,7 +189,9 @@ def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
                 if torch.get_num_threads() > 1:
                     backwards |= differs.get("threads", no)(len(rows))
                 columns = range(rows.shape[1])
-                return sum(rows[:, k : k + 1] * weight[:, k] for k in (reversed(columns) if backwards else columns))
+                terms = [rows[:, k : k + 1] * weight[:, k] for k in (reversed(columns) if backwards else columns)]
+                bias_first = differs.get("bias", no)(len(rows))
+                return sum([bias, *terms] if bias_first else [*terms, bias])
 
             return product
 
@@ -200,6 +203,7 @@ def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
     threads(1)
     assert classes("all alike") == RowClasses(CANDIDATES)
     assert classes("few", rows=lambda rows: rows <= 8) == RowClasses((16, 32, 40, 64, 96, 128, 192, 256))
+    assert classes("bias", bias=lambda rows: rows == 1) == RowClasses(CANDIDATES[1:])
     assert classes("threads", threads=lambda rows: True) == RowClasses(CANDIDATES)
     threads(2)
     assert classes("all alike") == RowClasses(CANDIDATES)
