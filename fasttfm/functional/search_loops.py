@@ -10,28 +10,27 @@ Cost: 2 * R * V numbers are read; PyTorch's log_softmax, amax and topk read and 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from fasttfm.functional.step_loops import FAST, bits_of, exp, from_bits, read
+from fasttfm.functional.step_loops import FAST, bits_of, exp, from_bits, inlined, loop, read
 
 _BLOCK = np.uintp(64)
 _SIGN = np.int32(0x7FFFFFFF)
 _INFINITE = np.int32(0x7F800000)
 
 
-@njit
+@inlined()
 def sort_key(x):
     """An integer that rises with the float32 x; integers' maxima are vectorised, those of numbers with NaN are not."""
     bits = np.int32(bits_of(x))  # type: ignore[call-arg]
     return bits ^ ((bits >> np.int32(31)) & _SIGN)
 
 
-@njit
+@inlined()
 def of_sort_key(key):
     return from_bits(key ^ ((key >> np.int32(31)) & _SIGN))  # type: ignore[call-arg]
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
+@loop(fastmath=FAST)
 def log_sum_exp(x, out):
     width = np.uintp(x.shape[1])
     flat = x.reshape(-1)
@@ -49,7 +48,7 @@ def log_sum_exp(x, out):
         out[r] = np.float32(np.nan) if size > _INFINITE or key >= _INFINITE else largest + np.log(total)
 
 
-@njit(nogil=True, cache=True)
+@loop()
 def largest_of_rows(x, sums, values, ids):
     width, most = np.uintp(x.shape[1]), values.shape[1]
     flat = x.reshape(-1)

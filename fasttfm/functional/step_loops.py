@@ -6,6 +6,8 @@ nearest even where they are written.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
@@ -15,6 +17,13 @@ from numba.np.arrayobj import make_array
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be taken in vectors; infinities and NaN keep their meaning."""
+
+loop = functools.partial(njit, nogil=True, cache=True)
+"""What Python calls."""
+inlined = functools.partial(njit, forceinline=True)
+"""What loops call. As a function of its own it would be linked to the first copy that the process has met, and copies
+differ in how they were vectorised, that is in how they sum: results would change from the process that compiles a loop
+to those that load it from disk."""
 
 
 @intrinsic
@@ -66,7 +75,7 @@ def round_to(x, like):
     """The float32 x as a number of like's kind."""
 
 
-@overload(read)
+@overload(read, jit_options={"forceinline": True})
 def _read_of_kind(x):
     if x == types.uint16:
         return lambda x: _from_bfloat16(x)
@@ -75,7 +84,7 @@ def _read_of_kind(x):
     return lambda x: x
 
 
-@overload(round_to)
+@overload(round_to, jit_options={"forceinline": True})
 def _round_to_kind(x, like):
     if like == types.uint16:
         return lambda x, like: _to_bfloat16(x)
@@ -100,13 +109,13 @@ def _fetch(context, flat, index):
     return types.void(flat, types.uintp), generate
 
 
-@njit
+@inlined()
 def _fetch_run(flat, first, count, step):
     for n in range(np.uintp(0), count, step):
         _fetch(flat, first + n)
 
 
-@njit
+@inlined()
 def _to_bfloat16(x):
     bits = bits_of(x)
     if x != x:
@@ -114,7 +123,7 @@ def _to_bfloat16(x):
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
-@njit
+@inlined()
 def exp(x):
     """exp of float32 x <= 0, within 2 units in the last place (Cephes' polynomial); vectors take it."""
     x = max(x, np.float32(-87.0))
@@ -130,7 +139,7 @@ def exp(x):
     return p * from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _softmax(scores, count):
     """scores[:count] become exp(score - largest); returns 1 / their sum. NaN stays NaN."""
     largest = scores[0]
@@ -149,7 +158,7 @@ def _softmax(scores, count):
     return np.float32(1.0) / total
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _dot(q, flat, first, size):
     total = np.float32(0.0)
     for d in range(size):
@@ -157,13 +166,13 @@ def _dot(q, flat, first, size):
     return total
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _add(sums, flat, first, weight, size):
     for d in range(size):
         sums[d] += weight * read(flat[first + d])
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _add_two(sums, flat, first, weight, second, other, size):
     for d in range(size):
         sums[d] += weight * read(flat[first + d]) + other * read(flat[second + d])
@@ -184,14 +193,14 @@ def _quantize(x, r, quantized, scales):
     """Row r of x in int8, where that is asked for."""
 
 
-@overload(_quantize)
+@overload(_quantize, jit_options={"forceinline": True})
 def _quantize_if_asked(x, r, quantized, scales):
     if quantized is types.none:
         return lambda x, r, quantized, scales: None
     return lambda x, r, quantized, scales: _quantize_row(x[r], quantized[r], scales, r)
 
 
-@njit
+@inlined()
 def _quantize_row(row, quantized, scales, r):
     largest = np.uint32(0)  # of the bits without sign, which rise with the number and are largest for NaN
     for n in range(row.shape[0]):
@@ -207,7 +216,7 @@ def _quantize_row(row, quantized, scales, r):
 # and out_scales take the result in int8; None for the others.
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _dots(q, flat, first, heads, size, scores, count, t):
     """Column t of scores (heads, count): the product of every head of q with the row of flat."""
     for h in range(heads):
@@ -217,7 +226,7 @@ def _dots(q, flat, first, heads, size, scores, count, t):
         scores[h * count + t] = total
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _add_heads(sums, flat, first, heads, size, scores, count, t):
     """Every head of the row of flat, times its column t of scores (heads, count), is added to sums."""
     for h in range(heads):
@@ -226,7 +235,7 @@ def _add_heads(sums, flat, first, heads, size, scores, count, t):
             sums[column + d] += weight * read(flat[first + column + d])
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
+@loop(fastmath=FAST)
 def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales):
     # Everything is indexed flat and without sign: views are counted references, signed indices may mean "from the end".
     # All heads of a position are read at once: they lie side by side, and after those of the position before.
@@ -280,7 +289,7 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
         _quantize(out, r, quantized, out_scales)
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
+@loop(fastmath=FAST)
 def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
     # Rows of one sentence that follow one another read a head's keys and values one after the other, while they are in
     # the nearest cache.
@@ -327,7 +336,7 @@ def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out,
         begin = end
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
+@loop(fastmath=FAST)
 def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, quantized, out_scales):
     width = x.shape[1]
     flat = x.reshape(-1)
@@ -351,7 +360,7 @@ def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, q
         _quantize(y, r, quantized, out_scales)
 
 
-@njit(nogil=True, cache=True)
+@loop()
 def quantize_rows(x, quantized, scales):
     row = np.empty(x.shape[1], np.float32)
     for r in range(x.shape[0]):
@@ -360,7 +369,7 @@ def quantize_rows(x, quantized, scales):
         _quantize_row(row, quantized[r], scales, r)
 
 
-@njit(nogil=True, cache=True)
+@loop()
 def scale_rows(x, scales, bias, relu, y):
     rows, width = x.shape
     zero = np.float32(0.0)
@@ -375,7 +384,7 @@ def scale_rows(x, scales, bias, relu, y):
                 y[r, n] = round_to(x[r, n] * scale + bias[n], y[r, n])
 
 
-@njit(nogil=True, cache=True)
+@loop()
 def quantize_relu(x, scales, bias, rows, quantized, out_scales):
     """The rectified rows in int8."""
     width = x.shape[1]
@@ -388,7 +397,7 @@ def quantize_relu(x, scales, bias, rows, quantized, out_scales):
         _quantize_row(row, quantized[r], out_scales, r)
 
 
-@njit(fastmath={"contract"}, nogil=True, cache=True)  # one rounding for both, as torch.add with alpha
+@loop(fastmath={"contract"})  # one rounding for both, as torch.add with alpha
 def embed(tokens, table, sinusoids, positions, scale, pad, out):
     width = table.shape[1]
     for r in range(tokens.shape[0]):

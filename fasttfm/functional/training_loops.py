@@ -7,10 +7,9 @@ without sign, and loops over a row have no branch in them, so that they become v
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from fasttfm.functional.search_loops import of_sort_key, sort_key
-from fasttfm.functional.step_loops import FAST, exp, read, round_to
+from fasttfm.functional.step_loops import FAST, exp, inlined, loop, read, round_to
 
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(32)
@@ -23,7 +22,7 @@ _SUMMED = np.uintp(32)
 # ---------------------------------------------------------------------------------------------------------- dropout
 
 
-@njit
+@inlined()
 def _lanes(words, key, row, plane, site):
     """Philox4x32-7 of a row (kernels/philox.py): four words a block, whose halves are the lanes in their order."""
     blocks = np.uintp(words.shape[0] // 4)
@@ -42,7 +41,7 @@ def _lanes(words, key, row, plane, site):
         words[first + np.uintp(3)] = np.uint32(c3)
 
 
-@njit(nogil=True, cache=True)
+@loop()
 def keep_mask(key, site, threshold, keep):
     """keep (planes, rows, columns) uint8 becomes 1 where dropout keeps the element."""
     planes, rows, columns = np.uintp(keep.shape[0]), np.uintp(keep.shape[1]), np.uintp(keep.shape[2])
@@ -61,7 +60,7 @@ def keep_mask(key, site, threshold, keep):
 # -------------------------------------------------------------------------------------------------------- attention
 
 
-@njit
+@inlined()
 def _attended(i, keys, limit, causal, offset):
     """How many keys, the first ones, query i sees."""
     count = min(keys, limit)
@@ -70,7 +69,7 @@ def _attended(i, keys, limit, causal, offset):
     return np.uintp(max(0, count))
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _scaled(flat, first, count, scale, row):
     """row[:count] becomes flat from first on times scale; whether all are finite."""
     check = np.float32(0.0)
@@ -81,7 +80,7 @@ def _scaled(flat, first, count, scale, row):
     return check == np.float32(0.0)
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _weigh(row, count):
     """row[:count], finite numbers, becomes exp(number - largest); returns the sum."""
     key, total = sort_key(row[0]), np.float32(0.0)
@@ -95,7 +94,7 @@ def _weigh(row, count):
     return total
 
 
-@njit
+@inlined()
 def _weigh_any(row, count):
     """Likewise numbers of which some are infinite or NaN: NaN throughout where one is NaN or inf, or all are -inf."""
     largest = np.float32(-np.inf)
@@ -114,7 +113,7 @@ def _weigh_any(row, count):
     return total
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
+@loop(fastmath=FAST)
 def softmax(scores, lengths, heads, causal, offset, scale, out):
     """out (B * H, L, S) becomes the weights of scores; may be the same memory. lengths (B,) int64."""
     planes, queries, keys = scores.shape
@@ -136,7 +135,7 @@ def softmax(scores, lengths, heads, causal, offset, scale, out):
             first += width
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _product_sum(grad, weights, first, count):
     total = np.float32(0.0)
     for t in range(count):
@@ -144,7 +143,7 @@ def _product_sum(grad, weights, first, count):
     return total
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
+@loop(fastmath=FAST)
 def softmax_gradient(grad, weights, kept, lengths, heads, causal, offset, scale):
     """grad becomes scale * (W * G - P * rowsum(W * G)): G grad, P weights, W kept, all (B * H, L, S)."""
     planes, queries, keys = weights.shape
@@ -167,7 +166,7 @@ def softmax_gradient(grad, weights, kept, lengths, heads, causal, offset, scale)
 # ------------------------------------------------------------------------------------------------------------- GELU
 
 
-@njit(fastmath=FAST, error_model="numpy")  # a division that may raise is no vector
+@inlined(fastmath=FAST, error_model="numpy")  # a division that may raise is no vector
 def _of_tanh(x):
     """(1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is 1 / (1 + exp(-2 u)), and its derivative;
     |x| <= _FAR."""
@@ -180,18 +179,18 @@ def _of_tanh(x):
     return less if x < np.float32(0.0) else inverse, derivative
 
 
-@njit
+@inlined()
 def _bounded(x):
     return min(max(x, -_FAR), _FAR)
 
 
-@njit
+@inlined()
 def _drop(flat, flat_keep):
     for n in range(np.uintp(flat.shape[0])):
         flat[n] = round_to(read(flat[n]) * np.float32(flat_keep[n]), flat[n])
 
 
-@njit(fastmath=FAST, nogil=True, cache=True, error_model="numpy")
+@loop(fastmath=FAST, error_model="numpy")
 def gelu_tanh(before, keep, drops, hidden):
     """hidden becomes x times _of_tanh's number, times keep where drops is true."""
     flat, flat_hidden = before.reshape(-1), hidden.reshape(-1)
@@ -202,7 +201,7 @@ def gelu_tanh(before, keep, drops, hidden):
         _drop(flat_hidden, keep.reshape(-1))
 
 
-@njit(fastmath=FAST, nogil=True, cache=True, error_model="numpy")
+@loop(fastmath=FAST, error_model="numpy")
 def gelu_tanh_gradient(grad, before, keep, drops, hidden):
     """grad, of hidden, becomes that of before; hidden as gelu_tanh() makes it."""
     flat_grad, flat, flat_hidden = grad.reshape(-1), before.reshape(-1), hidden.reshape(-1)
@@ -221,7 +220,7 @@ def gelu_tanh_gradient(grad, before, keep, drops, hidden):
 # ------------------------------------------------------------------------------------------------------------- norm
 
 
-@njit
+@inlined()
 def _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, keep, flat_s, row):
     """s = residual + dropout(x), of which row takes what was written; keep tells what was kept. Returns row's sum."""
     total = np.float32(0.0)
@@ -237,7 +236,7 @@ def _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, keep, fl
     return total
 
 
-@njit(fastmath=FAST)
+@inlined(fastmath=FAST)
 def _add(flat_x, flat_residual, first, width, flat_s, row):
     """Likewise without dropout."""
     total = np.float32(0.0)
@@ -250,7 +249,7 @@ def _add(flat_x, flat_residual, first, width, flat_s, row):
     return total
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
+@loop(fastmath=FAST)
 def residual_layer_norm(x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd):
     """threshold 0 drops nothing, and keep is then not looked at."""
     width = np.uintp(x.shape[1])
@@ -277,7 +276,7 @@ def residual_layer_norm(x, residual, weight, bias, eps, key, site, threshold, sc
             flat_y[first + n] = round_to(row[n] * factor * weight[n] + bias[n], flat_y[first + n])
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
+@loop(fastmath=FAST)
 def residual_layer_norm_gradient(
     dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, dweight, dbias
 ):

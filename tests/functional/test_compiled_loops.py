@@ -1,0 +1,64 @@
+"""What numba compiles gives the same bits in the process that compiles it and in those that load it from disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("numba")
+from numba.core.caching import NullCache
+from numba.core.dispatcher import Dispatcher
+
+from fasttfm.functional import search_loops, step_loops, training_loops
+
+PROGRAM = """
+import hashlib
+import numpy as np
+from fasttfm.functional import search_loops, step_loops
+
+random = np.random.default_rng(0)
+draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
+rows, heads, size = 8, 2, 16
+out = np.empty((rows, heads * size), np.float32)
+bits = hashlib.sha256()
+for _ in range(20):
+    sentences, lengths = np.repeat(np.arange(4, dtype=np.int32), 2), np.array([34, 12, 40, 65])
+    keys, values = draw(4, heads, 70, size), draw(4, heads, 70, size)
+    step_loops.attend_to_memory(draw(rows, 32), None, None, keys, values, sentences, lengths, out, None, None)
+    bits.update(out)
+    ancestors = np.repeat(np.arange(rows, dtype=np.int32)[:, None], 96, 1)
+    positions = np.array([0, 3, 7, 15, 31, 33, 40, 70])
+    step_loops.attend_to_ancestors(
+        draw(rows, 96), None, None, draw(rows, 96, heads, size), draw(rows, 96, heads, size), ancestors,
+        np.arange(rows, dtype=np.int32), positions, out, None, None,
+    )
+    bits.update(out)
+    sums = np.empty(rows, np.float32)
+    search_loops.log_sum_exp(draw(rows, 340), sums)
+    bits.update(sums)
+misses = sum(step_loops.attend_to_memory.stats.cache_misses.values())
+print(misses, bits.hexdigest())
+"""
+
+
+def test_loops_loaded_from_disk_give_the_bits_of_those_just_compiled(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    outputs = [
+        subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    (compiled, first), (loaded, second) = (each.stdout.split() for each in outputs)
+    assert (compiled, loaded) == ("1", "0")
+    assert first == second
+
+
+@pytest.mark.parametrize("loops", [step_loops, search_loops, training_loops], ids=lambda each: each.__name__)
+def test_a_function_is_called_from_python_or_inlined(loops):
+    functions = [each for each in vars(loops).values() if isinstance(each, Dispatcher)]
+    assert functions
+    for each in functions:
+        called = not isinstance(each._cache, NullCache)
+        assert called != each.targetoptions.get("forceinline", False), each.__name__
