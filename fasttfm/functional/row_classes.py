@@ -1,10 +1,10 @@
 """Matrix products whose rows do not depend on how many rows are multiplied.
 
 A library sums a product in another order when it has another number of rows or of threads, and the last bits of a row
-then depend on its neighbours and on the machine's load. The order is one and the same over many row counts, though:
-which ones have that of one thread is found out once for each kind of product, by comparing bits of sums that show it.
-Products are then made of these counts alone, the last one filled up with zeros. Few counts also mean few primitives,
-which oneDNN makes and keeps for every new one.
+then depend on its neighbours and on how many threads there are. The order is one and the same over many row counts,
+though: which ones have that of one thread is found out once for each kind of product, by comparing bits of sums that
+show it. Products are then made of these counts alone, the last one filled up with zeros. Few counts also mean few
+primitives, which oneDNN makes and keeps for every new one.
 """
 
 from __future__ import annotations
