@@ -82,6 +82,7 @@ def search_ids(
         count = 1 if workers is None else workers.count
         lengths = [*map(len, sources)]
         work = config.beam * sum(lengths) * sum(each.numel() for each in model.parameters())
+        single_thread = workers is not None  # also where the work is not worth starting them
         if workers is not None and not (workers.pids or work >= workers.least_work):
             workers = None
         batches = [
@@ -106,7 +107,7 @@ def search_ids(
             )
 
         calls = [([part(batch) for batch in some], shared) for some in _parts(batches, count)]
-        for index, hypotheses in _each(model, calls, workers):
+        for index, hypotheses in _each(model, calls, workers, single_thread=single_thread):
             if not hypotheses or math.isnan(hypotheses[0].log_probability):
                 raise UserError(NOT_A_NUMBER)
             outputs[index] = hypotheses
@@ -201,15 +202,21 @@ def _parts(batches: list[list[int]], workers: int) -> Iterator[list[list[int]]]:
 
 
 def _each(
-    model: Transformer, calls: Sequence[tuple], workers: Workers | None
+    model: Transformer, calls: Sequence[tuple], workers: Workers | None, *, single_thread: bool
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """(index, hypotheses) of each sentence of each call, by the workers where there are more calls than one."""
     if workers is not None and len(calls) > 1:
         for _, results in workers.each(_search_batches, calls):
             yield from results
         return
-    for call in calls:
-        yield from _search_batches(model, *call)
+    threads = torch.get_num_threads()
+    try:
+        if single_thread:
+            torch.set_num_threads(1)  # as a worker: threads that wait for one another are slow where others work
+        for call in calls:
+            yield from _search_batches(model, *call)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _search_batches(model: Transformer, batches: list[_Batch], shared: _Shared) -> list[tuple[int, list[Hypothesis]]]:

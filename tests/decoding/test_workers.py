@@ -43,13 +43,16 @@ def workers():
 @pytest.mark.parametrize(
     "settings", [SETTINGS, DecodingConfig(beam=1, max_len_b=4), DecodingConfig(sampling=True, nbest=2, max_len_b=4)]
 )
-def test_results_are_those_of_one_process_to_the_last_bit(workers, settings, threads):
-    threads(2)
+def test_results_are_those_of_one_process_to_the_last_bit(workers, settings):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     expected = search_ids(workers.model, SOURCES, settings, max_tokens=64)
+    torch.set_num_threads(threads)
     assert search_ids(workers.model, SOURCES, settings, max_tokens=64, workers=workers) == expected
     assert search_ids(workers.model, SOURCES, settings, workers=workers) == expected
     assert search_ids(workers.model, SOURCES[:1], settings, workers=workers) == expected[:1]
     assert search_ids(workers.model, [], settings, workers=workers) == []
+    assert torch.get_num_threads() == threads
     assert len(set(workers.pids)) == 2
 
 
