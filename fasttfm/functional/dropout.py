@@ -46,11 +46,16 @@ class Dropout(NamedTuple):
         return reference.dropout_scale(self.dropout_p) if self.active else 1.0
 
 
+_NO_DROPOUT = Dropout(0.0, None, 0)
+
+
 def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, site: int) -> Dropout:
     """Without a seed when nothing is to be dropped, else with one that is drawn now unless it came.
 
     Raises ValueError unless 0 <= dropout_p <= 1, and for a seed or a site that kernels would take for another.
     """
+    if dropout_p == 0.0:
+        return _NO_DROPOUT
     if reference.dropout_threshold(dropout_p) == 0:
         return Dropout(dropout_p, None, 0)
     if not 0 <= site < _INT32:

@@ -76,19 +76,22 @@ def residual_layer_norm(
 
 def norm_route(choice: str, *tensors: Tensor) -> str:
     """The route of a norm of these tensors (..., N); choice as kernel_route() takes it."""
-    return kernel_route(choice, *tensors) if tensors[0].shape[-1] <= MAX_COLUMNS else "torch"
+    route = kernel_route(choice, *tensors)
+    return route if route == "torch" or tensors[0].shape[-1] <= MAX_COLUMNS else "torch"
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor | None = None) -> None:
-    if x.dim() == 0 or x.shape[-1] == 0:
+    columns = x.shape[-1:]
+    if not columns or columns[0] == 0:
         raise ValueError(f"layer_norm: x {tuple(x.shape)} must have a last dimension of at least 1 to normalise")
-    for name, parameter in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
-        if parameter is None or parameter.shape == x.shape[-1:]:
+    for parameter in (weight, bias, x_bias):
+        if parameter is None or parameter.shape == columns:
             continue
         repeated = parameter.dim() == 2 and (parameter.shape[0] == 1 or parameter.stride(0) == 0)  # read_parameters()
-        if not repeated or parameter.shape[1:] != x.shape[-1:]:
+        if not repeated or parameter.shape[1:] != columns:
+            name = "weight" if parameter is weight else "bias" if parameter is bias else "x_bias"
             raise ValueError(
-                f"layer_norm: {name} {tuple(parameter.shape)} must be ({x.shape[-1]},), "
+                f"layer_norm: {name} {tuple(parameter.shape)} must be ({columns[0]},), "
                 f"the last dimension of x {tuple(x.shape)}"
             )
 

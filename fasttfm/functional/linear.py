@@ -33,7 +33,17 @@ _STRIDE = 509
 
 _of_models: WeakKeyDictionary[nn.Module, tuple[tuple, dict[tuple, _Kept]]] = WeakKeyDictionary()
 """What was kept of a model's weights, by address, shape, dtype and ReLU, and which weights these were."""
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    """What frozen_weights() says on this thread."""
+
+    kept: dict[tuple, _Kept] | None = None
+    batch_invariant = False
+    int8 = False
+
+
+_thread = _Thread()
 _lock = threading.Lock()
 """Of making what is kept, which threads that search with one model share."""
 
@@ -49,7 +59,7 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
     key_lengths, has the same bits whatever is computed beside it. int8: linear() multiplies 8-bit integers, as
     functional/int8.py says.
     """
-    before = getattr(_thread, "kept", None), getattr(_thread, "batch_invariant", False), getattr(_thread, "int8", False)
+    before = _thread.kept, _thread.batch_invariant, _thread.int8
     _thread.kept, _thread.batch_invariant, _thread.int8 = _kept_of(model), batch_invariant, int8
     try:
         yield
@@ -80,9 +90,9 @@ def _sample(parameters: list[nn.Parameter]) -> tuple[float, ...]:
 def frozen(x: Tensor) -> bool:
     """Whether linear() keeps what it makes of weights now: inside frozen_weights(), x on a CPU."""
     return (
-        not torch.is_grad_enabled()
+        _thread.kept is not None
+        and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
-        and getattr(_thread, "kept", None) is not None
         and x.device.type == "cpu"
         and type(x) is Tensor
     )
@@ -90,7 +100,7 @@ def frozen(x: Tensor) -> bool:
 
 def batch_invariant(x: Tensor) -> bool:
     """Whether what is computed of x now must not depend on what is computed beside it."""
-    return getattr(_thread, "batch_invariant", False) and frozen(x)
+    return _thread.batch_invariant and frozen(x)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
@@ -105,6 +115,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     rows = x.reshape(-1, x.shape[-1])
     if rows.dtype != dtype:
         rows = rows.to(dtype)
+    assert _thread.kept is not None  # as frozen() says
     kept = _kept_product(_thread.kept, weight, bias, dtype, relu, _thread.int8)
     classes = _classes(kept, bias is None, dtype, relu)
     y = kept.product(rows) if classes is None else multiply(kept.product, rows, classes)
@@ -122,7 +133,7 @@ class FrozenLinear:
         self.outputs = weight.shape[0]
         self.bias = None
         """(N,) float32 array, in int8: what is to be added to the scaled sums."""
-        kept = _kept_product({} if temporary else _thread.kept, weight, bias, weight.dtype, relu, self.int8)
+        kept = _kept_product({} if temporary or _thread.kept is None else _thread.kept, weight, bias, weight.dtype, relu, self.int8)
         self._classes = _classes(kept, bias is None, weight.dtype, relu)
         self._product: Product = kept.product
         if isinstance(kept.product, Int8Product):

@@ -69,7 +69,8 @@ def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor |
         raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
     if query.dtype not in _DTYPES:
         raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
-    _check_masks(query, key, key_lengths, mask)
+    if key_lengths is not None or mask is not None:
+        _check_masks(query, key, key_lengths, mask)
 
 
 def shares(query_heads: Size, key_heads: Size) -> bool:

@@ -30,19 +30,20 @@ def _bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | N
     device, precise = like.device, wide(like.dtype)
     if mask is not None and mask.dim() == 0:
         mask = mask.view(1)  # a 0-d tensor would not take part in type promotion
-    allowed: Tensor | None = None
+    hidden: Tensor | None = None
     if causal and causal_offset < keys - 1:
-        allowed = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(causal_offset)
+        hidden = torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(causal_offset + 1)
     if key_lengths is not None:
-        within = torch.arange(keys, device=device) < key_lengths.view(-1, 1, 1, 1)
-        allowed = within if allowed is None else within & allowed
+        beyond = torch.arange(keys, device=device) >= key_lengths.view(-1, 1, 1, 1)
+        hidden = beyond if hidden is None else beyond | hidden
     if mask is not None and mask.dtype == torch.bool:
-        allowed = mask if allowed is None else allowed & mask
+        hidden = ~mask if hidden is None else hidden | ~mask
         mask = None
-    bias = mask if mask is None else mask.to(precise)
-    if allowed is None:
-        return bias
-    return torch.where(allowed, torch.zeros((), dtype=precise, device=device) if bias is None else bias, -math.inf)
+    if hidden is None:
+        return None if mask is None else mask.to(precise)
+    if mask is None:
+        return torch.zeros(hidden.shape, dtype=precise, device=device).masked_fill_(hidden, -math.inf)
+    return mask.to(precise).masked_fill(hidden, -math.inf)
 
 
 def _empty(queries: int, bias: Tensor, options: Options) -> Tensor | None:
@@ -223,13 +224,16 @@ def _fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
         return {"is_causal": True, "attn_mask": None}
     bias = _bias(query.shape[2], key.shape[2], query, options)
     if bias is not None:
-        bias = bias[(None,) * (4 - bias.dim())].expand(-1, -1, query.shape[2], key.shape[2])
+        if bias.dim() < 4:
+            bias = bias[(None,) * (4 - bias.dim())]
+        bias = bias.expand(-1, -1, query.shape[2], key.shape[2])
     return {"is_causal": False, "attn_mask": bias}
 
 
 def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp (B, H, L) of the scores."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    if not query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    output, lse = attend(q, k, v, 0.0, scale=options.scale, **_fused_mask(query, key, options))
+    output, lse = attend(query, key, value, 0.0, scale=options.scale, **_fused_mask(query, key, options))
     return heads_last(output), lse
