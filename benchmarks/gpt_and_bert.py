@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import command
 from fasttfm.blocks.loss import logits
-from fasttfm.config.masking import MaskingConfig
+from fasttfm.config.data import MaskingConfig
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.documents import PreparedDocuments
 from fasttfm.data.masked_rows import MaskedBatches

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks import command
 from benchmarks.gpt_and_bert import bytes_of
-from fasttfm.config.masking import MaskingConfig
+from fasttfm.config.data import MaskingConfig
 from fasttfm.data.documents import PreparedDocuments, RowBatches
 from fasttfm.interop.bert import read_pretraining
 from fasttfm.interop.gpt import read

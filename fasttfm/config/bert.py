@@ -1,4 +1,5 @@
-"""What the encoder-only models are made of: BERT, and ALBERT and ELECTRA by the fields in which they differ from it."""
+"""What the encoder-only models are made of: BERT, and by the fields in which they differ from it ALBERT, ELECTRA,
+classifiers and students."""
 
 from __future__ import annotations
 
@@ -138,3 +139,53 @@ class ElectraConfig(BertConfig):
     def _part(self, d_model: int, heads: int, d_ff: int) -> BertConfig:
         changed = {"d_model": d_model, "heads": heads, "d_ff": d_ff, "embedding_size": self.embedding_width}
         return BertConfig(**{**shared_fields(self, BertConfig), **changed})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BertClassifierConfig(BertConfig):
+    """A BERT, ALBERT or ELECTRA discriminator with a linear layer on its pooled vector."""
+
+    labels: int = 2
+    """Classes; 1 for choices, each of which gets one score."""
+
+    def __post_init__(self) -> None:
+        BertConfig.__post_init__(self)
+        require_whole(self, 1, "labels")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudentConfig(BertConfig):
+    """A BERT that learns from another one (Sanh et al. 2019; Jiao et al. 2020). Fields that are not given are the
+    teacher's, layers half of its."""
+
+    pooler: bool = False
+    """A student has none."""
+    sentence_head: bool = False
+    """A student has none."""
+    temperature: float = 2.0
+    """What both models' logits are divided by for the soft targets."""
+    soft_weight: float = 5.0
+    """Of the divergence from the teacher's probabilities at the hidden tokens, times the square of temperature."""
+    mlm_weight: float = 2.0
+    """Of the hidden tokens' cross entropy."""
+    cosine_weight: float = 1.0
+    """Of 1 - cos between the last hidden states; needs the teacher's width."""
+    embedding_weight: float = 0.0
+    """Of the squared difference of the embeddings, through a learned map."""
+    hidden_weight: float = 0.0
+    """Of the squared difference of each layer's output from that of the teacher's layer, through a learned map."""
+    attention_weight: float = 0.0
+    """Of the squared difference of each layer's attention scores; needs the teacher's number of heads."""
+
+    def __post_init__(self) -> None:
+        BertConfig.__post_init__(self)
+        if self.pooler or self.sentence_head:
+            raise ValueError("pooler and sentence_head: a student has none")
+        require_positive(self, "temperature")
+        require_finite(self, *_WEIGHTS)
+        if not any(getattr(self, name) for name in _WEIGHTS):
+            raise ValueError("soft_weight 0, as all other weights: a student must learn something")
+
+
+_WEIGHTS = ("soft_weight", "mlm_weight", "cosine_weight", "embedding_weight", "hidden_weight", "attention_weight")
+"""The fields of a student that say what counts how much."""

@@ -19,15 +19,11 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
-from fasttfm.config.data import DataConfig
+from fasttfm.config.bert import AlbertConfig, BertClassifierConfig, BertConfig, ElectraConfig, StudentConfig
+from fasttfm.config.data import DataConfig, DocumentsConfig, MaskingConfig, TaskConfig
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.config.distillation import StudentConfig
-from fasttfm.config.documents import DocumentsConfig
-from fasttfm.config.gpt import GPTConfig
-from fasttfm.config.masking import MaskingConfig
+from fasttfm.config.gpt import GPTClassifierConfig, GPTConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.config.tasks import BertClassifierConfig, GPTClassifierConfig, TaskConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 

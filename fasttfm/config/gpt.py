@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fasttfm.config.checks import require_whole, shared_fields
+from fasttfm.config.checks import require_finite, require_whole, shared_fields
 from fasttfm.config.model import TransformerConfig
 
 
@@ -55,3 +55,18 @@ class GPTConfig:
     def branch_std(self) -> float:
         """Of the last matrix of every sub-layer at initialisation: GPT-2's 0.02 / sqrt(2 layers); GPT-1's is 0.02."""
         return 0.02 / math.sqrt(2 * self.layers) if self.norm_first else 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPTClassifierConfig(GPTConfig):
+    """A GPT with a linear layer on the hidden state of the last token, as GPT-1 is fine-tuned."""
+
+    labels: int = 2
+    """Classes; 1 for choices, each of which gets one score."""
+    lm_weight: float = 0.5
+    """What the loss of predicting the text counts beside the task's (Radford et al. 2018, section 3.2)."""
+
+    def __post_init__(self) -> None:
+        GPTConfig.__post_init__(self)
+        require_whole(self, 1, "labels")
+        require_finite(self, "lm_weight")

@@ -8,7 +8,7 @@ from typing import Any
 from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.config import RunConfig
-from fasttfm.config.masking import MaskingConfig
+from fasttfm.config.data import MaskingConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.text_tokenizer import (

@@ -16,7 +16,7 @@ from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig
-from fasttfm.config.documents import DocumentsConfig
+from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import TOKENIZER_FILE, ImportedTokenizer, TextTokenizer, load_tokenizer_file

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.blocks.loss import token_loss
-from fasttfm.config.tasks import GPTClassifierConfig
+from fasttfm.config.gpt import GPTClassifierConfig
 from fasttfm.functional.linear import linear
 from fasttfm.models.gpt import GPT, IGNORED
 from fasttfm.models.heads import TaskModel

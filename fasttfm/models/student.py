@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.config.distillation import StudentConfig
+from fasttfm.config.bert import StudentConfig
 from fasttfm.models.bert import BertPretraining, inputs
 from fasttfm.models.distillation import (
     Trace,

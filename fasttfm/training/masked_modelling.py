@@ -11,7 +11,7 @@ import torch
 from fasttfm.checkpoints.model_dir import read_config, read_kind
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build_run
-from fasttfm.config.masking import MaskingConfig
+from fasttfm.config.data import MaskingConfig
 from fasttfm.data.documents import Documents, PreparedDocuments
 from fasttfm.data.masked_rows import MaskedBatches
 from fasttfm.data.masking import BERT_SHARES, ELECTRA_SHARES, Masker, read_phrases

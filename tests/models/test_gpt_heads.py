@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasttfm.config.gpt import GPTConfig
-from fasttfm.config.tasks import GPTClassifierConfig
+from fasttfm.config.gpt import GPTClassifierConfig, GPTConfig
 from fasttfm.data.task_batches import Examples
 from fasttfm.data.task_inputs import Markers, Row, join
 from fasttfm.interop.exchange import read_tensors

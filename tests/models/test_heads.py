@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasttfm.config.bert import BertConfig
-from fasttfm.config.tasks import BertClassifierConfig
+from fasttfm.config.bert import BertClassifierConfig, BertConfig
 from fasttfm.data.task_batches import Examples
 from fasttfm.data.task_inputs import Row
 from fasttfm.interop.bert import read_body

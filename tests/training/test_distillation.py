@@ -11,8 +11,7 @@ import torch
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.cli.main import main
-from fasttfm.config.bert import BertConfig
-from fasttfm.config.distillation import StudentConfig
+from fasttfm.config.bert import BertConfig, StudentConfig
 from fasttfm.data.masked_rows import MaskedBatch
 from fasttfm.models.bert import BertPretraining
 from fasttfm.models.distillation import attention_scores

@@ -10,7 +10,7 @@ import torch
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.config import gather
-from fasttfm.config.masking import MaskingConfig
+from fasttfm.config.data import MaskingConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.documents import PreparedDocuments
 from fasttfm.data.masking_vocabulary import masking_vocabulary
