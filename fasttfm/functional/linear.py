@@ -133,7 +133,9 @@ class FrozenLinear:
         self.outputs = weight.shape[0]
         self.bias = None
         """(N,) float32 array, in int8: what is to be added to the scaled sums."""
-        kept = _kept_product({} if temporary or _thread.kept is None else _thread.kept, weight, bias, weight.dtype, relu, self.int8)
+        kept = _kept_product(
+            {} if temporary or _thread.kept is None else _thread.kept, weight, bias, weight.dtype, relu, self.int8
+        )
         self._classes = _classes(kept, bias is None, weight.dtype, relu)
         self._product: Product = kept.product
         if isinstance(kept.product, Int8Product):
