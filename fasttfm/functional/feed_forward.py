@@ -7,7 +7,7 @@ gradient of weight2 needs, is computed from it again, in passing, where the deri
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,12 +56,9 @@ def feed_forward(
     """
     _check(x, weight1, bias1, weight2, bias2)
     dropout = dropout_for(x.device, dropout_p, seed, site)
-    if activation == "relu":
-        return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, dropout, chosen())[0]
     if activation not in FUSED:
         raise ValueError(f"feed_forward: activation is {activation!r}: choose {', '.join(FUSED)}")
-    tanh = activation == "gelu_tanh"
-    return _gelu_feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, tanh, dropout, chosen())[0]
+    return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, activation, dropout, chosen())[0]
 
 
 def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
@@ -83,100 +80,43 @@ def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bi
             )
 
 
-class _ReluCall(NamedTuple):
+class _Call(NamedTuple):
     x: Tensor
     weight1: Tensor
     bias1: Tensor | None
     weight2: Tensor
     bias2: Tensor | None
     bias1_parts: Tensor | None
+    activation: str
     dropout: Dropout
     route: str
     """As _decide() tells."""
 
-    @property
-    def activation(self) -> str:
-        return "relu"
 
-
-class _GeluCall(NamedTuple):
-    x: Tensor
-    weight1: Tensor
-    bias1: Tensor | None
-    weight2: Tensor
-    bias2: Tensor | None
-    bias1_parts: Tensor | None
-    tanh: bool
-    dropout: Dropout
-    route: str
-
-    @property
-    def activation(self) -> str:
-        return "gelu_tanh" if self.tanh else "gelu"
-
-
-class _ReluSaved(NamedTuple):
+class _Saved(NamedTuple):
     x: Tensor
     kept: Tensor
-    """(M, F): the hidden activation, zero where dropped but not yet scaled."""
+    """(M, F): of ReLU the hidden activation, zero where dropped but not yet scaled; what GELU is applied to."""
     mask: Tensor
-    """(M, ceil(F / 32)) int32: the bits of what is open; empty where no kernel wrote them."""
+    """Of ReLU (M, ceil(F / 32)) int32, the bits of what is open; empty where no kernel wrote them. Of GELU dropout's,
+    (M, F) bool; empty without dropout, and where a kernel draws it again."""
     weight1: Tensor
     weight2: Tensor
     has_bias1: bool
     has_bias2: bool
     in_parts: int
     """How many parts of bias1's gradient, (in_parts, F) float32, are wanted in the place of their sum; or 0."""
+    activation: str
     scale: float
     """Of dropout."""
-    route: str
-
-    @property
-    def activation(self) -> str:
-        return "relu"
-
-    @property
-    def dropout(self) -> Dropout:
-        return _NO_DROPOUT  # what is kept tells what was dropped
-
-
-class _GeluSaved(NamedTuple):
-    x: Tensor
-    kept: Tensor
-    """(M, F), what GELU is applied to."""
-    mask: Tensor
-    """(M, F) bool, dropout's; empty without dropout, and where a kernel draws it again."""
-    weight1: Tensor
-    weight2: Tensor
-    has_bias1: bool
-    has_bias2: bool
-    in_parts: int
-    tanh: bool
     dropout: Dropout
+    """None of ReLU, where what is kept tells what was dropped."""
     route: str
 
-    @property
-    def activation(self) -> str:
-        return "gelu_tanh" if self.tanh else "gelu"
 
-    @property
-    def scale(self) -> float:
-        return self.dropout.scale
-
-
-class _ReluBackward(NamedTuple):
+class _Backward(NamedTuple):
     dout: Tensor
-    saved: _ReluSaved
-
-
-class _GeluBackward(NamedTuple):
-    dout: Tensor
-    saved: _GeluSaved
-
-
-_Call = _ReluCall | _GeluCall
-_Saved = _ReluSaved | _GeluSaved
-_Backward = _ReluBackward | _GeluBackward
+    saved: _Saved
 
 
 def _decide(call: _Call) -> str:
@@ -289,15 +229,15 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
     _, kept, mask = outputs
     biases = call.bias1 is not None, call.bias2 is not None
     in_parts = 0 if call.bias1_parts is None else call.bias1_parts.shape[0]
-    saved = call.x, kept, mask, call.weight1, call.weight2, *biases, in_parts
-    if isinstance(call, _ReluCall):
-        return _ReluSaved(*saved, call.dropout.scale, call.route)
-    return _GeluSaved(*saved, call.tanh, call.dropout, call.route)
+    activation, scale = call.activation, call.dropout.scale
+    dropout = _NO_DROPOUT if activation == "relu" else call.dropout
+    return _Saved(
+        call.x, kept, mask, call.weight1, call.weight2, *biases, in_parts, activation, scale, dropout, call.route
+    )
 
 
 def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor, *_: None) -> Gradients:
-    backward = _feed_forward_backward if saved.activation == "relu" else _gelu_feed_forward_backward
-    dx, dweight1, dbias1, dweight2, dbias2 = backward(dout, saved)
+    dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, saved)
     return {
         "x": dx,
         "weight1": dweight1,
@@ -360,25 +300,21 @@ def _fake_backward(call: _Backward) -> Derivatives:
     )
 
 
-_KINDS: tuple[tuple[str, Any, Any], ...] = (
-    ("feed_forward", _ReluCall, _ReluBackward),
-    ("gelu_feed_forward", _GeluCall, _GeluBackward),
+_feed_forward_backward = Operator(
+    "feed_forward_backward",
+    _Backward,
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _compute_backward,
+    _fake_backward,
 )
-_feed_forward_backward, _gelu_feed_forward_backward = (
-    Operator(f"{name}_backward", call, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward)
-    for name, _, call in _KINDS
-)
-_feed_forward, _gelu_feed_forward = (
-    Operator(
-        name,
-        call,
-        "(Tensor, Tensor, Tensor)",
-        _compute,
-        _fake,
-        decide=_decide,
-        save=_save,
-        backward=_differentiate,
-        autocast=_autocast,
-    )
-    for name, call, _ in _KINDS
+_feed_forward = Operator(
+    "feed_forward",
+    _Call,
+    "(Tensor, Tensor, Tensor)",
+    _compute,
+    _fake,
+    decide=_decide,
+    save=_save,
+    backward=_differentiate,
+    autocast=_autocast,
 )

@@ -139,11 +139,10 @@ def test_of_gelu_its_input_alone_is_kept(activation, dropout_p, route):
 def test_opcheck(route):
     x, weight1, bias1, weight2, bias2 = leaves()
     operator = torch.ops.fasttfm.feed_forward.default
-    opcheck(operator, (x, weight1, bias1, weight2, bias2, None, 0.25, SEED, 1, route))
-    opcheck(operator, (x, weight1, None, weight2, None, None, 0.0, None, 0, route))
-    operator = torch.ops.fasttfm.gelu_feed_forward.default
-    opcheck(operator, (x, weight1, bias1, weight2, bias2, None, True, 0.25, SEED, 1, route))
-    opcheck(operator, (x, weight1, None, weight2, None, None, False, 0.0, None, 0, route))
+    for activation in ("relu", "gelu_tanh"):
+        opcheck(operator, (x, weight1, bias1, weight2, bias2, None, activation, 0.25, SEED, 1, route))
+    for activation in ("relu", "gelu"):
+        opcheck(operator, (x, weight1, None, weight2, None, None, activation, 0.0, None, 0, route))
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
