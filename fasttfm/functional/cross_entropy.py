@@ -66,12 +66,9 @@ class _Call(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    logits: Tensor
-    target: Tensor
+    call: _Call
     statistics: Tensor
     """(2, M): each row's largest logit and its probability."""
-    loss: _Loss
-    route: str
 
 
 class _Backward(NamedTuple):
@@ -101,16 +98,12 @@ def _fake_sums(call: _Call | _Consumed) -> tuple[Tensor, Tensor]:
     return logits.new_empty((), dtype=dtype), logits.new_empty((), dtype=dtype)
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    return call.logits, call.target, outputs[2], call.loss, call.route
-
-
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
     return {"logits": _cross_entropy_backward(grad, saved)}
 
 
 def _compute_backward(call: _Backward) -> Tensor:
-    grad, (logits, target, statistics, loss, route) = call
+    grad, ((logits, target, loss, route), statistics) = call
     logits = _unit_stride(logits)
     factor = mean_factor(logits, target, loss.ignore_index, loss.mean)
     factor = grad if factor is None else grad * factor
@@ -128,7 +121,7 @@ _cross_entropy_backward = Operator(
     _Backward,
     "Tensor",
     _compute_backward,
-    lambda call: call.saved.logits.new_empty(call.saved.logits.shape),
+    lambda call: call.saved.call.logits.new_empty(call.saved.call.logits.shape),
 )
 _cross_entropy = Operator(
     "cross_entropy",
@@ -137,7 +130,7 @@ _cross_entropy = Operator(
     _compute,
     _fake,
     decide=_decide,
-    save=_save,
+    save=lambda call, outputs: (call, outputs[2]),
     saved=_Saved,
     backward=_differentiate,
 )

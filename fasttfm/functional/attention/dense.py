@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import routes, torch_route
-from fasttfm.functional.attention.arguments import Options, absent, autocast_operands
+from fasttfm.functional.attention.arguments import Options, absent, autocast_operands, with_outputs
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, Size, casts
@@ -114,16 +114,12 @@ class _Call(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    call: _Call
     output: Tensor
     saved: Tensor
     """The weights before dropout or the log-sum-exp, as routes.saves_weights() says."""
     kept: Tensor
     """The weights after dropout, where the route saves them."""
-    options: Options
-    route: str
 
 
 class _Backward(NamedTuple):
@@ -145,17 +141,13 @@ def _fake(call: _Call) -> tuple[Tensor, ...]:
     return routes.fake(call.route, call.query, call.key, call.value, call.options)
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    return call.query, call.key, call.value, *outputs, call.options, call.route
-
-
 def _differentiate(saved: _Saved, wanted: Options, grad: Tensor, *_: None) -> Gradients:
     d_query, d_key, d_value, d_mask = _attention_backward(grad, saved, wanted.mask is True)
     return {"query": d_query, "key": d_key, "value": d_value, "mask": d_mask if wanted.mask else None}
 
 
 def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, value, output, saved, kept, options, route = call.saved
+    (query, key, value, options, route), output, saved, kept = call.saved
     d_query, d_key, d_value, d_mask = routes.backward(
         route, call.grad, query, key, value, output, saved, kept, options, mask_gradient=call.mask_gradient
     )
@@ -163,7 +155,8 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, value, mask = call.saved.query, call.saved.key, call.saved.value, call.saved.options.mask
+    query, key, value, options, _ = call.saved.call
+    mask = options.mask
     d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else absent(query)
     d_query, d_key, d_value = (empty_heads_last(x, x.shape[-1]) for x in (query, key, value))
     return d_query, d_key, d_value, d_mask
@@ -179,7 +172,7 @@ _attention = Operator(
     _compute,
     _fake,
     decide=_decide,
-    save=_save,
+    save=with_outputs,
     saved=_Saved,
     backward=_differentiate,
     autocast=autocast_operands,

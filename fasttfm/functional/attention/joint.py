@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import packed, routes
-from fasttfm.functional.attention.arguments import Options, Sequences, absent
+from fasttfm.functional.attention.arguments import Options, Sequences, absent, with_outputs
 from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
@@ -110,17 +110,12 @@ class _Call(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    joint: Tensor
-    query: Tensor | None
-    joint_bias: Tensor | None
-    query_bias: Tensor | None
+    call: _Call
     output: Tensor
     saved: Tensor
     """The weights before dropout or the log-sum-exp, as routes.saves_weights() says."""
     kept: Tensor
     """The weights after dropout, where the route saves them."""
-    options: Options
-    route: str
 
 
 class _Backward(NamedTuple):
@@ -168,12 +163,8 @@ def _fake(call: _Call) -> tuple[Tensor, ...]:
     return _empty_output(q, call.route), *routes.fake(call.route, q, k, v, call.options)[1:]
 
 
-def _save(call: _Call | _PackedCall, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    return *call[:4], *outputs, *call[4:]
-
-
-def _by_name(saved: _Saved | _PackedSaved, gradients: tuple[Tensor, ...]) -> Gradients:
-    return {name: d for name, x, d in zip(saved._fields, saved, gradients) if x is not None}
+def _by_name(call: _Call | _PackedCall, gradients: tuple[Tensor, ...]) -> Gradients:
+    return {name: d for name, x, d in zip(call._fields, call, gradients) if x is not None}
 
 
 def _autocast(call: Any, dtype: torch.dtype) -> Any:
@@ -185,7 +176,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     That of a bias given as (B, N) comes as B float32 parts of the sum, one a batch row.
     """
-    joint, query, joint_bias, query_bias, output, saved, kept, options, route = call.saved
+    (joint, query, joint_bias, query_bias, options, route), output, saved, kept = call.saved
     d_joint = torch.empty_like(joint)
     d_query = None if query is None else torch.empty_like(query)
     memory: list[Tensor] = []
@@ -210,7 +201,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _fake_backward(call: _Backward | _PackedBackward) -> tuple[Tensor, ...]:
-    joint, query, *biases = call.saved[:4]
+    joint, query, *biases = call.saved.call[:4]
     return (
         torch.empty_like(joint),
         absent(joint) if query is None else torch.empty_like(query),
@@ -228,9 +219,9 @@ _attention = Operator(
     _compute,
     _fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.joint.shape[1]),
-    save=_save,
+    save=with_outputs,
     saved=_Saved,
-    backward=lambda saved, _, grad, *_others: _by_name(saved, _attention_backward(grad, saved)),
+    backward=lambda saved, _, grad, *_others: _by_name(saved.call, _attention_backward(grad, saved)),
     autocast=_autocast,
 )
 
@@ -249,18 +240,12 @@ class _PackedCall(NamedTuple):
 
 
 class _PackedSaved(NamedTuple):
-    joint: Tensor
-    query: Tensor | None
-    joint_bias: Tensor | None
-    query_bias: Tensor | None
+    """As packed.Saved."""
+
+    call: _PackedCall
     output: Tensor
     saved: Tensor
-    """What packed.Saved has of this name."""
     kept: Tensor
-    sequences: Sequences
-    options: Options
-    covered: bool
-    route: str
 
 
 class _PackedBackward(NamedTuple):
@@ -274,38 +259,44 @@ def _packed_heads(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, 
     return parts if query is None else (query, *parts)  # type: ignore[return-value]
 
 
+def _of_heads(call: _PackedCall) -> packed.Call:
+    """The same call of varlen_attention()."""
+    return packed.Call(*_packed_heads(call.joint, call.query), call.sequences, call.options, call.route)
+
+
 def _packed_compute(call: _PackedCall) -> tuple[Tensor, Tensor, Tensor]:
-    heads = _packed_heads(call.joint, call.query)
-    output, saved, kept = packed.forward(call.route, *heads, call.sequences, call.options, call.covered)
+    output, saved, kept = packed.forward(_of_heads(call), call.covered)
     return output.flatten(1), saved, kept
 
 
 def _packed_fake(call: _PackedCall) -> tuple[Tensor, ...]:
-    output, saved, kept = packed.fake(call.route, *_packed_heads(call.joint, call.query), call.sequences, call.options)
+    output, saved, kept = packed.fake(_of_heads(call))
     return output.flatten(1), saved, kept
 
 
 def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As _compute_backward(), one part of a sum for each sequence."""
-    joint, query, joint_bias, query_bias, output, saved, kept, sequences, options, covered, route = call.saved
-    q, k, v = _packed_heads(joint, query)
-    reached = covered and q.numel() and k.numel()
+    given, output, saved, kept = call.saved
+    joint, query, biases, sequences = given.joint, given.query, given[2:4], given.sequences
+    heads = _of_heads(given)
+    q, k = heads[:2]
+    reached = given.covered and q.numel() and k.numel()
     empty_like = torch.empty_like if reached else torch.zeros_like  # zero where no sequence reaches
     d_joint = empty_like(joint)
     d_query = None if query is None else empty_like(query)
     out = _packed_heads(d_joint, d_query)
     grad, output = (x.view(q.shape[0], q.shape[1], -1) for x in (call.grad, output))
-    state = packed.Saved(q, k, v, output, saved, kept, sequences, options, route)
+    state = packed.Saved(heads, output, saved, kept)
     sums = None
-    if routes.saves_weights(route):
+    if routes.saves_weights(given.route):
         for memory, d in zip(out, packed.backward(grad, state)):
             memory.copy_(d)
     else:
-        if route == "short" and joint_bias is not None and q.numel() and k.numel():
+        if given.route == "short" and given.joint_bias is not None and q.numel() and k.numel():
             sums = BiasSums.of(joint, query, sequences.batch)
         packed.kernel_backward(grad, state, out, None if sums is None else sums.of_heads())
     row = (d_joint[None], None if d_query is None else d_query[None])
-    d_biases = bias_gradients((joint_bias, query_bias), row, sums, sequences.batch)
+    d_biases = bias_gradients(biases, row, sums, sequences.batch)
     return d_joint, absent(joint) if d_query is None else d_query, *d_biases
 
 
@@ -323,8 +314,8 @@ _packed_attention = Operator(
     _packed_compute,
     _packed_fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.sequences.max_key),
-    save=_save,
+    save=with_outputs,
     saved=_PackedSaved,
-    backward=lambda saved, _, grad, *_others: _by_name(saved, _packed_attention_backward(grad, saved)),
+    backward=lambda saved, _, grad, *_others: _by_name(saved.call, _packed_attention_backward(grad, saved)),
     autocast=_autocast,
 )

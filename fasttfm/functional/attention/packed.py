@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands
+from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands, with_outputs
 from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, casts
@@ -73,7 +73,7 @@ def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_s
         )
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
@@ -81,19 +81,19 @@ class _Call(NamedTuple):
     options: Options
     route: str
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to attend."""
+        return not self.query.numel() or not self.key.numel()
+
 
 class Saved(NamedTuple):
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    call: Call
     output: Tensor
     saved: Tensor
     """The weights before dropout, padded, or the log-sum-exp (H, Tq), as routes.saves_weights() says."""
     kept: Tensor
     """The weights after dropout, where the route saves them."""
-    sequences: Sequences
-    options: Options
-    route: str
 
 
 class _Backward(NamedTuple):
@@ -104,21 +104,18 @@ class _Backward(NamedTuple):
 # ----------------------------------------------------------------------------------------------- kernels on packed rows
 
 
-def _kernel_forward(
-    route: str, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options, covered: bool
-) -> tuple[Tensor, Tensor]:
+def _kernel_forward(call: Call, covered: bool) -> tuple[Tensor, Tensor]:
     """The output (Tq, H, Dv) and the log-sum-exp (H, Tq); covered: the sequences reach to the last row."""
-    from fasttfm.kernels.attention.launch import Packed, by_head
+    from fasttfm.kernels.attention.launch import by_head
 
+    query, key, value, sequences, options, route = call
     tokens, heads, _ = query.shape
     empty = query.new_empty if covered and key.numel() else query.new_zeros  # zero where no sequence reaches
     output = empty(tokens, heads, value.shape[-1])
     lse = empty(heads, tokens, dtype=torch.float32)
     if output.numel():
         q, k, v, o = (by_head(x, sequences.batch) for x in (query, key, value, output))
-        kernel = _kernel(route, "forward")
-        out = (o, lse.expand(sequences.batch, -1, -1))
-        kernel.forward(q, k, v, out=out, packed=Packed(*sequences), **options.arguments())
+        routes.forward(route, q, k, v, options, (o, lse.expand(sequences.batch, -1, -1)), sequences)
     return output, lse
 
 
@@ -126,25 +123,15 @@ def kernel_backward(
     grad: Tensor, saved: Saved, out: tuple[Tensor, ...], sums: tuple[Tensor, ...] | None = None
 ) -> None:
     """Gradients of packed query, key and value into out, which is zero; sums as routes.backward() takes them."""
-    from fasttfm.kernels.attention.launch import Packed, by_head
+    from fasttfm.kernels.attention.launch import by_head
 
-    query, key, value, output, lse, _, sequences, options, route = saved
-    if not query.numel() or not key.numel():
+    (query, key, value, sequences, options, route), output, lse, kept = saved
+    if saved.call.empty:
         return
     g, q, k, v, o = (by_head(x, sequences.batch) for x in (grad, query, key, value, output))
     out = tuple(by_head(d, sequences.batch) for d in out)
     lse = lse.expand(sequences.batch, -1, -1)
-    given = {"out": out, "packed": Packed(*sequences), **options.arguments()}
-    if route == "short":
-        _kernel(route, "backward").backward(g, q, k, v, lse, sums=sums, **given)
-    else:
-        _kernel(route, "backward").backward(g, q, k, v, o, lse, **given)
-
-
-def _kernel(route: str, direction: str) -> Any:
-    from fasttfm.kernels.attention import backward, forward, short
-
-    return short if route == "short" else {"forward": forward, "backward": backward}[direction]
+    routes.backward(route, g, q, k, v, o, lse, kept, options, out=out, sums=sums, sequences=sequences)
 
 
 # ------------------------------------------------------------------------------------------------ by way of padded rows
@@ -167,93 +154,75 @@ def _joined(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:
     return x.new_zeros(rows + 1, *x.shape[1:]).index_copy_(0, index.flatten(), x)[:rows].clone()
 
 
-def _options(sequences: Sequences, options: Options) -> Options:
-    """Those of the padded batch."""
-    starts = sequences.key_starts
-    return options._replace(key_lengths=starts[1:] - starts[:-1])
-
-
-def _pad(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
-    query_starts, key_starts, max_query, max_key = sequences
+def _pad(call: Call) -> tuple[Tensor, Tensor, Tensor, Options]:
+    """Query, key and value of the padded batch (B, H, ., D), and its options."""
+    query_starts, key_starts, max_query, max_key = call.sequences
     return (
-        _padded(query, query_starts, max_query),
-        _padded(key, key_starts, max_key),
-        _padded(value, key_starts, max_key),
+        _padded(call.query, query_starts, max_query),
+        _padded(call.key, key_starts, max_key),
+        _padded(call.value, key_starts, max_key),
+        call.options._replace(key_lengths=key_starts[1:] - key_starts[:-1]),
     )
 
 
-def _padded_forward(
-    route: str, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options
-) -> tuple[Tensor, Tensor, Tensor]:
-    if not query.numel() or not key.numel():
+def _padded_forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    query, _, value, sequences, options, route = call
+    if call.empty:
         weights = query.new_zeros(sequences.batch, query.shape[1], sequences.max_query, sequences.max_key)
         kept = torch.zeros_like(weights) if route == "explicit" and options.seed is not None else absent(query)
         return query.new_zeros(*query.shape[:2], value.shape[-1]), weights, kept
-    heads = _pad(query, key, value, sequences)
-    output, weights, dropped = routes.forward(route, *heads, _options(sequences, options))
+    output, weights, dropped = routes.forward(route, *_pad(call))
     return _joined(output, sequences.query_starts, query), weights, absent(query) if dropped is None else dropped
 
 
 def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value, output, weights, kept, sequences, options, route = saved
-    if not query.numel() or not key.numel():
+    call, output, weights, kept = saved
+    query, key, value = call[:3]
+    if call.empty:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    query_starts, key_starts, max_query, _ = sequences
-    heads = _pad(query, key, value, sequences)
+    query_starts, key_starts, max_query, _ = call.sequences
     past = torch.arange(max_query, device=grad.device) >= (query_starts[1:] - query_starts[:-1])[:, None]
     g = _padded(grad, query_starts, max_query).masked_fill(past[:, None, :, None], 0.0)
-    d_query, d_key, d_value, _ = routes.backward(route, g, *heads, output, weights, kept, _options(sequences, options))
+    q, k, v, options = _pad(call)
+    d_query, d_key, d_value, _ = routes.backward(call.route, g, q, k, v, output, weights, kept, options)
     return _joined(d_query, query_starts, query), _joined(d_key, key_starts, key), _joined(d_value, key_starts, value)
 
 
 # ------------------------------------------------------------------------------------------------------------ operators
 
 
-def forward(
-    route: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sequences: Sequences,
-    options: Options,
-    covered: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(call: Call, covered: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """The output (Tq, H, Dv), and what is saved, as Saved has it.
 
     covered: the sequences reach to the last row, so that none needs to be zero before.
     """
-    if routes.saves_weights(route):
-        return _padded_forward(route, query, key, value, sequences, options)
-    output, lse = _kernel_forward(route, query, key, value, sequences, options, covered)
-    return output, lse, absent(query)
+    if routes.saves_weights(call.route):
+        return _padded_forward(call)
+    output, lse = _kernel_forward(call, covered)
+    return output, lse, absent(output)
 
 
-def fake(
-    route: str, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options
-) -> tuple[Tensor, ...]:
+def fake(call: Call) -> tuple[Tensor, ...]:
     """What forward() gives, without numbers."""
+    query, sequences = call.query, call.sequences
     tokens, heads, _ = query.shape
-    output = query.new_empty(tokens, heads, value.shape[-1])
-    if not routes.saves_weights(route):
+    output = query.new_empty(tokens, heads, call.value.shape[-1])
+    if not routes.saves_weights(call.route):
         return output, query.new_empty(heads, tokens, dtype=torch.float32), absent(query)
-    shape = (sequences.query_starts.shape[0] - 1, heads, sequences.max_query, sequences.max_key)
-    return output, *routes.fake_saved(route, query, shape, options.seed)
+    shape = (sequences.batch, heads, sequences.max_query, sequences.max_key)
+    return output, *routes.fake_saved(call.route, query, shape, call.options.seed)
 
 
 def backward(grad: Tensor, saved: Saved) -> tuple[Tensor, ...]:
     """Gradients of packed query, key and value."""
-    if routes.saves_weights(saved.route):
+    if routes.saves_weights(saved.call.route):
         return _padded_backward(grad, saved)
-    gradients = tuple(x.new_zeros(x.shape) for x in (saved.query, saved.key, saved.value))
+    gradients = tuple(x.new_zeros(x.shape) for x in saved.call[:3])
     kernel_backward(grad, saved, gradients)
     return gradients
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    return call.query, call.key, call.value, *outputs, call.sequences, call.options, call.route
-
-
-def _differentiate(saved: Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
+def _differentiate(saved: Saved, wanted: Call, grad: Tensor, *_: None) -> Gradients:
     return dict(zip(("query", "key", "value"), _attention_backward(grad, saved)))
 
 
@@ -262,16 +231,16 @@ _attention_backward = Operator(
     _Backward,
     "(Tensor, Tensor, Tensor)",
     lambda call: backward(call.grad, call.saved),
-    lambda call: tuple(x.new_empty(x.shape) for x in (call.saved.query, call.saved.key, call.saved.value)),
+    lambda call: tuple(x.new_empty(x.shape) for x in call.saved.call[:3]),
 )
 _attention = Operator(
     "attention_packed",
-    _Call,
+    Call,
     "(Tensor, Tensor, Tensor)",
-    lambda call: forward(call.route, *call[:-1]),
-    lambda call: fake(call.route, *call[:-1]),
+    forward,
+    fake,
     decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key),
-    save=_save,
+    save=with_outputs,
     saved=Saved,
     backward=_differentiate,
     autocast=autocast_operands,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import softmax_route, torch_route
-from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
 from fasttfm.functional.linear import batch_invariant
@@ -93,11 +93,13 @@ def forward(
     value: Tensor,
     options: Options,
     out: tuple[Tensor, Tensor] | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output (B, H, L, Dv), heads last in memory; the weights before dropout or the log-sum-exp, as saves_weights()
     says; and from explicit the weights after dropout, if any is dropped.
 
-    out: memory for output and log-sum-exp, where the route writes_where_told().
+    Where the route writes_where_told(), out: memory for output and log-sum-exp; sequences: of packed rows, which query,
+    key, value and out show as the kernels' by_head() does.
     """
     if route == "explicit":
         return torch_route.forward(query, key, value, options)
@@ -109,7 +111,7 @@ def forward(
     from fasttfm.kernels.attention import short as attention_short
 
     kernel = attention_short if route == "short" else attention_long
-    return *kernel.forward(query, key, value, out=out, **options.arguments()), None
+    return *kernel.forward(query, key, value, out=out, packed=sequences, **options.arguments()), None
 
 
 def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, ...]:
@@ -141,11 +143,12 @@ def backward(
     mask_gradient: bool = False,
     out: tuple[Tensor, ...] | None = None,
     sums: tuple[Tensor, ...] | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value and, if asked for, of the additive mask; saved and kept as forward() gave them.
 
     out: memory for the first three; where the route saves_weights(), of planes() that are views. sums: memory for these
-    summed over queries or keys, three (B, H, D); on the short route alone.
+    summed over queries or keys, three (B, H, D); on the short route alone. sequences: as forward() takes them.
     """
     tensors = (grad, query, key, value)
     if route == "explicit":
@@ -157,11 +160,11 @@ def backward(
     if route == "short":
         from fasttfm.kernels.attention import short as attention_short
 
-        gradients = attention_short.backward(*tensors, saved, out=out, sums=sums, **arguments)
+        gradients = attention_short.backward(*tensors, saved, out=out, sums=sums, packed=sequences, **arguments)
     else:
         from fasttfm.kernels.attention import backward as attention_long
 
-        gradients = attention_long.backward(*tensors, output, saved, out=out, **arguments)
+        gradients = attention_long.backward(*tensors, output, saved, out=out, packed=sequences, **arguments)
     d_mask = None
     if mask_gradient:
         from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
