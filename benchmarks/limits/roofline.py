@@ -67,7 +67,7 @@ def kernels(shape: Shape, *, tokens: int, length: int, size: int) -> dict[str, C
         "cross entropy with its gradient": costs.cross_entropy(tokens, vocabulary, size),
         "embedding, forward": costs.embedding(tokens, d, size, dropout=True),
         "embedding, backward": costs.embedding_backward(tokens, d, vocabulary, size, dropout=True),
-        "Adam": costs.adam(roofline_step.parameters(shape)),
+        "Adam": costs.adam(costs.parameters(shape)),
     }
 
 

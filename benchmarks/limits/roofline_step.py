@@ -82,12 +82,6 @@ def _sites(shape: Shape) -> dict[str, int]:
     }
 
 
-def parameters(shape: Shape) -> int:
-    """Weights with one shared embedding table; biases and norms are small beside them."""
-    d = shape.d_model
-    return shape.vocabulary * d + shape.layers * (12 * d * d + 4 * d * shape.d_ff)
-
-
 def step(shape: Shape, machine: Machine, *, tokens: int = 25_000, length: int = LENGTH) -> list[Part]:
     """The parts of a step on as many source and target tokens without padding, in half precision."""
     d = shape.d_model
@@ -96,7 +90,7 @@ def step(shape: Shape, machine: Machine, *, tokens: int = 25_000, length: int = 
         "hidden": _HALF * tokens * shape.d_ff,
         "scores": _HALF * tokens * shape.heads * length,
         "logits": _HALF * tokens * shape.vocabulary,
-        "weights": 4 * parameters(shape),
+        "weights": 4 * costs.parameters(shape),
         "table": 4 * shape.vocabulary * d,
     }
     sites, result = _sites(shape), []
@@ -142,6 +136,6 @@ def model_flops(shape: Shape, *, tokens: int = 25_000, length: int = LENGTH) -> 
     full though half of a causal score is masked (the counter of the published figures).
     """
     layers, d = shape.layers, shape.d_model
-    products = 6 * tokens * parameters(shape)
+    products = 6 * tokens * costs.parameters(shape)
     attention = 3 * layers * 3 * (4 * tokens * length * d)
     return products + attention

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from fasttfm.kernels.proof.report import aligned
+
+__all__ = ["aligned", "duration", "markdown", "number"]
+
 
 def number(value: float) -> str:
     """Three significant digits, more than a run on a shared machine repeats; thousands apart."""
@@ -26,15 +30,3 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, names: int |
     """A table of cells that are Markdown; the first `names` columns stand left, as all do by default."""
     rule = ("---" if names is None or column < names else "--:" for column in range(len(head)))
     return "\n".join([f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def aligned(lines: Sequence[Sequence[str]], *, names: int = 1) -> str:
-    """Columns side by side; the first `names` of them stand left, as names do."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < names else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in lines
-    )

@@ -189,11 +189,11 @@ def training_step(shape: Shape, *, tokens: int, length: int, size: int) -> dict[
         "residual, dropout, LayerNorm": 5 * layers * join,
         "FFN": 2 * layers * (product(d, shape.d_ff) + product(shape.d_ff, d)),
         "projections": layers * (2 * self_attention + cross_attention + product(d, d)),
-        "Adam and embedding": [adam(_parameters(shape)), *embed, *embed],
+        "Adam and embedding": [adam(parameters(shape)), *embed, *embed],
     }
 
 
-def _parameters(shape: Shape) -> int:
+def parameters(shape: Shape) -> int:
     """Weights of a model with one shared embedding table; biases and norms are small beside them."""
     d = shape.d_model
     return shape.vocabulary * d + shape.layers * (12 * d * d + 4 * d * shape.d_ff)

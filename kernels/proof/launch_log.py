@@ -17,6 +17,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -130,11 +131,8 @@ def _interpreted_launches(log: LaunchLog) -> Iterator[None]:
         with _disable_current_modes():  # what the interpreter does with tensors is no launch
             return run(self, *args, **kwargs)
 
-    interpreter.GridExecutor.__call__ = counted
-    try:
+    with mock.patch.object(interpreter.GridExecutor, "__call__", counted):
         yield
-    finally:
-        interpreter.GridExecutor.__call__ = run
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ def by_kernel(rows: Iterable[Row]) -> str:
                 errors,
             )
         )
-    return _aligned(lines, names=2)
+    return aligned(lines, names=2)
 
 
 def by_case(rows: Iterable[Row]) -> str:
@@ -68,7 +68,7 @@ def by_case(rows: Iterable[Row]) -> str:
         numbers = (measured.registers, measured.spill, measured.shared, case.num_warps)
         share = f"{occupancy(chip, measured, case.num_warps):.0%}"
         lines.append((case.name, case.dtype, chip.name, *map(str, numbers), share, str(measured.matrix)))
-    return _aligned(lines, names=3)
+    return aligned(lines, names=3)
 
 
 def _family(case: CompileCase) -> str:
@@ -76,13 +76,13 @@ def _family(case: CompileCase) -> str:
     return function.__module__.removeprefix("fasttfm.kernels.")
 
 
-def _aligned(lines: list[Sequence[str]], *, names: int) -> str:
-    """Columns side by side; the first ones are names and stand left."""
+def aligned(lines: Sequence[Sequence[str]], *, names: int = 1) -> str:
+    """Columns side by side; the first `names` of them stand left, as names do."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
             cell.ljust(width) if column < names else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            for column, (cell, width) in enumerate(zip(line, widths))
         ).rstrip()
         for line in lines
     )

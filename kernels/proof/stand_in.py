@@ -84,28 +84,32 @@ def stand_in(chip: str, started: list[Start] | None = None) -> None:
 def install(stand_in: StandIn) -> Callable[[], None]:
     """Makes Triton and every kernel file that has been imported take the stand-in for their device. Returns what undoes
     it."""
-    before, asked = driver._active, launch.chip
+    before = driver._active
     driver.set_active(stand_in)
-    launched = []
-
-    def chip(device: Any) -> launch.Chip:
-        return stand_in.chip
-
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("fasttfm."):
-            continue
-        if getattr(module, "chip", None) is asked:
-            vars(module)["chip"] = chip
-        launched += [(k, k._launched) for k in list(vars(module).values()) if isinstance(k, Kernel)]
+    undo_chip = replace_everywhere("chip", launch.chip, lambda device: stand_in.chip)
+    modules = [module for name, module in sys.modules.items() if name.startswith("fasttfm.")]
+    launched = [(k, k._launched) for module in modules for k in vars(module).values() if isinstance(k, Kernel)]
     for kernel, _ in launched:
         kernel._launched = {}
 
     def undo() -> None:
         driver._active = before
-        for module in list(sys.modules.values()):  # those that were imported meanwhile too
-            if getattr(module, "chip", None) is chip:
-                vars(module)["chip"] = asked
+        undo_chip()
         for kernel, known in launched:
             kernel._launched = known
+
+    return undo
+
+
+def replace_everywhere(name: str, old: Any, new: Any) -> Callable[[], None]:
+    """Gives every module of fasttfm that has `old` under this name the new value. Returns what undoes it."""
+    for path, module in list(sys.modules.items()):
+        if path.startswith("fasttfm.") and getattr(module, name, None) is old:
+            vars(module)[name] = new
+
+    def undo() -> None:
+        for module in list(sys.modules.values()):  # those that were imported meanwhile too
+            if getattr(module, name, None) is new:
+                vars(module)[name] = old
 
     return undo

@@ -45,16 +45,6 @@ _MODES = {"rn", "approx", "full", "ftz", "lo", "sat", "NaN", "relu", "wide", "hi
           "rz", "to"}  # fmt: skip
 
 
-def kind_of(word: str) -> str:
-    """b16, b32, b64 or pred: the register that a PTX type lies in."""
-    python = _TYPES[word]
-    return "pred" if python == "p" else f"b{max(16, 8 * int(_digits(python)) // 8)}"
-
-
-def _digits(text: str) -> str:
-    return "".join(letter for letter in text if letter.isdigit())
-
-
 @functools.cache
 def meaning(opcode: str) -> Meaning | None:
     """None for an opcode that this file does not know."""

@@ -16,8 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -29,7 +29,7 @@ from fasttfm.kernels.proof.ptx.layouts import compiled_form, shallow_products
 from fasttfm.kernels.proof.ptx.memory import POISON, buffers
 from fasttfm.kernels.proof.ptx.parse import parse
 from fasttfm.kernels.proof.ptx.run import Code, Launch, parameters_of
-from fasttfm.kernels.proof.stand_in import StandIn, install
+from fasttfm.kernels.proof.stand_in import StandIn, install, replace_everywhere
 
 CHIPS = ("sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 """What the machine knows the instructions of."""
@@ -57,11 +57,7 @@ class Machine(StandIn):
         self.notes: list[Fault] = []
         """Reads that no barrier orders before a store, by threads that hold copies of what the storing thread read."""
         self.launches: list[Done] = []
-        properties = self.utils.get_device_properties
-        self.utils = SimpleNamespace(
-            load_binary=lambda name, binary, shared, device: (None, binary.decode(), 32, 0, 1024),
-            get_device_properties=properties,
-        )
+        self.utils.load_binary = lambda name, binary, shared, device: (None, binary.decode(), 32, 0, 1024)
 
     def get_benchmarker(self) -> Callable:
         """What triton.autotune times configurations by: each is executed once, so each is checked."""
@@ -152,7 +148,7 @@ def executed(
         stack.callback(install(machine))
         stack.callback(setattr, knobs.runtime, "add_stages_inspection_hook", knobs.runtime.add_stages_inspection_hook)
         knobs.runtime.add_stages_inspection_hook = _up_to_ptx
-        stack.enter_context(_kernels_for_the_cpu())
+        stack.callback(_kernels_for_the_cpu())
         stack.enter_context(_poisoned_allocations())
         yield machine
 
@@ -164,35 +160,23 @@ def _up_to_ptx(backend=None, stages=None, options=None, language=None, capabilit
     return "executed", "executed"
 
 
-@contextlib.contextmanager
-def _kernels_for_the_cpu() -> Iterator[None]:
-    """fasttfm's operators take their kernels for CPU tensors too, wherever they would on a device."""
+def _kernels_for_the_cpu() -> Callable[[], None]:
+    """fasttfm's operators take their kernels for CPU tensors too, wherever they would on a device. Returns what undoes
+    it."""
     backends = sys.modules.get("fasttfm.functional.backends")
     if backends is None:
-        yield
-        return
-    asked = backends.use_triton
+        return lambda: None
 
     def use_triton(tensor: torch.Tensor, choice: str | None = None) -> bool:
         return (backends.chosen() if choice is None else choice) != "torch"
 
-    changed = [m for n, m in list(sys.modules.items())
-               if n.startswith("fasttfm.") and getattr(m, "use_triton", None) is asked]  # fmt: skip
-    for module in changed:
-        vars(module)["use_triton"] = use_triton
-    try:
-        yield
-    finally:
-        for module in list(sys.modules.values()):  # those that were imported meanwhile too
-            if getattr(module, "use_triton", None) is use_triton:
-                vars(module)["use_triton"] = asked
+    return replace_everywhere("use_triton", backends.use_triton, use_triton)
 
 
 @contextlib.contextmanager
 def _poisoned_allocations() -> Iterator[None]:
     """What torch allocates without filling holds bits by which a read of it is told."""
     functions = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
-    before = [getattr(*function) for function in functions]
 
     def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(make)
@@ -207,10 +191,7 @@ def _poisoned_allocations() -> Iterator[None]:
 
         return allocate
 
-    for (owner, name), make in zip(functions, before):
-        setattr(owner, name, poisoned(make))
-    try:
+    with contextlib.ExitStack() as stack:
+        for owner, name in functions:
+            stack.enter_context(mock.patch.object(owner, name, poisoned(getattr(owner, name))))
         yield
-    finally:
-        for (owner, name), make in zip(functions, before):
-            setattr(owner, name, make)

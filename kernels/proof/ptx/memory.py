@@ -101,9 +101,9 @@ class Global:
         return self.scattered(index, address, mask, width)
 
     def scattered(self, index, address, mask, width):
-        left = (
-            np.ones(address.shape, dtype=bool) if mask is None else np.broadcast_to(mask, _joint(address, mask)).copy()
-        )
+        left = np.ones(address.shape, dtype=bool)
+        if mask is not None:
+            left = left & mask
         address = np.broadcast_to(address, left.shape)
         pieces = []
         for candidate in self.known:
@@ -172,18 +172,7 @@ class Global:
         if mask is not None and not mask.any():
             return
         for buffer, offsets, lanes in self.locate(index, address, mask, width):
-            shape = run.shape
-            flat = spread(offsets, shape)
-            packed = join(values, shape, size)
-            threads = run.threads
-            if lanes is None:
-                flat, packed, threads = flat.ravel(), packed.ravel(), threads.ravel()
-            else:
-                chosen = np.broadcast_to(lanes, shape)
-                flat, packed, threads = flat[chosen], packed[chosen], threads[chosen]
-            good = (flat <= np.uint64(buffer.size - width)) & ((flat & np.uint64(width - 1)) == 0)
-            if not good.all():
-                flat, packed, threads = flat[good], packed[good], threads[good]
+            flat, packed, threads = self.chosen(buffer, offsets, lanes, width, join(values, run.shape, size))
             positions = (flat >> np.uint64(width.bit_length() - 1)).view(np.int64)
             view = buffer.view(width)
             view[positions] = packed
@@ -193,6 +182,17 @@ class Global:
                     run.fault("value", index, "threads store different values at one place of global memory")
                 run.traffic.write(index, buffer, flat, threads, width)
 
+    def chosen(self, buffer, offsets, lanes, width, values) -> list[np.ndarray]:
+        """Offsets, values and threads of the lanes that write, one after the other, without those that may not."""
+        everything = [spread(x, self.run.shape) for x in (offsets, values, self.run.threads)]
+        good = (offsets <= np.uint64(buffer.size - width)) & ((offsets & np.uint64(width - 1)) == 0)
+        if lanes is not None:
+            good = good & lanes
+        if good.all():
+            return [x.ravel() for x in everything]
+        good = spread(good, self.run.shape)
+        return [x[good] for x in everything]
+
     def accumulate(self, index, address, guard, operation: str, kind, value) -> None:
         """An atomic operation whose result nobody reads; threads take turns in their order."""
         run, size = self.run, np.dtype(kind).itemsize
@@ -200,11 +200,7 @@ class Global:
         if mask is not None and not mask.any():
             return
         for buffer, offsets, lanes in self.locate(index, address, mask, size):
-            flat, data, threads = (spread(x, run.shape) for x in (offsets, value, run.threads))
-            chosen = (flat <= np.uint64(buffer.size - size)) & ((flat & np.uint64(size - 1)) == 0)
-            if lanes is not None:
-                chosen = chosen & lanes
-            flat, data, threads = flat[chosen], data[chosen], threads[chosen]
+            flat, data, threads = self.chosen(buffer, offsets, lanes, size, value)
             positions = (flat >> np.uint64(size.bit_length() - 1)).view(np.int64)
             view = buffer.view(size)
             if size in POISON and (view[positions] == POISON[size]).any():
@@ -217,10 +213,6 @@ class Global:
 def spread(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """broadcast_to, which is slow, where it is needed."""
     return array if array.shape == shape else np.broadcast_to(array, shape)
-
-
-def _joint(*arrays) -> tuple[int, ...]:
-    return np.broadcast_shapes(*(a.shape for a in arrays))
 
 
 def split(raw: np.ndarray, size: int, count: int) -> tuple[np.ndarray, ...]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from fasttfm.kernels.proof.ptx.faults import Location, Unsupported
 
-WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128}
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)\s.*?(\w+)\s*[,)\n]")
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
@@ -81,11 +80,8 @@ class Block:
 @dataclass(slots=True)
 class Kernel:
     name: str
-    target: str
     parameters: list[tuple[str, str]]
     """(name, type) of each, type as u64, b32, f32."""
-    threads: int
-    """.reqntid; 0 where it is not given."""
     blocks: list[Block]
     registers: dict[str, str]
     """Name -> pred, b16, b32, b64."""
@@ -93,12 +89,10 @@ class Kernel:
 
 def parse(text: str) -> Kernel:
     """Reads one entry. Raises Unsupported, with the line, for what is not understood."""
-    target = re.search(r"^\.target\s+(\w+)", text, re.MULTILINE)
-    entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*(.*?)\{", text, re.DOTALL)
-    if target is None or entry is None:
+    entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*.*?\{", text, re.DOTALL)
+    if entry is None or not re.search(r"^\.target\s+\w+", text, re.MULTILINE):
         raise Unsupported("this is no PTX of one kernel: .target or .visible .entry is missing")
     body = _up_to_its_brace(text[entry.end() :])
-    threads = re.search(r"\.reqntid\s+(\d+)", entry[3])
     parameters = [(name, kind) for kind, name in _PARAMETER.findall(entry[2] + "\n")]
     reader = _Reader(entry[1], dict(_FILE.findall(text)), 1 + text[: entry.end()].count("\n"))
     reader.targets = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", body))
@@ -106,7 +100,7 @@ def parse(text: str) -> Kernel:
     blocks = [block for block in reader.blocks if block.instructions or block.labels]
     for index, instruction in enumerate(i for block in blocks for i in block.instructions):
         instruction.index = index
-    return Kernel(entry[1], target[1], parameters, int(threads[1]) if threads else 0, blocks, reader.registers)
+    return Kernel(entry[1], parameters, blocks, reader.registers)
 
 
 @dataclass(slots=True)

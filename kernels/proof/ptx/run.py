@@ -118,10 +118,7 @@ class Run:
             self.active = mask if mask is not None else self.alive
             end = functions[block](self, registers, merge)
             if isinstance(end, int):
-                if end < 0:
-                    self.leave(mask)
-                else:
-                    _join(waiting, end, mask)
+                self.enter(waiting, end, mask)
             else:
                 self.branch(waiting, mask, *end)
             if not waiting:
@@ -133,8 +130,7 @@ class Run:
 
     def branch(self, waiting, mask, taken, target: int, following: int) -> None:
         if taken.size == 1 or taken.all() or not taken.any():
-            destination = target if taken.flat[0] else following
-            return self.leave(mask) if destination < 0 else _join(waiting, destination, mask)
+            return self.enter(waiting, target if taken.flat[0] else following, mask)
         if taken.shape[1] != 1:
             same = taken[:, :1]
             if (taken == same).all():
@@ -143,14 +139,15 @@ class Run:
         for destination, part in ((target, taken), (following, ~taken)):
             part = part if live is None else part & live
             if part.any():
-                if destination < 0:
-                    self.leave(part)
-                else:
-                    _join(waiting, destination, part)
+                self.enter(waiting, destination, part)
         return None
 
-    def leave(self, mask) -> None:
-        if mask is not None:
+    def enter(self, waiting, block: int, mask) -> None:
+        """Threads (None: all) wait in a block with those that wait there already; they end where its number is -1."""
+        if block >= 0:
+            others = waiting.get(block)
+            waiting[block] = mask if mask is None or others is None else others | mask
+        elif mask is not None:
             self.alive = ~mask if self.alive is None else self.alive & ~mask
 
     # ------------------------------------------------------------------------------------- what blocks call upon
@@ -251,13 +248,6 @@ class Run:
         else:
             raise Unsupported(f"vote of mode {mode}", self.launch.code.instructions[index].location)
         return np.repeat(votes, 32, axis=1)
-
-
-def _join(waiting, block: int, mask) -> None:
-    if block in waiting and mask is not None and waiting[block] is not None:
-        waiting[block] = waiting[block] | mask
-    else:
-        waiting[block] = mask
 
 
 def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndarray]:

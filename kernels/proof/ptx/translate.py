@@ -12,7 +12,7 @@ cache has it. What crosses blocks lies in S as unsigned bits, merged under m whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -170,6 +170,10 @@ class _Writer:
             return _viewed(f"pack({low}, {high})", f"u{kind[1:]}", kind)
         raise Unsupported(f"operand {operand} of {i.opcode} is not known", i.location)
 
+    def values(self, operands: Iterable[object], kind: str, i: Instruction) -> str:
+        """A tuple of such expressions."""
+        return "(" + "".join(f"{self.value(operand, kind, i)}, " for operand in operands) + ")"
+
     def constant(self, number: Number, kind: str) -> str:
         bits = 8 if kind == "p" else int(kind[1:])
         if kind == "p":
@@ -208,6 +212,11 @@ class _Writer:
         self.kinds[target.name] = kind
         if target.name in self.crossing:
             self.changed[target.name] = target.kind
+
+    def assign_elements(self, targets: Iterable[object], kind: str, i: Instruction) -> None:
+        """The targets are the elements of v."""
+        for position, target in enumerate(targets):
+            self.assign(target, f"v[{position}]", kind, i)
 
     # --------------------------------------------------------------------------------------------- instructions
 
@@ -278,9 +287,7 @@ class _Writer:
             self.assign(i.operands[0], f"{text}.astype(u{8 * size})", f"u{8 * size}", i)
             return
         address = self.address(i.operands[1], "u64" if space == "global" else "u32", i)
-        kept = "None"
-        if i.guard is not None:
-            kept = "(" + "".join(f"{self.value(t, f'u{8 * size}', i)}, " for t in targets) + ")"
+        kept = "None" if i.guard is None else self.values(targets, f"u{8 * size}", i)
         call = f"M.{_SPACES[space]}.load({i.index}, {address}, {self.guard(i)}, {size}, {len(targets)}, {kept})"
         self.emit(f"v = {call}")
         for position, target in enumerate(targets):
@@ -289,8 +296,8 @@ class _Writer:
     def _st(self, i: Instruction) -> None:
         space, _, size, sources = self._access(i, i.operands[1])
         address = self.address(i.operands[0], "u64" if space == "global" else "u32", i)
-        values = "".join(f"{self.value(s, f'u{8 * size}', i)}, " for s in sources)
-        self.emit(f"M.{_SPACES[space]}.store({i.index}, {address}, {self.guard(i)}, {size}, ({values}))")
+        values = self.values(sources, f"u{8 * size}", i)
+        self.emit(f"M.{_SPACES[space]}.store({i.index}, {address}, {self.guard(i)}, {size}, {values})")
 
     def _red(self, i: Instruction) -> None:
         self._accumulate(i, *i.operands)
@@ -364,17 +371,15 @@ class _Writer:
 
     def _ldmatrix(self, i: Instruction) -> None:
         count = self._fragments(i)
-        targets = i.operands[0].parts
         address = self.address(i.operands[1], "u32", i)
         self.emit(f"v = M.matrices.load({i.index}, {address}, {count}, {'trans' in i.words})")
-        for position, target in enumerate(targets):
-            self.assign(target, f"v[{position}]", "u32", i)
+        self.assign_elements(i.operands[0].parts, "u32", i)
 
     def _stmatrix(self, i: Instruction) -> None:
         count = self._fragments(i)
         address = self.address(i.operands[0], "u32", i)
-        values = "".join(f"{self.value(s, 'u32', i)}, " for s in i.operands[1].parts)
-        self.emit(f"M.matrices.store({i.index}, {address}, {count}, {'trans' in i.words}, ({values}))")
+        values = self.values(i.operands[1].parts, "u32", i)
+        self.emit(f"M.matrices.store({i.index}, {address}, {count}, {'trans' in i.words}, {values})")
 
     def _fragments(self, i: Instruction) -> int:
         words = [w for w in i.words[1:] if w != "trans"]
@@ -386,13 +391,10 @@ class _Writer:
         shape, result, a, b, c = i.words[3], *i.words[-4:]
         if (shape, a) not in _SHAPES or a != b or (result, c) != ("f32", "f32") or i.words[4:6] != ["row", "col"]:
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
-        fragments = []
-        for operand, kind in zip(i.operands[1:], ("u32", "u32", "f32"), strict=True):
-            fragments.append("".join(f"{self.value(part, kind, i)}, " for part in operand.parts))
-        text = ", ".join(f"({f})" for f in fragments)
-        self.emit(f"v = M.matrices.multiply({i.index}, '{a}', {text})")
-        for position, target in enumerate(i.operands[0].parts):
-            self.assign(target, f"v[{position}]", "f32", i)
+        sums, *operands = i.operands
+        fragments = [self.values(o.parts, kind, i) for o, kind in zip(operands, ("u32", "u32", "f32"), strict=True)]
+        self.emit(f"v = M.matrices.multiply({i.index}, '{a}', {', '.join(fragments)})")
+        self.assign_elements(sums.parts, "f32", i)
 
     def _wgmma(self, i: Instruction) -> None:
         word = i.words[1]
@@ -414,18 +416,16 @@ class _Writer:
         flags = [flag.value for flag in signs]  # the factors of a and b, then what lies transposed
         if flags[:2] != [1, 1]:
             raise Unsupported(f"{i.opcode} with a sign turned", i.location)
-        kinds = ("u32", left.parts) if from_registers else ("u64", (left,))
-        first = "".join(f"{self.value(part, kinds[0], i)}, " for part in kinds[1])
-        old = "".join(f"{self.value(part, 'f32', i)}, " for part in sums.parts)
+        first = self.values(left.parts, "u32", i) if from_registers else self.values((left,), "u64", i)
+        old = self.values(sums.parts, "f32", i)
         columns, depth = (int(n) for n in shape[4:].split("k"))
         names = tuple(part.name for part in sums.parts)
         turned = tuple(flags[2:]) if not from_registers else (0, *flags[2:])
         self.emit(
-            f"v = M.groups.multiply({i.index}, '{a}', {columns}, {depth}, {from_registers}, ({first}), "
-            f"{self.value(right, 'u64', i)}, {self.value(scale, 'p', i)}, {turned}, ({old}), {names!r})"
+            f"v = M.groups.multiply({i.index}, '{a}', {columns}, {depth}, {from_registers}, {first}, "
+            f"{self.value(right, 'u64', i)}, {self.value(scale, 'p', i)}, {turned}, {old}, {names!r})"
         )
-        for position, target in enumerate(sums.parts):
-            self.assign(target, f"v[{position}]", "f32", i)
+        self.assign_elements(sums.parts, "f32", i)
 
 
 _SHAPES = {("m16n8k16", "bf16"), ("m16n8k16", "f16"), ("m16n8k8", "tf32"), ("m16n8k8", "bf16"), ("m16n8k8", "f16")}
