@@ -7,17 +7,16 @@ in the order in which they are given, evenly mixed in training.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.config import add_field_flags, field_values
 from fasttfm.data.datasets import DATASETS
 from fasttfm.data.filters import SCRIPTS
-from fasttfm.data.tokenizer import MODEL_TYPES, NORMALIZATIONS
+from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.errors import UserError
 
 _TEXTS = {
@@ -26,27 +25,25 @@ _TEXTS = {
     "--valid-src": "validation source text",
     "--valid-tgt": "validation target text",
 }
+_SETTINGS = (
+    "vocab_size", "vocab_pairs", "separate_vocab", "model_type", "character_coverage", "byte_fallback", "normalization",
+    "max_length", "subset", "replace_invalid",
+)  # fmt: skip
+_RULES = ("max_ratio", "drop_duplicates", "drop_identical")
+"""Fields of PrepareOptions whose flags have their names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_texts(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
     _add_sources(parser)
-    _add_vocabulary(parser)
-    parser.add_argument(
-        "--max-length",
-        type=int,
-        default=256,
-        metavar="N",
-        help="leave out pairs with more subwords than this on a side (default: %(default)s)",
-    )
-    _add_rules(parser)
+    add_field_flags(parser.add_argument_group("data settings"), PrepareOptions, _SETTINGS)
+    rules = parser.add_argument_group("training pairs to leave out", "each rule's count and first place are told")
+    add_field_flags(rules, PrepareOptions, _RULES)
+    for flag, side in (("--src-script", "source"), ("--tgt-script", "target")):
+        told = f"pairs whose {side} is mostly in another script; {', '.join(SCRIPTS)}"
+        rules.add_argument(flag, dest=f"{side}_script", metavar="NAME", help=told)
     add_output_flags(parser, "the directory and what was told")
-    parser.add_argument(
-        "--replace-invalid",
-        action="store_true",
-        help="read bytes that are not UTF-8 as U+FFFD and count their lines (default: such text is refused)",
-    )
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count() or 1, help="for splitting text (default: all cores)"
     )
@@ -120,63 +117,11 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--vocab-size", type=int, default=8000, help="subwords, special ones included (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--vocab-pairs",
-        type=int,
-        default=200_000,
-        metavar="N",
-        help="train the vocabulary on at most N pairs, taken evenly from all; they take memory (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--separate-vocab", action="store_true", help="one vocabulary of that size for each side, not a joint one"
-    )
-    parser.add_argument("--model-type", choices=MODEL_TYPES, default="bpe", help="(default: %(default)s)")
-    parser.add_argument(
-        "--character-coverage",
-        type=float,
-        metavar="SHARE",
-        help="share of the characters with a piece of their own, from 0.98 (default: 1.0, or 0.9995 for large scripts)",
-    )
-    parser.add_argument(
-        "--byte-fallback",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="write rare characters as bytes, so that none is unknown; takes 256 pieces (default: on)",
-    )
-    parser.add_argument(
-        "--normalization",
-        choices=NORMALIZATIONS,
-        default="identity",
-        help="how text is normalised before splitting (default: %(default)s, so that raw references can be reached)",
-    )
-
-
-def _add_rules(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--subset", type=int, metavar="N", help="take only the first N pairs of each training file: a trial run"
-    )
-    rules = parser.add_argument_group("training pairs to leave out", "each rule's count and first place are told")
-    rules.add_argument(
-        "--max-ratio", type=float, metavar="R", help="a side of more than R times the other's subwords (default: any)"
-    )
-    rules.add_argument("--drop-duplicates", action="store_true", help="pairs that came before")
-    rules.add_argument("--drop-identical", action="store_true", help="pairs with the same text on both sides")
-    for flag, side in (("--src-script", "source"), ("--tgt-script", "target")):
-        told = f"pairs whose {side} is mostly in another script; {', '.join(SCRIPTS)}"
-        rules.add_argument(flag, dest=f"{side}_script", metavar="NAME", help=told)
-
-
 def run(args) -> None:
     output = Output.of(args, "prepare")
-    from fasttfm.data.prepare import PrepareOptions, prepare
-
-    values: dict[str, Any] = {each.name: getattr(args, each.name) for each in dataclasses.fields(PrepareOptions)}
-    values |= {name: tuple(values[name]) for name in ("weights", "source_tags", "valid_source_tags")}
-    options = PrepareOptions(**values)
+    given = {name: getattr(args, name) for name in ("source_script", "target_script")}
+    given |= {name: tuple(getattr(args, name)) for name in ("weights", "source_tags", "valid_source_tags")}
+    options = PrepareOptions(**given, **field_values(args, PrepareOptions, (*_SETTINGS, *_RULES)))
     progress = partial(output.progress, unit="pairs")
     texts = _texts(args, output)
     prepare(*texts, args.out, options, models=args.spm, threads=args.threads, say=output.note, progress=progress)

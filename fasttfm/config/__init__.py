@@ -12,7 +12,7 @@ from fasttfm.config.fields import (
     field_types,
     section_of,
 )
-from fasttfm.config.flags import add_flags, flag_values
+from fasttfm.config.flags import add_field_flags, add_flags, field_values, flag_values
 from fasttfm.config.loader import Config, RunConfig, build, build_run, check, gather, resolve, with_defaults
 from fasttfm.config.yaml_file import dump_yaml, kind_of, read_yaml
 
@@ -24,6 +24,7 @@ __all__ = [
     "Config",
     "RunConfig",
     "Values",
+    "add_field_flags",
     "add_flags",
     "all_fields",
     "build",
@@ -33,6 +34,7 @@ __all__ = [
     "dump_yaml",
     "field_help",
     "field_types",
+    "field_values",
     "flag_values",
     "gather",
     "kind_of",

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from fasttfm.config.convert import convert
 from fasttfm.config.fields import FROM_DATA, KINDS, TRANSFORMER, all_fields, field_help, field_types, flag_name
 
 
@@ -20,15 +21,25 @@ def add_flags(
     """
     for section in KINDS[kind] if sections is None else sections:
         cls = KINDS[kind][section]
-        group = parser.add_argument_group(f"{section} settings")
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-        for name, value_type in field_types(cls).items():
-            if name in FROM_DATA:
-                continue
-            sentence = f"{field_help(cls).get(name, '')} ({_show_default(defaults[name])})".replace("%", "%%")
-            is_switch = value_type is bool
-            form = {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _placeholder(value_type)}
-            group.add_argument(flag_name(name), dest=name, default=argparse.SUPPRESS, help=sentence, **form)
+        names = [name for name in field_types(cls) if name not in FROM_DATA]
+        add_field_flags(parser.add_argument_group(f"{section} settings"), cls, names)
+
+
+def add_field_flags(group: Any, cls: type, names: Iterable[str]) -> None:
+    """A flag for each of these fields of a dataclass, to a parser or a group of one, as add_flags()."""
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    for name in names:
+        value_type = field_types(cls)[name]
+        sentence = f"{field_help(cls).get(name, '')} ({_show_default(defaults[name])})".replace("%", "%%")
+        is_switch = value_type is bool
+        form = {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _placeholder(value_type)}
+        group.add_argument(flag_name(name), dest=name, default=argparse.SUPPRESS, help=sentence, **form)
+
+
+def field_values(args: argparse.Namespace, cls: type, names: Iterable[str]) -> dict[str, Any]:
+    """Those of these fields that were given on the command line, each of its type; UserError for what is of another."""
+    types, given = field_types(cls), vars(args)
+    return {name: convert(given[name], types[name], flag_name(name)) for name in names if name in given}
 
 
 def flag_values(

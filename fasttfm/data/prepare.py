@@ -24,6 +24,7 @@ from fasttfm.data.tokenizer import (
     MODEL_TYPES,
     NORMALIZATIONS,
     ModelType,
+    Normalization,
     Tokenizer,
     coverage_for,
     save_tokenizers,
@@ -45,26 +46,26 @@ class PrepareOptions:
     """What decides the content of a prepared directory, besides the text."""
 
     vocab_size: int = 8000
-    """Pieces, special ones included; of each side when separate."""
+    """Subwords, special ones included; of each side where they are separate."""
     separate_vocab: bool = False
     """One vocabulary for each side in place of a joint one."""
     model_type: ModelType = "bpe"
-    """SentencePiece's algorithm, bpe or unigram."""
+    """SentencePiece's algorithm."""
     character_coverage: float | None = None
-    """Share of character occurrences with a piece of their own; None chooses by the size of the script."""
+    """Share of character occurrences with a piece of their own, from 0.98; none: 1.0, or 0.9995 for large scripts."""
     byte_fallback: bool = True
-    """Write other characters as bytes."""
-    normalization: str = "identity"
-    """SentencePiece's normalisation rule."""
+    """Write rare characters as bytes, so that none is unknown; takes 256 pieces."""
+    normalization: Normalization = "identity"
+    """SentencePiece's rule for text before it is split; with identity raw references can be reached."""
     max_length: int = 256
-    """Pairs with more subwords on a side are left out."""
+    """Pairs with more subwords than this on a side are left out."""
     vocab_pairs: int = 200_000
     """The vocabulary is trained on at most so many pairs, taken evenly from the whole corpus: SentencePiece holds them
     in memory, about 1 kB each of 25 words a side."""
     subset: int | None = None
     """Take only so many pairs of each training file, the first ones: a trial run."""
     max_ratio: float | None = None
-    """Pairs with a side of more than this times the other's subwords are left out of training; None keeps them."""
+    """Pairs with a side of more than this times the other's subwords are left out of training."""
     drop_duplicates: bool = False
     """Leave pairs that came before out of training."""
     drop_identical: bool = False
@@ -80,7 +81,7 @@ class PrepareOptions:
     valid_source_tags: tuple[str, ...] = ()
     """Likewise of each validation file."""
     replace_invalid: bool = False
-    """Read bytes that are not UTF-8 as U+FFFD; False refuses them."""
+    """Read bytes that are not UTF-8 as U+FFFD and count their lines, where such text is refused otherwise."""
 
     def __post_init__(self) -> None:
         if self.vocab_size < 5:

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import sentencepiece as spm
@@ -29,8 +29,8 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, the unknown piece, the start and the end of a sentence, in every vocabulary."""
 
 ModelType = Literal["bpe", "unigram"]
-MODEL_TYPES: tuple[ModelType, ...] = ("bpe", "unigram")
-NORMALIZATIONS = ("identity", "nmt_nfkc", "nfkc")
+Normalization = Literal["identity", "nmt_nfkc", "nfkc"]
+MODEL_TYPES, NORMALIZATIONS = get_args(ModelType), get_args(Normalization)
 
 # SentencePiece's unigram training sums in as many parts as it has threads: a fixed number keeps the model the same
 # on every machine.
