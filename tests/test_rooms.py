@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = (
     ("fasttfm.kernels",),
     ("fasttfm.errors", "fasttfm.reference", "fasttfm.timing", "fasttfm.wording"),
-    ("fasttfm.files", "fasttfm.locks", "fasttfm.signals", "fasttfm.presets", "fasttfm.memory"),
+    ("fasttfm.files", "fasttfm.locks", "fasttfm.machine", "fasttfm.memory", "fasttfm.presets", "fasttfm.signals"),
     ("fasttfm.config", "fasttfm.folders", "fasttfm.functional"),
     ("fasttfm.blocks", "fasttfm.checkpoints", "fasttfm.data"),
     ("fasttfm.nn",),

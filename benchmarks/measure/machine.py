@@ -8,11 +8,12 @@ import shlex
 import subprocess
 import sys
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from fasttfm.machine import describe_gpu, processor, version
 
 ROOT = Path(__file__).parents[2]
 _NOT_RECORDS = ":(exclude)benchmarks/results"  # a run that writes its own record has not changed what it measured
@@ -27,24 +28,13 @@ def describe() -> dict[str, Any]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", _NOT_RECORDS)),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
-        **{package: _version(package) for package in ("fasttfm", "torch", "triton")},
+        **{package: version(package) for package in ("fasttfm", "torch", "triton")},
     }
-    if torch.cuda.is_available():
-        from fasttfm.kernels import choice_cache, launch
-
-        device = torch.device("cuda", torch.cuda.current_device())
-        properties = torch.cuda.get_device_properties(device)
-        described |= {
-            "device": torch.cuda.get_device_name(device),
-            "chip": launch.chip(device).name,
-            "processors": properties.multi_processor_count,
-            "memory_gib": round(properties.total_memory / 2**30, 1),
-            "driver": choice_cache.driver(),
-            "cuda": torch.version.cuda or torch.version.hip,
-            "clocks": _clocks(device.index),
-        }
+    if (gpu := describe_gpu()) is not None:
+        described |= {"device": gpu.pop("name"), **gpu, "cuda": torch.version.cuda or torch.version.hip}
+        described["clocks"] = _clocks(torch.cuda.current_device())
     return described
 
 
@@ -67,24 +57,6 @@ def _command() -> str:
         program = Path(".".join(parts[:-1] if parts[-1] == "__main__" else parts))
         return shlex.join(["python", "-m", str(program), *sys.argv[1:]])
     return shlex.join(["python", program.name, *sys.argv[1:]])
-
-
-def _processor() -> str:
-    """The CPU's name, as Linux tells it."""
-    try:
-        names = [
-            line.split(":", 1)[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-        ]
-    except OSError:
-        names = []
-    return names[0].strip() if names else platform.processor()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git(*arguments: str) -> str | None:

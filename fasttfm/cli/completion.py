@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
         import shtab
     except ModuleNotFoundError:
         raise UserError('shtab is not installed: pip install "fasttfm[completion]"') from None
-    parser, _ = build_parser(list(COMMANDS))
+    parser = build_parser(list(COMMANDS))
     _complete_files(parser, shtab.FILE)
     print(shtab.complete(parser, args.shell))
 

@@ -10,15 +10,8 @@ from pathlib import Path
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_checkpoint, add_device
 from fasttfm.cli.train import add_run_flags, run_task
-from fasttfm.cli.verbs import Verb, add_verbs, run_verb
+from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags, flag_values
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_verbs(parser, _VERBS)
-
-
-run = run_verb
 
 
 def _add_translation(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +62,7 @@ def _translation(args: argparse.Namespace) -> None:
         output.result("", out=str(args.out), notes=output.notes)
 
 
-_VERBS = {
+VERBS = {
     "translation": Verb(
         _add_translation,
         _translation,

@@ -8,6 +8,8 @@ import argparse
 import json
 from typing import Any
 
+from fasttfm.machine import cpuinfo, describe_gpu, gpu, processor, version
+
 _PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
 _UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_fp16", "amx_int8")
 _KEYS = (16, 32, 64, 128, 512, 2048)
@@ -37,15 +39,15 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
     chip = _chip(other)
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "system": platform.platform(),
         "processor": {
-            "name": _cpuinfo("model name") or platform.processor(),
+            "name": processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "units": processor_units(),
         },
-        "device": _device(),
+        "device": describe_gpu(),
         "assembler": _assembler(),
         "tuned": _tuned(),
         "backend": chosen(),
@@ -58,16 +60,16 @@ def text(result: dict[str, Any]) -> str:
     """The same for people."""
     from fasttfm.wording import counted
 
-    processor, device = result["processor"], result["device"]
-    units = " ".join(processor["units"]) or "no AVX2"
-    cores, threads = counted(processor["cores"], "core"), counted(processor["threads"], "thread")
+    cpu, device = result["processor"], result["device"]
+    units = " ".join(cpu["units"]) or "no AVX2"
+    cores, threads = counted(cpu["cores"], "core"), counted(cpu["threads"], "thread")
     shown = "none that torch can use"
     if device is not None:
         shown = f"{device['name']}, {device['chip']}, {device['memory_gib']} GiB, driver {device['driver']}"
     lines = [
         ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in result["versions"].items())),
         ("system", result["system"]),
-        ("processor", f"{processor['name']}, {cores}, {threads}, {units}"),
+        ("processor", f"{cpu['name']}, {cores}, {threads}, {units}"),
         ("device", shown),
     ]
     for name, assembler in result["assembler"].items():
@@ -83,46 +85,10 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
 
 
-def _version(package: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def processor_units() -> list[str]:
     """What the processor can do, by Linux's names; empty elsewhere."""
-    flags = _cpuinfo("flags").split()
+    flags = cpuinfo("flags").split()
     return [unit for unit in _UNITS if unit in flags]
-
-
-def _cpuinfo(field: str) -> str:
-    """What Linux says of the first core; '' elsewhere."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
-    except OSError:
-        return ""
-
-
-def _device() -> dict[str, Any] | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    from fasttfm.kernels import choice_cache, launch
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "name": torch.cuda.get_device_name(device),
-        "chip": launch.chip(device).name,
-        "processors": properties.multi_processor_count,
-        "memory_gib": round(properties.total_memory / 2**30, 1),
-        "driver": choice_cache.driver(),
-    }
 
 
 def _assembler() -> dict[str, dict[str, str | None]]:
@@ -144,13 +110,11 @@ def _assembler() -> dict[str, dict[str, str | None]]:
 
 def _tuned() -> dict[str, Any] | None:
     """What `fasttfm tune` has kept for the device; None without one."""
-    import torch
-
-    if not torch.cuda.is_available():
+    device = gpu()
+    if device is None:
         return None
     from fasttfm.kernels import choice_cache, launch
 
-    device = torch.device("cuda", torch.cuda.current_device())
     key = choice_cache.system_of(device, launch.chip(device))
     try:
         answers = len(choice_cache.read(key))
@@ -161,20 +125,16 @@ def _tuned() -> dict[str, Any] | None:
 
 def _chip(other: str | None) -> Any:
     """The Chip of that name, else that of the device, else None."""
-    import torch
-
     from fasttfm.errors import UserError
+    from fasttfm.kernels import launch
     from fasttfm.kernels.compile_case import CHIPS
 
     if other is not None and other not in CHIPS:
         raise UserError(f"--chip {other}: one of {', '.join(CHIPS)} is allowed")
     if other is not None:
         return CHIPS[other]
-    if not torch.cuda.is_available():
-        return None
-    from fasttfm.kernels import launch
-
-    return launch.chip(torch.device("cuda", torch.cuda.current_device()))
+    device = gpu()
+    return None if device is None else launch.chip(device)
 
 
 def _routes(chip: Any) -> dict[str, str]:
@@ -182,7 +142,7 @@ def _routes(chip: Any) -> dict[str, str]:
     from fasttfm.functional.backends import chosen
 
     operators = ("layer_norm", "residual_layer_norm", "residual_add", "rotary", "cross_entropy", "embed")
-    if chip is None or chosen() == "torch" or _version("triton") is None:
+    if chip is None or chosen() == "torch" or version("triton") is None:
         return dict.fromkeys(("attention", "feed_forward", *operators), "torch")
     from fasttfm.kernels.attention import launch as attention
     from fasttfm.kernels.tiles import feed_forward

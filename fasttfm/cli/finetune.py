@@ -9,7 +9,7 @@ from pathlib import Path
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
-from fasttfm.cli.verbs import Verb, add_verbs, run_verb
+from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names, preset_path
@@ -19,13 +19,6 @@ _TASKS = {
     "choices": "choose how a text goes on: SWAG, official CSV",
     "classify": "classify texts or pairs of them: CSV, TSV or JSON lines with a column label",
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_verbs(parser, _VERBS)
-
-
-run = run_verb
 
 
 def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
@@ -130,7 +123,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     Output.of(args, "finetune evaluate").result("\n".join(lines), **numbers)
 
 
-_VERBS = {
+VERBS = {
     **{task: Verb(partial(_add_training, task), partial(_train, task), summary) for task, summary in _TASKS.items()},
     "predict": Verb(_add_predict, _predict, "write a fine-tuned model's answers to a file's questions"),
     "evaluate": Verb(_add_evaluate, _evaluate, "score predictions: exact match and F1, or accuracy"),

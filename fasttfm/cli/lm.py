@@ -10,17 +10,10 @@ from typing import Any
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model
 from fasttfm.cli.train import add_run_flags, run_task
-from fasttfm.cli.verbs import Verb, add_verbs, run_verb
+from fasttfm.cli.verbs import Verb
 from fasttfm.errors import UserError
 
 _KIND = "gpt"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_verbs(parser, _VERBS)
-
-
-run = run_verb
 
 
 # ------------------------------------------------------------------------------------------------------------ prepare
@@ -225,7 +218,7 @@ def _export(args: argparse.Namespace) -> None:
     Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out))
 
 
-_VERBS = {
+VERBS = {
     "prepare": Verb(add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
     "train": Verb(_add_train, _train, "train a GPT on prepared documents, or resume"),
     "evaluate": Verb(_add_evaluate, _evaluate, "loss, perplexity and bits per byte of held-out text"),

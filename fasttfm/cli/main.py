@@ -5,8 +5,9 @@ Each command is a module of this package with two functions:
     add_arguments(parser)    adds the command's arguments to its parser
     run(args)                does the work; returns an exit status or None for 0
 
-Its docstring is what the command's own --help begins with. Only the module of the command that was asked for is
-imported, so that `fasttfm --help` needs neither torch nor time.
+or, for commands such as `fasttfm lm train`, with a table VERBS of such pairs (fasttfm.cli.verbs). Its docstring is what
+the command's own --help begins with. Only the module of the command that was asked for is imported, so that
+`fasttfm --help` needs neither torch nor time.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
-from typing import Any
 
 from fasttfm.cli.parser import Parser
+from fasttfm.cli.verbs import add_verbs
 from fasttfm.errors import UserError, interrupted, is_out_of_memory
+from fasttfm.machine import version
 from fasttfm.memory import limit_remedy, refuse_small_limit
 from fasttfm.signals import raise_dropped, stoppable
 
@@ -145,7 +146,7 @@ def _told(name: str | None, error: Exception) -> str | None:
 
 
 def _run(name: str | None, arguments: list[str]) -> int:
-    parser, modules = build_parser([] if name is None else [name])
+    parser = build_parser([] if name is None else [name])
     try:
         args = parser.parse_args(arguments, argparse.Namespace(arguments=arguments))
     except SystemExit:  # --help and --version have printed
@@ -156,7 +157,7 @@ def _run(name: str | None, arguments: list[str]) -> int:
         return EXIT_USER_ERROR
     if name not in _WITHOUT_TORCH:
         refuse_small_limit()
-    status = modules[name].run(args) or 0
+    status = args.run(args) or 0
     sys.stdout.flush()
     return status
 
@@ -185,21 +186,24 @@ def _give_up_output() -> None:
         _discard_output()
 
 
-def build_parser(names: Sequence[str]) -> tuple[Parser, dict[str, Any]]:
-    """The parser with all commands listed and only those of `names` complete, and the modules of these by name."""
+def build_parser(names: Sequence[str]) -> Parser:
+    """The parser with all commands listed and only those of `names` complete: their arguments say what to `run`."""
     parser = _CommandParser(
         prog="fasttfm", description="Train, run and score encoder-decoder Transformers on fused kernels."
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions that matter and stop")
     subparsers = parser.add_subparsers(metavar="command", title="commands", parser_class=Parser)
-    modules = {}
     for name, (module_name, summary) in COMMANDS.items():
+        command = subparsers.add_parser(name, help=summary)
         if name in names:
-            module = modules[name] = importlib.import_module(f"fasttfm.cli.{module_name}")
-            module.add_arguments(subparsers.add_parser(name, help=summary, description=module.__doc__))
-        else:
-            subparsers.add_parser(name, help=summary)
-    return parser, modules
+            module = importlib.import_module(f"fasttfm.cli.{module_name}")
+            command.description = module.__doc__
+            if hasattr(module, "VERBS"):
+                add_verbs(command, module.VERBS)
+            else:
+                module.add_arguments(command)
+                command.set_defaults(run=module.run)
+    return parser
 
 
 class _CommandParser(Parser):
@@ -220,10 +224,7 @@ class _Version(argparse.Action):
 
     def __call__(self, parser, namespace, values, option_string=None):
         for package in ("fasttfm", "torch", "triton", "sentencepiece", "sacrebleu"):
-            try:
-                print(package, metadata.version(package))
-            except metadata.PackageNotFoundError:
-                print(package, "(not installed)")
+            print(package, version(package) or "(not installed)")
         parser.exit()
 
 

@@ -10,19 +10,12 @@ from fasttfm.cli.lm import add_prepare_flags, run_prepare
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_attention_picture, add_device, add_model, layer_numbers
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
-from fasttfm.cli.verbs import Verb, add_verbs, run_verb
+from fasttfm.cli.verbs import Verb
 from fasttfm.config import all_fields, kind_of
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names
 
 _KINDS = ("bert", "albert", "electra")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_verbs(parser, _VERBS)
-
-
-run = run_verb
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +126,7 @@ def _export(args: argparse.Namespace) -> None:
     Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out))
 
 
-_VERBS = {
+VERBS = {
     "prepare": Verb(add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
     "train": Verb(_add_train, _train, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
     "evaluate": Verb(_add_evaluate, _evaluate, "losses and accuracies on held-out text, always masked alike"),

@@ -10,26 +10,21 @@ from fasttfm.cli.parser import Parser
 
 
 class Verb(NamedTuple):
-    """One of them."""
+    """One of them, with what the module of another command has."""
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    perform: Callable[[argparse.Namespace], int | None]
+    run: Callable[[argparse.Namespace], int | None]
     summary: str
     description: str = ""
     """What its own --help begins with; without one the summary."""
 
 
 def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb]) -> None:
-    """Add the verbs of a command, whose run() is run_verb()."""
+    """Add the verbs of a command."""
     subparsers = parser.add_subparsers(metavar="verb", title="verbs", parser_class=Parser, required=True)
     for name, verb in verbs.items():
         description = verb.description or f"{verb.summary[0].upper()}{verb.summary[1:]}."
         verb_parser = subparsers.add_parser(name, help=verb.summary, description=description)
         # the words after fasttfm, by which the verb calls itself
-        verb_parser.set_defaults(perform=verb.perform, verb=f"{parser.prog.rpartition(' ')[2]} {name}")
+        verb_parser.set_defaults(run=verb.run, verb=f"{parser.prog.rpartition(' ')[2]} {name}")
         verb.add_arguments(verb_parser)
-
-
-def run_verb(args: argparse.Namespace) -> int | None:
-    """Run the verb that was given."""
-    return args.perform(args)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest, Result
 
 from fasttfm.errors import UserError
+from fasttfm.machine import version
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "none", "ja-mecab", "ko-mecab", "flores101", "flores200")
 """What sacreBLEU may split into words with. The mecab ones need extra packages, the flores ones a download."""
@@ -102,7 +102,7 @@ def comet(model: str, sources: Sequence[str], hypotheses: Sequence[str], referen
         ) from None
     lines = [{"src": src, "mt": mt, "ref": ref} for src, mt, ref in zip(sources, hypotheses, references)]
     predicted = load_from_checkpoint(path).predict(lines, batch_size=16, gpus=int(_sees_gpu()), progress_bar=False)
-    return Score(100 * float(predicted.system_score), f"COMET|{model}|version:{_version('unbabel-comet')}")
+    return Score(100 * float(predicted.system_score), f"COMET|{model}|version:{version('unbabel-comet') or 'unknown'}")
 
 
 def _sees_gpu() -> bool:
@@ -110,13 +110,6 @@ def _sees_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:

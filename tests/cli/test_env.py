@@ -55,7 +55,7 @@ def test_the_assembler_says_its_version_its_fault_and_how_to_take_another(capsys
 
 def test_a_device_and_its_tuning_are_told(capsys, monkeypatch):
     device = {"name": "a device", "chip": "sm_90", "processors": 132, "memory_gib": 139.0, "driver": "1.0"}
-    monkeypatch.setattr(env, "_device", lambda: device)
+    monkeypatch.setattr(env, "describe_gpu", lambda: device)
     monkeypatch.setattr(env, "_tuned", lambda: {"file": "tuned/a.json", "answers": 3, "shipped": 2})
     text = printed(capsys)
     assert "a device, sm_90, 139.0 GiB, driver 1.0" in text

@@ -25,7 +25,7 @@ def verbs_of(parser):
 
 
 def flags_of(name):
-    return verbs_of(cli.build_parser([name])[0])[name]
+    return verbs_of(cli.build_parser([name]))[name]
 
 
 @pytest.mark.parametrize("name", LONG)
