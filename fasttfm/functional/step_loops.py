@@ -26,45 +26,24 @@ differ in how they were vectorised, that is in how they sum: results would chang
 to those that load it from disk."""
 
 
-@intrinsic
-def _from_bfloat16(context, x):
-    def generate(context, builder, signature, arguments):
-        wide = builder.zext(arguments[0], ir.IntType(32))
-        return builder.bitcast(builder.shl(wide, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+def _conversion(source, result, written):
+    """What turns a number of kind `source` into one of kind `result` in a loop, as written(llvm's builder, x) says."""
 
-    return types.float32(types.uint16), generate
+    @intrinsic
+    def converted(context, x):
+        return result(source), lambda context, builder, signature, arguments: written(builder, arguments[0])
 
-
-@intrinsic
-def _from_float16(context, x):
-    def generate(context, builder, signature, arguments):
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.int16), generate
+    return converted
 
 
-@intrinsic
-def _to_float16(context, x):
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
-
-    return types.int16(types.float32), generate
-
-
-@intrinsic
-def bits_of(context, x):
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-@intrinsic
-def from_bits(context, x):
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
+_INT16, _INT32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
+_from_bfloat16 = _conversion(
+    types.uint16, types.float32, lambda llvm, x: llvm.bitcast(llvm.shl(llvm.zext(x, _INT32), _INT32(16)), _FLOAT)
+)
+_from_float16 = _conversion(types.int16, types.float32, lambda llvm, x: llvm.fpext(llvm.bitcast(x, _HALF), _FLOAT))
+_to_float16 = _conversion(types.float32, types.int16, lambda llvm, x: llvm.bitcast(llvm.fptrunc(x, _HALF), _INT16))
+bits_of = _conversion(types.float32, types.uint32, lambda llvm, x: llvm.bitcast(x, _INT32))
+from_bits = _conversion(types.int32, types.float32, lambda llvm, x: llvm.bitcast(x, _FLOAT))
 
 
 def read(x):
@@ -100,10 +79,9 @@ def _fetch(context, flat, index):
     def generate(context, builder, signature, arguments):
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
         address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        kind = ir.FunctionType(ir.VoidType(), [address.type, _INT32, _INT32, _INT32])
         prefetch = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [address, number(0), number(3), number(1)])
+        builder.call(prefetch, [address, _INT32(0), _INT32(3), _INT32(1)])
         return context.get_dummy_value()
 
     return types.void(flat, types.uintp), generate

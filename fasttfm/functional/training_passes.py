@@ -13,6 +13,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +51,7 @@ def draws(shape: tuple[int, int, int], seed: Tensor) -> bool:
 def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
     """reference.keep_mask()."""
     keep = torch.empty(shape, dtype=torch.uint8)
-    loops().keep_mask(_unsigned(seed), _word(site), reference.dropout_threshold(p), keep.numpy())
+    loops().keep_mask(_unsigned(seed), np.uint64(site), reference.dropout_threshold(p), keep.numpy())
     return keep.view(torch.bool)
 
 
@@ -58,7 +59,7 @@ def softmax(scores: Tensor, scale: float, options: Options, out: Tensor) -> Tens
     """out becomes softmax(scores * scale) over the keys that a query sees, zero for the others; both (B, H, L, S)
     contiguous, and may be one. options: without mask."""
     planes = [array(x.flatten(0, 1)) for x in (scores, out)]
-    loops().softmax(planes[0], *_seen(scores, options), _float(scale), planes[1])
+    loops().softmax(planes[0], *_seen(scores, options), np.float32(scale), planes[1])
     return out
 
 
@@ -66,7 +67,7 @@ def softmax_gradient(grad: Tensor, p: Tensor, kept: Tensor | None, options: Opti
     """In grad's memory the gradient of the scores before they were scaled; grad, p, kept as
     torch_route.softmax_gradient() takes them, contiguous."""
     planes = [array(x.flatten(0, 1)) for x in (grad, p, p if kept is None else kept)]
-    loops().softmax_gradient(*planes, *_seen(p, options), _float(options.scale))
+    loops().softmax_gradient(*planes, *_seen(p, options), np.float32(options.scale))
     return grad
 
 
@@ -121,9 +122,9 @@ def residual_layer_norm(
     threshold = reference.dropout_threshold(dropout.dropout_p) if dropout.seed is not None else 0
     keep = torch.empty(x.shape if threshold else (0,), dtype=torch.uint8)
     loops().residual_layer_norm(
-        array(x), array(residual), array(weight), array(bias), _float(eps),
-        _word(0) if dropout.seed is None else _unsigned(dropout.seed), _word(dropout.site), threshold,
-        _float(dropout.scale), keep.numpy(), array(y), array(s), array(mean), array(rstd),
+        array(x), array(residual), array(weight), array(bias), np.float32(eps),
+        np.uint64(0) if dropout.seed is None else _unsigned(dropout.seed), np.uint64(dropout.site), threshold,
+        np.float32(dropout.scale), keep.numpy(), array(y), array(s), array(mean), array(rstd),
     )  # fmt: skip
     return y, s, mean, rstd, keep.view(torch.bool)
 
@@ -144,25 +145,13 @@ def residual_layer_norm_gradient(
     added = s if ds is None else ds
     loops().residual_layer_norm_gradient(
         array(dy), array(added), array(s), *map(array, statistics), array(weight), keep.view(torch.uint8).numpy(),
-        _float(scale), ds is not None, keep.numel() > 0, array(dx), array(dresidual), array(dweight), array(dbias),
+        np.float32(scale), ds is not None, keep.numel() > 0, array(dx), array(dresidual), array(dweight), array(dbias),
     )  # fmt: skip
     return dx, dresidual, dweight, dbias
 
 
-def _float(x: float) -> Any:
-    import numpy as np
-
-    return np.float32(x)
-
-
-def _word(x: int) -> Any:
-    import numpy as np
-
-    return np.uint64(x)
-
-
-def _unsigned(seed: Tensor) -> Any:
-    return _word(int(seed.item()) & 0xFFFFFFFFFFFFFFFF)
+def _unsigned(seed: Tensor) -> np.uint64:
+    return np.uint64(int(seed.item()) & 0xFFFFFFFFFFFFFFFF)
 
 
 @functools.cache
