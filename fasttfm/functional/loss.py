@@ -179,6 +179,8 @@ class _Scaling(NamedTuple):
     second: Tensor
     factor: Tensor
     source: Tensor | None
+    """Through which what was differentiated can be reached. Where a backward pass is recorded (create_graph=True) it
+    makes a second derivative end in a message: the two gradients would silently count as constants."""
 
 
 def _scale_both(call: _Scaling) -> tuple[Tensor, Tensor]:
@@ -186,19 +188,11 @@ def _scale_both(call: _Scaling) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-_scale_gradients = Operator(
+scale_gradients = Operator(
     "scale_gradients",
     _Scaling,
     "(Tensor, Tensor)",
     _scale_both,
     lambda call: (torch.empty_like(call.first), torch.empty_like(call.second)),
 )
-
-
-def scale_gradients(first: Tensor, second: Tensor, factor: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Two gradients that the forward pass computed, times that of the loss.
-
-    source: a tensor through which what was differentiated can be reached. Where a backward pass is recorded
-    (create_graph=True) it makes a second derivative end in a message: the two would silently count as constants.
-    """
-    return _scale_gradients(first, second, factor, source)
+"""Two gradients that the forward pass computed, times that of the loss."""

@@ -102,8 +102,6 @@ _FAMILIES = {
          "generator_lm_head.bias"), "",
     ),
 }  # fmt: skip
-PARTS = ("discriminator", "generator")
-"""The folders of an ELECTRA."""
 _REPLACED = {"transform": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
 
 
@@ -193,24 +191,39 @@ def write(
     vocabulary: config.json's fields of special tokens, such as {"pad_token_id": 0}. Raises UserError for a model that
     transformers has not: ALBERT that shares a part of its layers.
     """
-    if isinstance(model, Electra):
-        for part in PARTS:
-            write_part(model, part, folder / part, vocabulary=vocabulary)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in parts(model).items():
+        write_part(part, folder / name, vocabulary)
+
+
+class Part(NamedTuple):
+    """A model of transformers."""
+
+    kind: str
+    """Of _FAMILIES."""
+    body: Bert
+    head: MaskedHead | ReplacedHead | None = None
+    sentence: nn.Linear | None = None
+
+    @property
+    def architecture(self) -> str:
+        """Its class there."""
+        name = self.kind.capitalize()
+        if self.head is None:
+            return f"{name}Model"
+        pretraining = self.sentence is not None or isinstance(self.head, ReplacedHead)
+        return f"{name}For{'PreTraining' if pretraining else 'MaskedLM'}"
+
+
+def parts(model: Bert | BertPretraining | Electra) -> dict[str, Part]:
+    """The models that transformers has for one of ours, by their folders in its own."""
+    if isinstance(model, Electra):  # ElectraForPreTraining, and the generator as ElectraForMaskedLM
+        return {
+            "discriminator": Part("electra", model.discriminator, model.replaced),
+            "generator": Part("electra", model.generator, model.masked),
+        }
     if isinstance(model, BertPretraining):
-        _write(_kind(model.body), model.body, model.masked, model.sentence, folder, vocabulary)
-    else:
-        _write(_kind(model), model, None, None, folder, vocabulary)
-
-
-def write_part(model: Electra, part: str, folder: Path, *, vocabulary: Mapping[str, int | None] | None = None) -> None:
-    """Write one of PARTS of an ELECTRA: ElectraForPreTraining, or the generator as ElectraForMaskedLM."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if part == "discriminator":
-        _write("electra", model.discriminator, model.replaced, None, folder, vocabulary)
-    else:
-        _write("electra", model.generator, model.masked, None, folder, vocabulary)
+        return {"": Part(_kind(model.body), model.body, model.masked, model.sentence)}
+    return {"": Part(_kind(model), model)}
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -298,10 +311,9 @@ def _masked_parameters(family: _Family) -> Iterator[Parameter]:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _write(
-    kind: str, body: Bert, head: MaskedHead | ReplacedHead | None, sentence: nn.Linear | None, folder: Path,
-    vocabulary: Mapping[str, int | None] | None,
-) -> None:  # fmt: skip
+def write_part(part: Part, folder: Path, vocabulary: Mapping[str, int | None] | None = None) -> None:
+    """Write one of parts(), as write() does."""
+    kind, body, head, sentence = part
     config, family = body.config, _FAMILIES[kind]
     if kind == "albert" and config.share not in ("all", "none"):
         raise UserError(f"share {config.share}: transformers' ALBERT shares all of its layers or none")
@@ -319,7 +331,8 @@ def _write(
         tensors |= {f"{family.sentence}.weight": sentence.weight, f"{family.sentence}.bias": sentence.bias}
     if head is None:
         tensors = {name.removeprefix(family.prefix): each for name, each in tensors.items()}
-    fields = their_config(config, kind, _architecture(kind, head, sentence)) | dict(vocabulary or {})
+    fields = their_config(config, kind, part.architecture) | dict(vocabulary or {})
+    folder.mkdir(parents=True, exist_ok=True)
     write_files(folder, fields, {name: each.float().clone() for name, each in tensors.items()})
 
 
@@ -328,13 +341,6 @@ def _kind(body: Bert) -> str:
     if isinstance(body.config, AlbertConfig):
         return "albert"
     return "bert" if body.embedding_projection is None else "electra"
-
-
-def _architecture(kind: str, head: nn.Module | None, sentence: nn.Linear | None) -> str:
-    name = {"bert": "Bert", "albert": "Albert", "electra": "Electra"}[kind]
-    if head is None:
-        return f"{name}Model"
-    return f"{name}For{'PreTraining' if sentence is not None or isinstance(head, ReplacedHead) else 'MaskedLM'}"
 
 
 def _their_tensors(module: nn.Module, names: Iterable[Parameter]) -> dict[str, Tensor]:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fasttfm.checkpoints.saved import write_run
-from fasttfm.checkpoints.weights import model_weights
-from fasttfm.config import RunConfig
 from fasttfm.config.data import MaskingConfig
-from fasttfm.config.training import TrainingConfig
 from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.text_tokenizer import (
     BYTES_FILE,
@@ -23,6 +19,7 @@ from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import replacing
 from fasttfm.interop import bert
+from fasttfm.interop.exchange import write_imported
 from fasttfm.models.bert import BertPretraining
 from fasttfm.models.electra import Electra
 
@@ -40,19 +37,10 @@ def import_folder(folder: Path, out: Path, generator: Path | None = None) -> Ber
         raise UserError(f"--generator belongs to an ELECTRA, and {folder} is of type {kind!r}: leave it out")
     model = bert.read_electra(folder, generator) if kind == "electra" else bert.read_pretraining(folder)
     tokenizer = read_tokenizer(folder)
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
-        )
     pairs = {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}[kind]
     objective: Any = pairs if kind == "electra" or model.config.sentence_head else "mlm"
-    config = RunConfig(
-        kind=kind,
-        model=model.config,
-        data=MaskingConfig(objective=objective, row_length=min(128, model.config.max_length)),
-        training=TrainingConfig(),
-    )
-    write_run(out, config, model_weights(model), tokenizer)
+    data = MaskingConfig(objective=objective, row_length=min(128, model.config.max_length))
+    write_imported(folder, out, kind, model, data, tokenizer)
     return model
 
 
@@ -61,15 +49,10 @@ def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTo
     vocabulary = masking_vocabulary(tokenizer)
     special: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
     special |= {"cls_token_id": vocabulary.begin, "sep_token_id": vocabulary.end, "mask_token_id": vocabulary.mask}
-    if isinstance(model, Electra):
-        for part in bert.PARTS:
-            with replacing(out / part, "writes a model") as fresh:
-                bert.write_part(model, part, fresh.path, vocabulary=special)
-                tokenizer.save(fresh.path)
-        return
-    with replacing(out, "writes a model") as fresh:
-        bert.write(model, fresh.path, vocabulary=special)
-        tokenizer.save(fresh.path)
+    for name, part in bert.parts(model).items():
+        with replacing(out / name, "writes a model") as fresh:
+            bert.write_part(part, fresh.path, special)
+            tokenizer.save(fresh.path)
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:

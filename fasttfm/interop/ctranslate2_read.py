@@ -8,6 +8,7 @@ name, number of dimensions, dimensions, type, number of bytes, bytes; the number
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,21 +96,16 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
         for _ in range(reader.number("I")):
             alias, name = reader.text(), reader.text()
             variables[alias] = variables[name]
-    except (struct.error, ValueError, KeyError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError) as error:
         raise UserError(f"{path}: is cut off or damaged ({error}): copy it anew") from None
     return variables
 
 
-class _Reader:
-    """Reads what struct packs, from the beginning on. struct.error and ValueError at the end."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.offset = 0
+class _Reader(io.BytesIO):
+    """Reads what struct packs, from the beginning on. ValueError at the end."""
 
     def number(self, kind: str) -> int:
-        (value,) = struct.unpack_from(f"<{kind}", self.content, self.offset)
-        self.offset += struct.calcsize(kind)
+        (value,) = struct.unpack(f"<{kind}", self._bytes(struct.calcsize(kind)))
         return value
 
     def text(self) -> str:
@@ -126,10 +122,9 @@ class _Reader:
         return values.reshape(shape)
 
     def _bytes(self, size: int) -> bytes:
-        part = self.content[self.offset : self.offset + size]
+        part = self.read(size)
         if len(part) < size:
             raise ValueError("it ends early")
-        self.offset += size
         return part
 
 

@@ -6,21 +6,24 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fasttfm.checkpoints.weights import refuse_what_is_no_number
-from fasttfm.config import build
+from fasttfm.checkpoints.saved import write_run
+from fasttfm.checkpoints.weights import model_weights, refuse_what_is_no_number
+from fasttfm.config import RunConfig, build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_tokenizers, save_tokenizers
+from fasttfm.config.training import TrainingConfig
+from fasttfm.data.text_tokenizer import TextTokenizer
+from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_tokenizers
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.files import write_file
 from fasttfm.interop.names import TheirWeights
-from fasttfm.models.pretrained import model_card, read_pretrained, read_values, write_model, write_pretrained
+from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 
 NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
@@ -73,10 +76,22 @@ def store(model: Model, folder: Path) -> None:
 
 def export(model: Model, folder: Path) -> list[str]:
     """Write what Transformer.from_pretrained() loads into a new directory; returns no lines for the user."""
-    write_model(folder, model.config, model.weights, model.decoding)
-    save_tokenizers(folder, model.source_tokenizer, model.target_tokenizer)
-    write_file(folder / "README.md", model_card(model.config, model.folder).encode())
+    tokenizers = (model.source_tokenizer, model.target_tokenizer)
+    write_model(folder, model.config, model.weights, model.decoding, tokenizers=tokenizers, model_dir=model.folder)
     return []
+
+
+def write_imported(folder: Path, out: Path, kind: str, model: Any, data: Any, tokenizer: TextTokenizer) -> None:
+    """Make a directory of `fasttfm lm` or `fasttfm mlm` of what was read from a folder; data: its section of that name.
+
+    Raises UserError where the tokenizer has more tokens than the model.
+    """
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
+        )
+    config = RunConfig(kind=kind, model=model.config, data=data, training=TrainingConfig())
+    write_run(out, config, model_weights(model), tokenizer)
 
 
 class Arrangement:

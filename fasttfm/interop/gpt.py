@@ -13,17 +13,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
-from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.weights import load_weights, model_weights
-from fasttfm.config import RunConfig
 from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
-from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import TOKENIZER_FILE, ImportedTokenizer, TextTokenizer, load_tokenizer_file
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
-from fasttfm.interop.exchange import read_tensors
+from fasttfm.interop.exchange import read_tensors, write_imported
 from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
 from fasttfm.models.gpt import GPT
 from fasttfm.models.pretrained import write_files
@@ -125,17 +122,8 @@ def import_folder(folder: Path, out: Path) -> None:
             f"{folder}: has no {TOKENIZER_FILE}: AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
         )
     tokenizer = load_tokenizer_file(folder / TOKENIZER_FILE)
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
-        )
-    config = RunConfig(
-        kind="gpt",
-        model=model.config,
-        data=DocumentsConfig(row_length=model.config.max_length, max_tokens=max(4096, model.config.max_length)),
-        training=TrainingConfig(),
-    )
-    write_run(out, config, model_weights(model), tokenizer)
+    data = DocumentsConfig(row_length=model.config.max_length, max_tokens=max(4096, model.config.max_length))
+    write_imported(folder, out, "gpt", model, data, tokenizer)
 
 
 def _parameters(config: GPTConfig, family: _Family) -> Iterator[Parameter]:

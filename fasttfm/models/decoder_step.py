@@ -9,7 +9,6 @@ post-norm to the last bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,17 +48,12 @@ def runs_straight(model: Any, memory: Tensor) -> bool:
     )
 
 
-@dataclass(slots=True)
-class _Norm:
-    """weight and bias (d,) of a LayerNorm, as arrays."""
+_Norm = tuple[Any, Any, float]
 
-    weight: Any
-    bias: Any
-    eps: float
 
-    @classmethod
-    def of(cls, norm: nn.LayerNorm) -> _Norm:
-        return cls(array(norm.weight), array(norm.bias), norm.eps)
+def _arrays(norm: nn.LayerNorm) -> _Norm:
+    """Its weight and bias (d,) as arrays, and its eps."""
+    return array(norm.weight), array(norm.bias), norm.eps
 
 
 class _Layer:
@@ -75,7 +69,7 @@ class _Layer:
         self.cross_output = FrozenLinear(cross.out_proj.weight, cross.out_proj.bias)
         self.hidden = FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=True)
         self.output = FrozenLinear(layer.linear2.weight, layer.linear2.bias)
-        self.norms = [_Norm.of(each) for each in norms]
+        self.norms = [_arrays(each) for each in norms]
 
 
 class _Rows:
@@ -106,7 +100,7 @@ class DecoderStep:
             _Layer(each, [each.norm2, each.norm3, after] if self.pre_norm else [each.norm1, each.norm2, each.norm3])
             for each, after in zip(layers, following)
         ]
-        self.first = _Norm.of(layers[0].norm1) if self.pre_norm else None
+        self.first = _arrays(layers[0].norm1) if self.pre_norm else None
         self.output = FrozenLinear(model.output.weight, model.output.bias)
         self._output_weights = model.output.weight, model.output.bias
         self._selected: tuple[Tensor, list[FrozenLinear]] | None = None
@@ -159,9 +153,7 @@ class DecoderStep:
     def _add_norm(self, loops: Any, product: tuple, norm: _Norm, count: int, x: _Rows, stream: Any) -> None:
         """The stream with a product added, and x its norm; with post-norm x is the stream."""
         residual = stream if self.pre_norm else x.array
-        loops.add_layer_norm(
-            *product, residual, norm.weight, norm.bias, norm.eps, count, x.array, stream, x.quantized, x.scales
-        )
+        loops.add_layer_norm(*product, residual, *norm, count, x.array, stream, x.quantized, x.scales)
 
     def _hidden(self, loops: Any, x: _Rows, layer: _Layer, count: int, hidden: _Rows) -> tuple[Any, Any, Any]:
         if not self.int8:

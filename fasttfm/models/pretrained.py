@@ -105,12 +105,7 @@ def write_pretrained(
         decoding = build(read_values(model_dir)).decoding if model_dir is not None else DecodingConfig()
     try:
         with replacing(folder, "writes a model") as replacement:
-            write_model(replacement.path, config, weights, decoding)
-            if tokenizers is not None:
-                save_tokenizers(replacement.path, *tokenizers)
-            elif model_dir is not None:
-                copy_tokenizers(model_dir, replacement.path)
-            write_file(replacement.path / "README.md", model_card(config, model_dir).encode())
+            write_model(replacement.path, config, weights, decoding, tokenizers=tokenizers, model_dir=model_dir)
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be written: {error.strerror or error}; make room or give another directory"
@@ -118,10 +113,21 @@ def write_pretrained(
 
 
 def write_model(
-    folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], decoding: DecodingConfig
+    folder: Path,
+    config: TransformerConfig,
+    weights: Mapping[str, Tensor],
+    decoding: DecodingConfig,
+    *,
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    model_dir: Path | None = None,
 ) -> None:
-    """write_files() of a model of ours."""
+    """As write_pretrained(), into a directory that is there."""
     write_files(folder, describe(config, decoding), weights)
+    if tokenizers is not None:
+        save_tokenizers(folder, *tokenizers)
+    elif model_dir is not None:
+        copy_tokenizers(model_dir, folder)
+    write_file(folder / "README.md", model_card(config, model_dir).encode())
 
 
 def write_files(folder: Path, fields: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
