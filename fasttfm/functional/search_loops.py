@@ -21,13 +21,13 @@ _INFINITE = np.int32(0x7F800000)
 @inlined()
 def sort_key(x):
     """An integer that rises with the float32 x; integers' maxima are vectorised, those of numbers with NaN are not."""
-    bits = np.int32(bits_of(x))  # type: ignore[call-arg]
+    bits = np.int32(bits_of(x))
     return bits ^ ((bits >> np.int32(31)) & _SIGN)
 
 
 @inlined()
 def of_sort_key(key):
-    return from_bits(key ^ ((key >> np.int32(31)) & _SIGN))  # type: ignore[call-arg]
+    return from_bits(key ^ ((key >> np.int32(31)) & _SIGN))
 
 
 @loop(fastmath=FAST)
@@ -40,7 +40,7 @@ def log_sum_exp(x, out):
         for n in range(width):
             value = read(flat[first + n])
             key = max(key, sort_key(value))
-            size = max(size, np.int32(bits_of(value)) & _SIGN)  # type: ignore[call-arg]
+            size = max(size, np.int32(bits_of(value)) & _SIGN)
         largest, total = of_sort_key(key), np.float32(0.0)
         for n in range(width):
             total += exp(read(flat[first + n]) - largest)
