@@ -12,11 +12,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
-
-Item = TypeVar("Item")
+from typing import Any
 
 
 def add_output_flags(parser: argparse.ArgumentParser, result: str = "", *, lines: str = "") -> None:
@@ -100,10 +98,3 @@ class Output:
                 self.note(f"{name}: {done:,} of {total:,} {unit}{rest}")
 
         return tell
-
-    def over(self, items: Iterable[Item], **options: Any) -> Iterator[Item]:
-        """The items, with a bar that counts them."""
-        with self.bar(**options) as bar:
-            for item in items:
-                yield item
-                bar.update()

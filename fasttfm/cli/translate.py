@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fasttfm.cli.output import add_output_flags
 from fasttfm.cli.parser import add_device, add_model, add_precision, worker_count
 from fasttfm.config import add_flags, flag_values
+from fasttfm.config.fields import flag_name
 from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,14 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_flags(parser, lines="its translations with their scores")
 
 
+_FILES = {
+    "--prefix": "a line for every input line: what its translation must begin with, empty for anything",
+    "--banned": "words or phrases, one a line, that no translation holds as the tokenizer spells them; other words "
+    "that begin with the same tokens are banned too",
+    "--terminology": "terms, one a line: the source's, a tab, and its translations separated by tabs; where it occurs "
+    "in a line, one of them comes in the translation",
+    "--shortlist": "vocabulary map of fasttfm shortlist, or CTranslate2's vmap.txt: a translation holds tokens that "
+    "its line's tokens bring, and only these are computed",
+    "--alignment": "write the word alignment of every output line to a file, in Pharaoh format: `0-0 1-2` links source "
+    "words with words of the translation, counted from 0 between spaces",
+}
+"""Flag of a file that goes with the lines -> its help."""
+
+
 def _add_companions(parser: argparse.ArgumentParser) -> None:
     """What goes with the lines: files, other models, and how lines are read."""
-    parser.add_argument(
-        "--prefix",
-        type=Path,
-        metavar="FILE",
-        help="a line for every input line: what its translation must begin with, empty for anything",
-    )
+    for flag, text in _FILES.items():
+        parser.add_argument(flag, type=Path, metavar="FILE", help=text)
     parser.add_argument(
         "--ensemble",
         action="append",
@@ -55,34 +66,6 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="another model directory with the same tokenizer, whose probabilities are averaged with MODEL's; may be "
         "repeated",
-    )
-    parser.add_argument(
-        "--banned",
-        type=Path,
-        metavar="FILE",
-        help="words or phrases, one a line, that no translation holds as the tokenizer spells them; other words that "
-        "begin with the same tokens are banned too",
-    )
-    parser.add_argument(
-        "--terminology",
-        type=Path,
-        metavar="FILE",
-        help="terms, one a line: the source's, a tab, and its translations separated by tabs; where it occurs in a "
-        "line, one of them comes in the translation",
-    )
-    parser.add_argument(
-        "--shortlist",
-        type=Path,
-        metavar="FILE",
-        help="vocabulary map of fasttfm shortlist, or CTranslate2's vmap.txt: a translation holds tokens that its "
-        "line's tokens bring, and only these are computed",
-    )
-    parser.add_argument(
-        "--alignment",
-        type=Path,
-        metavar="FILE",
-        help="write the word alignment of every output line to a file, in Pharaoh format: `0-0 1-2` links source words "
-        "with words of the translation, counted from 0 between spaces",
     )
     parser.add_argument(
         "--markup",
@@ -151,16 +134,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _refuse_together(args: argparse.Namespace) -> None:
     """UserError for flags that mean nothing beside one another."""
-    given = {
-        "--markup": args.markup,
-        "--split-sentences": args.split_sentences is not None,
-        "--alignment": args.alignment is not None,
-        "--prefix": args.prefix is not None,
-    }
-    pairs = [("--markup", "--alignment"), ("--markup", "--split-sentences"), ("--split-sentences", "--prefix")]
-    for one, other in pairs:
-        if given[one] and given[other]:
-            raise UserError(f"{one} and {other} do not go together: leave out one of them")
+    for one, other in (("markup", "alignment"), ("markup", "split_sentences"), ("split_sentences", "prefix")):
+        if all(getattr(args, name) not in (None, False) for name in (one, other)):
+            raise UserError(f"{flag_name(one)} and {flag_name(other)} do not go together: leave out one of them")
 
 
 def _shown(stream: Iterator[list[Translation]], quiet: bool) -> Iterator[list[Translation]]:

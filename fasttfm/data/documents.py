@@ -75,10 +75,6 @@ class Documents:
             raise UserError(f"{self._path}: was cut off while it was read: run fasttfm lm prepare again")
         return ids.astype(np.int64)
 
-    def document(self, number: int) -> np.ndarray:
-        """The tokens of a document, `end` the last, (length,) int64."""
-        return self.read(int(self.offsets[number]), int(self.offsets[number + 1]))
-
     def row(self, number: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Row `number` of rows of so many tokens, the last of which may be shorter: inputs, targets, lengths.
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fasttfm.data.documents import Documents
 from fasttfm.data.masking import Masker, MaskingVocabulary
 from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.tokenizer import PAD
@@ -29,17 +30,6 @@ _MULTIPLE = 8
 """Rows are padded to lengths of so many tokens more."""
 _SHORTEST = 4
 """Spans with fewer tokens are left out."""
-
-
-class Corpus(Protocol):
-    """Documents of tokens; data.documents.Documents is one."""
-
-    offsets: np.ndarray
-    """(documents + 1,) int64: document i is tokens [offsets[i], offsets[i + 1])."""
-
-    def read(self, begin: int, end: int) -> np.ndarray:
-        """Tokens [begin, end) of all, int64."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +80,7 @@ class Spans(NamedTuple):
     """Spans left out because they are too short."""
 
     @classmethod
-    def of(cls, corpus: Corpus, length: int) -> Spans:
+    def of(cls, corpus: Documents, length: int) -> Spans:
         """Spans of at most `length` tokens, without the last token of each document, which ends it."""
         begins, ends, documents = [], [], []
         for number, (begin, end) in enumerate(zip(corpus.offsets[:-1], corpus.offsets[1:] - 1)):
@@ -117,7 +107,9 @@ class Pair(NamedTuple):
 class Pairs:
     """Makes pairs of the spans of a corpus."""
 
-    def __init__(self, corpus: Corpus, spans: Spans, vocabulary: MaskingVocabulary, *, order: bool, line: int | None):
+    def __init__(
+        self, corpus: Documents, spans: Spans, vocabulary: MaskingVocabulary, *, order: bool, line: int | None
+    ):
         """order: sentence order, else next sentence. line: the token of a line break."""
         self.corpus, self.spans, self.vocabulary, self.order, self.line = corpus, spans, vocabulary, order, line
 
@@ -168,7 +160,7 @@ class MaskedBatches:
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: Documents,
         masker: Masker,
         *,
         row_length: int,
@@ -228,10 +220,6 @@ class MaskedBatches:
         """The rows of a batch with most places."""
         return max(self._planned, key=lambda batch: len(batch) * int(self._widths[batch[0]]))
 
-    def row(self, number: int, epoch: int) -> tuple[np.ndarray, int, int]:
-        """The tokens of a row before masking, where its second segment begins, and its label (0 for one segment)."""
-        return self._row(number, np.random.default_rng([self.seed, epoch, number]))
-
     def batch(self, indices: np.ndarray, epoch: int = 0) -> MaskedBatch:
         """The MaskedBatch of these rows."""
         if self._verification is not None:
@@ -243,7 +231,7 @@ class MaskedBatches:
         positions, labels = [], []
         for index, number in enumerate(indices.tolist()):
             random = np.random.default_rng([self.seed, epoch, number])
-            row, second, sentences[index] = self._row(number, random)
+            row, second, sentences[index] = self.row(number, random)
             masked = self.masker(row, random)
             lengths[index] = len(row)
             tokens[index, : len(row)] = masked.tokens
@@ -261,7 +249,8 @@ class MaskedBatches:
             source_tokens=int(lengths.sum()) - len(hidden),
         )
 
-    def _row(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, int, int]:
+    def row(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, int, int]:
+        """The tokens of a row before masking, where its second segment begins, and its label (0 for one segment)."""
         begin, end = self.masker.vocabulary.begin, self.masker.vocabulary.end
         if self._pairs is None:
             text = self.corpus.read(int(self.spans.begins[number]), int(self.spans.ends[number]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def prepared(folder, text, **options):
 
 
 def text_of(data, documents):
-    return [data.tokenizer.decode(documents.document(n)) for n in range(len(documents))]
+    return [data.tokenizer.decode(documents.read(*bounds)) for bounds in itertools.pairwise(documents.offsets)]
 
 
 def test_a_file_is_a_document_and_its_end_is_held_out(tmp_path):
@@ -39,7 +40,7 @@ def test_a_file_is_a_document_and_its_end_is_held_out(tmp_path):
     assert train + valid == "\n".join(LINES) + "\n"
     assert 0 < len(valid) <= 0.1 * len(train + valid)
     assert data.valid.bytes == len(valid)
-    assert int(data.train.document(0)[-1]) == data.tokenizer.end
+    assert int(data.train.read(0, data.train.tokens)[-1]) == data.tokenizer.end
 
 
 @pytest.mark.parametrize("separator", ["", "<|endoftext|>"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fasttfm.data.documents import Documents
 from fasttfm.data.masked_rows import MaskedBatches
 from fasttfm.data.masking import Masker, MaskingVocabulary
 
@@ -18,20 +19,18 @@ VOCABULARY = MaskingVocabulary(
 )
 
 
-class Corpus:
+def in_memory(documents):
     """Documents in memory."""
+    return Documents.from_lists(documents, 3)
 
-    def __init__(self, documents):
-        self.offsets = np.cumsum([0, *(len(document) + 1 for document in documents)])
-        self.tokens = np.array([token for document in documents for token in [*document, 3]], np.int64)
 
-    def read(self, begin, end):
-        return self.tokens[begin:end]
+def row_of(made, number, epoch):
+    return made.row(number, np.random.default_rng([made.seed, epoch, number]))
 
 
 def corpus(documents=40, length=90):
     random = np.random.default_rng(0)
-    return Corpus([random.integers(6 + 20 * n, 26 + 20 * n, length + n % 3) for n in range(documents)])
+    return in_memory([random.integers(6 + 20 * n, 26 + 20 * n, length + n % 3) for n in range(documents)])
 
 
 def batches(given=None, **changes):
@@ -44,11 +43,11 @@ def test_every_token_of_the_documents_is_in_one_row():
     seen = []
     for indices in made.epoch(3):
         for number in indices:
-            row, second, label = made.row(int(number), 3)
+            row, second, label = row_of(made, int(number), 3)
             assert (row[0], row[-1], second, label) == (2, 3, len(row), 0)
             assert len(row) <= 32
             seen += row[1:-1].tolist()
-    wanted = np.delete(made.corpus.tokens, made.corpus.offsets[1:] - 1)
+    wanted = np.delete(made.corpus.read(0, made.corpus.tokens), made.corpus.offsets[1:] - 1)
     left_out = Counter(wanted.tolist()) - Counter(seen)
     assert not Counter(seen) - Counter(wanted.tolist())
     assert made.skipped <= left_out.total() <= 3 * made.skipped  # ends of documents that are too short for a row
@@ -65,7 +64,7 @@ def test_a_batch_holds_what_its_rows_say():
             original = batch.tokens.flatten().clone()
             original[batch.positions] = batch.labels
             for position, number in enumerate(indices):
-                row, second, label = made.row(int(number), 0)
+                row, second, label = row_of(made, int(number), 0)
                 assert original.view(batch.shape)[position].tolist() == [*row, *[0] * (batch.shape[1] - len(row))]
                 if pairs is not None:
                     kinds = [0] * second + [1] * (len(row) - second) + [0] * (batch.shape[1] - len(row))
@@ -90,7 +89,7 @@ def test_half_of_the_next_sentences_are_of_another_document():
     made, labels = batches(pairs="nsp"), []
     for epoch in range(12):
         for number in range(len(made.spans.begins)):
-            row, second, label = made.row(number, epoch)
+            row, second, label = row_of(made, number, epoch)
             documents = {int(token - 6) // 20 for token in row[second:-1]} | {int(row[1] - 6) // 20}
             assert (len(documents) == 1) == (label == 0)
             labels.append(label)
@@ -101,7 +100,7 @@ def test_half_of_the_next_sentences_are_of_another_document():
 def test_half_of_the_pairs_are_exchanged_and_make_the_text_put_back():
     made, labels = batches(pairs="sop"), []
     for number in range(len(made.spans.begins)):
-        row, second, label = made.row(number, 0)
+        row, second, label = row_of(made, number, 0)
         first, last = row[1 : second - 1].tolist(), row[second:-1].tolist()
         text = made.corpus.read(int(made.spans.begins[number]), int(made.spans.ends[number])).tolist()
         assert (last + first if label else first + last) == text
@@ -111,35 +110,35 @@ def test_half_of_the_pairs_are_exchanged_and_make_the_text_put_back():
 
 def test_a_pair_is_cut_at_a_line_or_else_at_a_word():
     text = [11] * 8 + [LINE] + [11] * 8
-    made = batches(Corpus([text] * 4), pairs="sop")
+    made = batches(in_memory([text] * 4), pairs="sop")
     for number in range(4):
-        row, second, label = made.row(number, 0)
+        row, second, label = row_of(made, number, 0)
         first = row[1 : second - 1] if label == 0 else row[second:-1]
         assert first.tolist() == text[:9]
-    made = batches(Corpus([[11] * 9 + [12] * 8]), pairs="sop")  # even numbers begin words
+    made = batches(in_memory([[11] * 9 + [12] * 8]), pairs="sop")  # even numbers begin words
     cuts = set()
     for epoch in range(30):
-        row, second, label = made.row(0, epoch)
+        row, second, label = row_of(made, 0, epoch)
         cuts.add(len(row[1 : second - 1]) if label == 0 else len(row[second:-1]))
     assert cuts <= set(range(9, 17))
     assert len(cuts) > 2
 
 
 def test_one_document_lends_its_other_spans():
-    made = batches(Corpus([np.arange(6, 300)]), pairs="nsp")
+    made = batches(in_memory([np.arange(6, 300)]), pairs="nsp")
     for epoch in range(5):
         for number in range(len(made.spans.begins)):
-            row, second, label = made.row(number, epoch)
-            begin = made.corpus.tokens[made.spans.begins[number]]
+            row, second, label = row_of(made, number, epoch)
+            begin = made.corpus.read(0, made.corpus.tokens)[made.spans.begins[number]]
             inside = begin <= row[second] < begin + 29
             assert inside == (label == 0)
-    alone = batches(Corpus([np.arange(6, 20)]), pairs="nsp")  # nothing else to lend
-    assert {alone.row(0, epoch)[2] for epoch in range(10)} == {0, 1}
+    alone = batches(in_memory([np.arange(6, 20)]), pairs="nsp")  # nothing else to lend
+    assert {row_of(alone, 0, epoch)[2] for epoch in range(10)} == {0, 1}
 
 
 def test_rows_of_like_length_are_together():
     random = np.random.default_rng(0)
-    made = batches(Corpus([random.integers(6, SIZE, n) for n in random.integers(1, 60, 200)]))
+    made = batches(in_memory([random.integers(6, SIZE, n) for n in random.integers(1, 60, 200)]))
     assert made.skipped > 0
     assert made.padding_ratio < 0.25
     cells = tokens = 0
@@ -152,4 +151,4 @@ def test_rows_of_like_length_are_together():
 
 def test_documents_without_a_row_are_refused():
     with pytest.raises(ValueError, match="no document has a span of 4 tokens"):
-        batches(Corpus([[7, 8, 9]]))
+        batches(in_memory([[7, 8, 9]]))
