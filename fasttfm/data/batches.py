@@ -28,7 +28,6 @@ from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.shapes import SIZES, PlannedBatches, choose_sizes, plan_batches
 from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
-from fasttfm.folders import Verification
 
 _SAMPLING_PROBES = 2000
 _SAMPLING_MARGIN = 1.1
@@ -90,7 +89,6 @@ class TokenBatches(PlannedBatches):
     a side (eos not counted), or that alone would exceed max_tokens, are skipped; `skipped` counts them.
     sampling: above 0, the training text is segmented anew at every visit (see DataConfig.subword_sampling), drawn from
     (seed, epoch, pair) alone; tokenizers then says with what, as (source, target).
-    verification: of the files that pairs are read from; batch() raises UserError as soon as it has found damage.
     """
 
     def __init__(
@@ -101,7 +99,6 @@ class TokenBatches(PlannedBatches):
         max_length: int | None = None,
         sampling: float = 0.0,
         tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
-        verification: Verification | None = None,
     ) -> None:
         if sampling and tokenizers is None:
             raise ValueError("sampling needs the tokenizers")
@@ -109,7 +106,6 @@ class TokenBatches(PlannedBatches):
         self.unit = "pair"
         self.max_tokens = max_tokens
         self.seed = seed  # what is drawn to learn the mean length depends on it
-        self._verification = verification
         self._samplers = _samplers(tokenizers, sampling) if sampling and tokenizers is not None else None
         self._window: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         # Widths as batches see them: with eos, and as long as sampled segmentations are on average.
@@ -164,8 +160,6 @@ class TokenBatches(PlannedBatches):
 
         epoch matters only with sampling: each visit draws anew.
         """
-        if self._verification is not None:
-            self._verification.check()
         if self._samplers is None:
             source, target = map(self.pairs.source, indices), map(self.pairs.target, indices)
             return collate([*source], [*target], self._size_of[indices[0]])

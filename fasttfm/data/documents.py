@@ -28,7 +28,7 @@ from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import unreadable
-from fasttfm.folders import Verification, is_unfinished, read_manifest
+from fasttfm.folders import is_unfinished, read_manifest
 
 FORMAT = "fasttfm prepared documents, version 1"
 
@@ -138,19 +138,11 @@ class RowBatches:
     skipped = 0
     padding_ratio = 0.0
 
-    def __init__(
-        self,
-        documents: Documents,
-        row_length: int,
-        max_tokens: int,
-        seed: int = 0,
-        verification: Verification | None = None,
-    ) -> None:
-        """max_tokens: of a batch, at least row_length. verification: batch() raises what it has found."""
+    def __init__(self, documents: Documents, row_length: int, max_tokens: int, seed: int = 0) -> None:
+        """max_tokens: of a batch, at least row_length."""
         self.documents, self.row_length, self.max_tokens, self.seed = documents, row_length, max_tokens, seed
         self.rows = -(-documents.tokens // row_length)
         self.rows_per_batch = max_tokens // row_length
-        self._verification = verification
 
     def __len__(self) -> int:
         return -(-self.rows // self.rows_per_batch)
@@ -180,8 +172,6 @@ class RowBatches:
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> Any:
         """The TextBatch of these rows."""
-        if self._verification is not None:
-            self._verification.check()
         rows = [self.documents.row(int(number), self.row_length) for number in indices]
         tokens, targets, lengths = (torch.from_numpy(np.concatenate(part)) for part in zip(*rows))
         return TextBatch(tokens[None], targets[None], lengths, int(lengths.max()), len(indices))

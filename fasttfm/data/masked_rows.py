@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -168,11 +168,10 @@ class MaskedBatches:
         seed: int = 0,
         pairs: str | None = None,
         line: int | None = None,
-        verification: Any = None,
     ) -> None:
         """row_length: most tokens of a row. max_tokens: of a batch, padding counted. pairs: nsp, sop or None.
 
-        line: the token of a line break, where pairs are cut first. verification: batch() raises what it has found.
+        line: the token of a line break, where pairs are cut first.
         Raises ValueError for documents that have not a single row.
         """
         self.corpus, self.masker, self.max_tokens, self.seed = corpus, masker, max_tokens, seed
@@ -183,7 +182,6 @@ class MaskedBatches:
             raise ValueError(f"no document has a span of {_SHORTEST} tokens")
         vocabulary = masker.vocabulary
         self._pairs = None if pairs is None else Pairs(corpus, self.spans, vocabulary, order=pairs == "sop", line=line)
-        self._verification = verification
         lengths = self.spans.ends - self.spans.begins
         self._lengths = lengths + self._markers
         self._widths = np.minimum(-(-self._lengths // _MULTIPLE) * _MULTIPLE, row_length)
@@ -222,8 +220,6 @@ class MaskedBatches:
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> MaskedBatch:
         """The MaskedBatch of these rows."""
-        if self._verification is not None:
-            self._verification.check()
         width = int(self._widths[indices].max())
         tokens = np.full((len(indices), width), PAD, np.int64)
         segments = np.zeros_like(tokens)

@@ -33,7 +33,6 @@ from fasttfm.data.task_inputs import Markers, Window
 from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import unreadable
-from fasttfm.folders import Verification
 from fasttfm.models.gpt_heads import MARKERS, GPTClassifier
 from fasttfm.models.heads import Answerer, Classifier
 from fasttfm.training.task import Task, check_row_length
@@ -179,7 +178,7 @@ class FineTuning(Task):
         check_row_length(config)
         training = config.training
         if training.max_epoch and "max_update" not in values["training"]:
-            updates = len(self.batches(config, data, None)) * training.max_epoch // training.update_freq
+            updates = len(self.batches(config, data)) * training.max_epoch // training.update_freq
             training = dataclasses.replace(training, max_update=max(1, updates))
         if not is_told:
             training = dataclasses.replace(training, warmup_updates=int(_WARMUP * training.max_update))
@@ -189,7 +188,7 @@ class FineTuning(Task):
         """Body and head with fresh weights."""
         return task_model(self.kind, config)
 
-    def batches(self, config: Any, data: TaskFiles, verification: Verification | None) -> TaskBatches:
+    def batches(self, config: Any, data: TaskFiles) -> TaskBatches:
         """Examples of like length together."""
         split = data.split("train", config.data.row_length, config.data.doc_stride)
         try:

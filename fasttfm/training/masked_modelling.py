@@ -18,7 +18,6 @@ from fasttfm.data.masking import BERT_SHARES, ELECTRA_SHARES, Masker, read_phras
 from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
-from fasttfm.folders import Verification
 from fasttfm.models.encoders import read_encoder
 from fasttfm.training.pretraining import LanguageModelling
 from fasttfm.training.updates import AUTOCAST
@@ -137,9 +136,9 @@ class MaskedModelling(LanguageModelling):
             )
         return config
 
-    def batches(self, config: Any, data: PreparedDocuments, verification: Verification | None) -> MaskedBatches:
+    def batches(self, config: Any, data: PreparedDocuments) -> MaskedBatches:
         """Rows of like length, masked anew in every epoch."""
-        return masked_batches(config.data, data.train, data.tokenizer, config.training.seed, verification)
+        return masked_batches(config.data, data.train, data.tokenizer, config.training.seed)
 
     def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> MaskedValidator:
         """Losses and accuracies on what was held out, always masked alike."""
@@ -152,11 +151,7 @@ class MaskedModelling(LanguageModelling):
 
 
 def masked_batches(
-    config: MaskingConfig,
-    documents: Documents,
-    tokenizer: TextTokenizer,
-    seed: int = 0,
-    verification: Verification | None = None,
+    config: MaskingConfig, documents: Documents, tokenizer: TextTokenizer, seed: int = 0
 ) -> MaskedBatches:
     """The batches that a configuration asks for; UserError for documents or phrases that give none."""
     vocabulary = masking_vocabulary(tokenizer)
@@ -176,7 +171,6 @@ def masked_batches(
             seed=seed,
             pairs=_PAIRS.get(config.objective),
             line=getattr(tokenizer, "newline", None),
-            verification=verification,
         )
     except ValueError as error:
         raise UserError(f"{error}: give longer documents, or fewer of their separators") from error

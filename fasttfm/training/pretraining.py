@@ -16,7 +16,6 @@ from fasttfm.data.corpus import TextFile
 from fasttfm.data.documents import Documents, PreparedDocuments, RowBatches
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
-from fasttfm.folders import Verification
 from fasttfm.models.kinds import model_class
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.task import Task, check_row_length
@@ -82,10 +81,10 @@ class LanguageModelling(Task):
         """A model of the kind."""
         return model_class(self.kind)(config)
 
-    def batches(self, config: Any, data: PreparedDocuments, verification: Verification | None) -> TrainingBatches:
+    def batches(self, config: Any, data: PreparedDocuments) -> TrainingBatches:
         """Full rows, shuffled in every epoch."""
         sizes = config.data
-        return RowBatches(data.train, sizes.row_length, sizes.max_tokens, config.training.seed, verification)
+        return RowBatches(data.train, sizes.row_length, sizes.max_tokens, config.training.seed)
 
     def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> DividedValidator[Any]:
         """The loss on all rows of what was held out."""

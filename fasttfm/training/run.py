@@ -124,7 +124,7 @@ def _train(
     validates = recipe.valid_interval_updates and (workers.is_first or not recipe.shard)
     trainer = Trainer(
         model,
-        task.batches(config, data, verification),
+        task.batches(config, data),
         recipe,
         model_dir,
         validator=task.validator(config, data, device) if validates else None,

@@ -15,7 +15,6 @@ from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import RunConfig, Values
 from fasttfm.errors import UserError
-from fasttfm.folders import Verification
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.validation import DividedValidator
 
@@ -45,8 +44,8 @@ class Task(ABC):
         """A TrainableModel with weights drawn from torch's generator, on the CPU; config: the section `model`."""
 
     @abstractmethod
-    def batches(self, config: Any, data: Any, verification: Verification | None) -> TrainingBatches:
-        """The training batches; config is what build() gave. verification: to be looked at before data are used."""
+    def batches(self, config: Any, data: Any) -> TrainingBatches:
+        """The training batches; config is what build() gave."""
 
     @abstractmethod
     def validator(self, config: Any, data: Any, device: torch.device) -> DividedValidator[Any]:

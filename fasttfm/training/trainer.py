@@ -51,7 +51,7 @@ class Trainer:
         """validator: of every rank, or of rank 0 where the model is divided; verification: used by rank 0.
 
         workers: the ranks that train together. verification: of the data, beside training; damage that it finds ends
-        the run before the next save.
+        the run before the next update.
         """
         self.model = model
         self.config = config
@@ -116,6 +116,8 @@ class Trainer:
             if reason:
                 return reason
             self._look_at_saved()
+            if self.verification is not None:
+                self.verification.check()
             if self.updates.perform(lambda: interruption.requested, self._elapsed):
                 if self.updates.device.type == "cpu":  # which has nothing to wait for
                     self._look_at_skipped()
@@ -192,8 +194,6 @@ class Trainer:
         if self._recorder is not None:
             self._recorder.training(totals, self._elapsed, *self._share_done())
         self.updates.forget_sums()
-        if self.verification is not None:
-            self.verification.check()
 
     def _validate(self, interruption: Interruption) -> bool:
         """Validate by all ranks; whether the result is among the best that are kept. An interruption leaves it undone.

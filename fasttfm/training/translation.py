@@ -19,7 +19,6 @@ from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
-from fasttfm.folders import Verification
 from fasttfm.models import Transformer
 from fasttfm.models.distillation import layer_map
 from fasttfm.training.progress import tell
@@ -131,7 +130,7 @@ class Translation(Task):
             weights = _fewer_layers(weights, stack, len(getattr(model, stack).layers))
         return weights
 
-    def batches(self, config: Config, data: PreparedData, verification: Verification | None) -> TokenBatches:
+    def batches(self, config: Config, data: PreparedData) -> TokenBatches:
         """Pairs of like length together."""
         batching = config.data
         try:
@@ -142,7 +141,6 @@ class Translation(Task):
                 batching.max_sentence_tokens,
                 batching.subword_sampling,
                 (data.source_tokenizer, data.target_tokenizer),
-                verification,
             )
         except ValueError as error:
             raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error

@@ -1,15 +1,16 @@
 """Prepared data are compared with their digests while a run goes on."""
 
+import threading
 from pathlib import Path
 from shutil import copytree
 
 import numpy as np
 import pytest
 
-from fasttfm.data.batches import TokenBatches
-from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
+from fasttfm.folders import Verification
 from fasttfm.training.run import train
+from fasttfm.training.updates import Updates
 
 
 @pytest.fixture
@@ -35,11 +36,19 @@ def test_an_emptied_manifest_ends_a_run_before_it_begins(tiny_data: Path, tmp_pa
         train(tiny_values(max_update=3), tmp_path / "DATA", tmp_path / "model")
 
 
-def test_batches_end_as_soon_as_damage_is_known(damaged: Path):
-    data = PreparedData.open(damaged)
-    verification = data.verify()
-    batches = TokenBatches(data.train, 64, verification=verification)
-    with pytest.raises(UserError):
-        verification.finish()
+def test_training_ends_before_the_next_update_once_damage_is_known(
+    damaged: Path, tmp_path: Path, tiny_values, monkeypatch
+):
+    monkeypatch.setattr(Verification, "finish", lambda self: None)  # what ends the run otherwise
+    before = Updates.perform
+
+    def perform(updates, *given):
+        assert not updates.position.step
+        for thread in threading.enumerate():
+            if thread.name == "verification":
+                thread.join()
+        return before(updates, *given)
+
+    monkeypatch.setattr(Updates, "perform", perform)
     with pytest.raises(UserError, match=r"train\.src\.npy: is damaged"):
-        batches.batch(batches.epoch(0)[0])
+        train(tiny_values(max_update=3), damaged, tmp_path / "model")
