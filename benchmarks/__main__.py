@@ -206,7 +206,7 @@ def run_cases(
 
     note(
         f"{device}, {setting.threads} CPU threads, {setting.dtype_name}: copies "
-        f"{ceiling.bytes_per_s / 1e9:.3g} GB/s, products {ceiling.flops_per_s / 1e12:.3g} TFLOP/s"
+        f"{ceiling.bandwidth / 1e9:.3g} GB/s, products {ceiling.flops / 1e12:.3g} TFLOP/s"
     )
     began = time.monotonic()
     files: dict[Path, None] = {}

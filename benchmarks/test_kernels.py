@@ -22,10 +22,9 @@ import torch
 
 from benchmarks.__main__ import usual_dtype
 from benchmarks.cases import kernels
-from benchmarks.measure import harness
 from benchmarks.measure.case import Setting, Work
 from benchmarks.measure.clocks import Clocks
-from benchmarks.measure.harness import Rotation
+from benchmarks.measure.harness import Trial
 
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 _SETTING = Setting(
@@ -51,18 +50,16 @@ def test_kernel(title: str, provider: str, benchmark: Any) -> None:
     case, whole = _CASES[title], _work(title)
     compared = {name: whole.providers[name] for name in (whole.plain, provider)}
     work = dataclasses.replace(whole, providers=compared)
-    draws = harness.draw(case, work, _SETTING.seed)
-    rotation = Rotation(draws, work.overwrites)
-    entries, _ = harness.begun(case, work, rotation, draws, _SETTING.seed, _DEVICE, _CLOCKS.of(case))
-    entry = entries[provider]
+    trial = Trial(case, work, _SETTING, _CLOCKS.of(case))
+    trial.begin()
+    entry = trial.entries[provider]
     if entry.status == "wrong":
         pytest.fail(str(entry.reason))
-    if entry.function is None or entry.status != "timed":
+    if entry.status != "timed":
         pytest.skip(f"{entry.status}: {entry.reason}")
-    function = entry.function
 
     def prepared() -> tuple[tuple[Callable[[], Any]], dict[str, Any]]:
-        run = harness.prepare(case.passes, function, rotation.next(provider), work.gradient)
+        run = trial.prepare(entry.function, trial.inputs.next(provider))
         _wait()
         return (run,), {}
 
@@ -71,7 +68,7 @@ def test_kernel(title: str, provider: str, benchmark: Any) -> None:
         _wait()
 
     benchmark.group = title
-    with torch.set_grad_enabled(case.passes != "forward"):
+    with trial.gradients():
         benchmark.pedantic(run, setup=prepared, rounds=20, warmup_rounds=2)
 
 

@@ -12,7 +12,6 @@ Rates are the vendors' (benchmarks/limits/devices.py) unless a record measured t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,6 @@ from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost, Machine, Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The least time of a piece of work, and what sets it."""
-
-    memory_us: float
-    products_us: float
-
-    @property
-    def us(self) -> float:
-        return max(self.memory_us, self.products_us)
-
-    @property
-    def bound(self) -> str:
-        return "memory" if self.memory_us >= self.products_us else "products"
-
-
-def floor(cost: Cost, machine: Machine) -> Floor:
-    return Floor(memory_us=1e6 * cost.bytes / machine.bandwidth, products_us=1e6 * cost.flops / machine.flops)
 
 
 def kernels(shape: Shape, *, tokens: int, length: int, size: int) -> dict[str, Cost]:
@@ -103,15 +82,14 @@ def one_device(device: Device, model: str, tokens: int) -> str:
     shape, machine = MODELS[model], device.machine("bfloat16")
     rows = []
     for name, cost in kernels(shape, tokens=tokens, length=LENGTH, size=2).items():
-        least = floor(cost, machine)
         rows.append(
             (
                 name,
                 f"{cost.flops / 1e9:,.1f}",
                 f"{cost.bytes / 1e6:,.1f}",
                 str(cost.launches),
-                f"{least.us:,.1f}",
-                least.bound,
+                f"{1e6 * cost.seconds(machine):,.1f}",
+                cost.bound(machine),
             )
         )
     return "\n\n".join(

@@ -29,7 +29,6 @@ import torch
 
 from benchmarks.cases import kernels
 from benchmarks.limits.devices import DEVICES, Device
-from benchmarks.limits.roofline import floor
 from benchmarks.limits.roofline_decode import GRAPH_LAUNCH_US
 from benchmarks.measure.case import Setting
 from benchmarks.measure.providers import OURS
@@ -189,8 +188,8 @@ def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence
         tiles.append(tile)
     if longest < GRAPH_LAUNCH_US * len(tiles):
         bound = "launch"
-    least = floor(work.cost, device.machine("bfloat16"))
-    return Prediction(work, device, tuple(tiles), us, bound, least.us)
+    floor_us = 1e6 * work.cost.seconds(device.machine("bfloat16"))
+    return Prediction(work, device, tuple(tiles), us, bound, floor_us)
 
 
 def predictions(devices: Iterable[Device] = tuple(DEVICES.values())) -> list[Prediction]:

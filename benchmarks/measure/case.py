@@ -20,14 +20,6 @@ PURE_PASSES = ("forward", "training forward", *GRADIENT_PASSES)
 """Same inputs, same answer: their works have no state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What the device sustains in this dtype, measured in the same process."""
-
-    bytes_per_s: float
-    flops_per_s: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a whole run of the benchmarks has in common."""
@@ -129,7 +121,8 @@ class Clock(Protocol):
 class Entry:
     """What is known so far of one provider."""
 
-    function: Provider | None
+    function: Any
+    """The provider; None where it is absent."""
     status: str = "timed"
     reason: str | None = None
     compile_s: float | None = None

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure.case import Case, Ceilings, Clock, Entry, Setting, Work
+from benchmarks.measure.case import Case, Clock, Entry, Setting, Work
 from benchmarks.measure.records import Record, rounded
-from fasttfm.kernels.proof.costs import Cost
+from fasttfm.kernels.proof.costs import Cost, Machine
 
 
 def record(
@@ -20,7 +20,7 @@ def record(
     entry: Entry,
     setting: Setting,
     clock: Clock,
-    ceilings: Ceilings | None,
+    ceilings: Machine | None,
     machine: Mapping[str, Any] | None,
 ) -> Record:
     timed = entry.status == "timed"
@@ -71,7 +71,7 @@ def record(
     return row
 
 
-def _rates(cost: Cost | None, p50: float, ceilings: Ceilings | None) -> Record:
+def _rates(cost: Cost | None, p50: float, ceilings: Machine | None) -> Record:
     """What the time comes to in operations and bytes a second, and beside what the device can."""
     if cost is None:
         return {}
@@ -80,13 +80,13 @@ def _rates(cost: Cost | None, p50: float, ceilings: Ceilings | None) -> Record:
         "gb_per_s": rounded(cost.bytes / p50 / 1e3) if cost.bytes else None,
     }
     if ceilings is not None:
-        floor = max(cost.flops / ceilings.flops_per_s, cost.bytes / ceilings.bytes_per_s) * 1e6
+        floor = 1e6 * cost.seconds(ceilings)
         result["roofline"] = {
             "floor_us": rounded(floor),
             "share": rounded(floor / p50),
             "ceilings": {
-                "gb_per_s": rounded(ceilings.bytes_per_s / 1e9),
-                "tflop_per_s": rounded(ceilings.flops_per_s / 1e12),
+                "gb_per_s": rounded(ceilings.bandwidth / 1e9),
+                "tflop_per_s": rounded(ceilings.flops / 1e12),
             },
         }
     return result

@@ -39,13 +39,17 @@ class Cost:
         """The least time on a machine: that of the busier of its two resources."""
         return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
+    def bound(self, machine: Machine) -> str:
+        """Which of the two that is: memory or products."""
+        return "memory" if self.bytes / machine.bandwidth >= self.flops / machine.flops else "products"
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Rates that a device sustains, not those of its data sheet."""
 
     flops: float
-    """Of half-precision matrix products, a second."""
+    """Of matrix products in a dtype, a second; half precision where no other is named."""
     bandwidth: float
     """Bytes a second."""
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks.measure import harness, machine, records
+from benchmarks.measure import machine, records
 from benchmarks.measure.case import Case, Work
+from fasttfm.kernels.proof.costs import Machine
 
 ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
 
@@ -62,7 +63,7 @@ def group(monkeypatch):
     module.cases = cases
     monkeypatch.setitem(sys.modules, "a_group", module)
     monkeypatch.setattr(command, "GROUPS", {"kernels": "a_group"})
-    monkeypatch.setattr("benchmarks.measure.ceilings.of", lambda setting: harness.Ceilings(1e9, 1e9))
+    monkeypatch.setattr("benchmarks.measure.ceilings.of", lambda setting: Machine(1e9, 1e9))
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     return module
 

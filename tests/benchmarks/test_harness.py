@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from benchmarks.measure import harness, numerics, records
-from benchmarks.measure.case import Case, Ceilings, Setting, Work
+from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.clocks import HostClock, host_peak_bytes, last_level_cache
-from benchmarks.measure.harness import Rotation
 from benchmarks.measure.machine import describe
 from benchmarks.measure.providers import Absent
-from fasttfm.kernels.proof.costs import Cost
+from fasttfm.kernels.proof.costs import Cost, Machine
 
 HERE = describe()
 SHARED = torch.linspace(0, 1, 16)
@@ -159,11 +158,6 @@ def test_no_input_comes_twice_in_a_row():
             assert all(a != b for a, b in itertools.pairwise(addresses))
 
 
-def test_too_few_inputs_cannot_be_handed_round():
-    with pytest.raises(ValueError, match="three are needed"):
-        Rotation([(1,), (2,)])
-
-
 def test_dropout_that_is_left_out_has_no_time():
     def drops(x):
         return torch.nn.functional.dropout(plain(x), 0.5)
@@ -245,7 +239,7 @@ def test_forward_keeps_no_graph_and_training_forward_does():
 
 def test_rates_follow_from_cost_and_time():
     cost = Cost(flops=40_000_000, bytes=1_000_000)
-    row = rows({"torch eager": plain}, cost=cost, ceilings=Ceilings(bytes_per_s=1e12, flops_per_s=8e12))["torch eager"]
+    row = rows({"torch eager": plain}, cost=cost, ceilings=Machine(bandwidth=1e12, flops=8e12))["torch eager"]
     assert row["tflop_per_s"] == pytest.approx(4.0)
     assert row["gb_per_s"] == pytest.approx(100.0)
     assert row["roofline"] == {

@@ -19,10 +19,10 @@ BASE, BIG = MODELS["paper-base"], MODELS["paper-big"]
 def test_a_tiny_product():
     cost = costs.linear(2, 3, 5, 4)  # (2, 3) times (5, 3) transposed, float32
     assert cost == Cost(flops=2 * 2 * 3 * 5, bytes=4 * (6 + 15 + 10), launches=1)
-    by_products = roofline.floor(cost, Machine(flops=10, bandwidth=1000))
-    assert (by_products.us, by_products.bound) == (6e6, "products")
-    by_memory = roofline.floor(cost, Machine(flops=60, bandwidth=31))
-    assert (by_memory.us, by_memory.bound) == (4e6, "memory")
+    by_products = Machine(flops=10, bandwidth=1000)
+    assert (cost.seconds(by_products), cost.bound(by_products)) == (6, "products")
+    by_memory = Machine(flops=60, bandwidth=31)
+    assert (cost.seconds(by_memory), cost.bound(by_memory)) == (4, "memory")
 
 
 def test_one_attention_of_two_tokens():
