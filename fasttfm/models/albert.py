@@ -17,14 +17,11 @@ from fasttfm.models.bert import Bert, BertPretraining
 class Albert(Bert):
     """The body: tokens to hidden states, and the pooled vector of a whole sequence."""
 
-    def __init__(self, config: AlbertConfig) -> None:
-        super().__init__(config)
+    config: AlbertConfig
 
 
 class AlbertPretraining(BertPretraining):
     """ALBERT with the heads of masked language modelling and of sentence order; its body is an Albert."""
 
+    config: AlbertConfig
     body_class = Albert
-
-    def __init__(self, config: AlbertConfig) -> None:
-        super().__init__(config)

@@ -10,9 +10,8 @@ from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
 from fasttfm.nn.feed_forward import FeedForward
-from fasttfm.nn.layer_norm import LayerNorm
+from fasttfm.nn.norms import LayerNorm, RMSNorm
 from fasttfm.nn.positional_encoding import PositionalEncoding
-from fasttfm.nn.rms_norm import RMSNorm
 from fasttfm.nn.transformer import Transformer
 
 __all__ = [

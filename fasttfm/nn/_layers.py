@@ -15,9 +15,9 @@ from fasttfm.blocks.residual import Output, linear_output
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
 from fasttfm.nn.attention import MultiheadAttention
-from fasttfm.nn.errors import check_dropout, check_heads, check_tensor, refuse_scripting, renamed
+from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting, renamed
 from fasttfm.nn.feed_forward import activation_function
-from fasttfm.nn.layer_norm import LayerNorm
+from fasttfm.nn.norms import LayerNorm
 
 ATTENTIONS = frozenset({MultiheadAttention})
 
@@ -39,8 +39,7 @@ class Layer(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_dropout(dropout)
-        check_heads("d_model", d_model, "nhead", nhead)
+        check_layer(d_model, nhead, dropout)
         super().__init__(
             d_model,
             nhead,

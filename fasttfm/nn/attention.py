@@ -16,7 +16,7 @@ from fasttfm.blocks.packing import Packing
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.attention.routes import takes_fused
 from fasttfm.nn import masks
-from fasttfm.nn.errors import check_dropout, check_heads, check_tensor, refuse_scripting
+from fasttfm.nn.errors import check_dropout, check_tensor, refuse_scripting
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
@@ -44,7 +44,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_dropout(dropout)
-        check_heads("embed_dim", embed_dim, "num_heads", num_heads)
+        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+            raise ArgumentError(
+                f"embed_dim {embed_dim} must be divisible by num_heads {num_heads}, and both greater than 0"
+            )
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )

@@ -17,10 +17,11 @@ def check_dropout(dropout: float) -> None:
         raise ArgumentError(f"dropout is {dropout} but must be a probability in [0, 1]")
 
 
-def check_heads(width_name: str, width: int, heads_name: str, heads: int) -> None:
-    """Raises ArgumentError unless a width can be divided into so many heads."""
-    if width <= 0 or heads <= 0 or width % heads:
-        raise ArgumentError(f"{width_name} {width} must be divisible by {heads_name} {heads}, and both greater than 0")
+def check_layer(d_model: int, nhead: int, dropout: float) -> None:
+    """Raises ArgumentError unless an encoder or decoder layer can be built of these."""
+    check_dropout(dropout)
+    if d_model <= 0 or nhead <= 0 or d_model % nhead:
+        raise ArgumentError(f"d_model {d_model} must be divisible by nhead {nhead}, and both greater than 0")
 
 
 def check_tensor(name: str, tensor: Tensor, width: int, argument: str, weight: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fasttfm.errors import ArgumentError
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
-from fasttfm.nn.layer_norm import LayerNorm
+from fasttfm.nn.norms import LayerNorm
 
 
 class Transformer(torch.nn.Transformer):
