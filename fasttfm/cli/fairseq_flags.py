@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from fasttfm.errors import UserError
 
 ALIASES = {
-    "--encoder-embed-dim": "d_model",
-    "--decoder-embed-dim": "d_model",
-    "--encoder-ffn-embed-dim": "d_ff",
-    "--decoder-ffn-embed-dim": "d_ff",
-    "--encoder-attention-heads": "heads",
-    "--decoder-attention-heads": "heads",
+    "--encoder-embed-dim --decoder-embed-dim": "d_model",
+    "--encoder-ffn-embed-dim --decoder-ffn-embed-dim": "d_ff",
+    "--encoder-attention-heads --decoder-attention-heads": "heads",
     "--activation-fn": "activation",
     "--activation-dropout": "relu_dropout",
     "--lr-scheduler": "schedule",
@@ -22,7 +20,7 @@ ALIASES = {
     "--save-dir": "out",
     "--finetune-from-model": "init_from",
 }
-"""fairseq's flag -> the field or the argument here."""
+"""fairseq's flags -> the field or the argument here."""
 
 ELSEWHERE = {
     "--arch": "give --preset (paper-base is transformer_wmt_en_de, iwslt14 is transformer_iwslt_de_en)",
@@ -30,21 +28,15 @@ ELSEWHERE = {
     "--criterion": "there is one, label-smoothed cross entropy: leave it out and give --label-smoothing",
     "--fp16": "give --precision fp16, or bf16 where the chip has it",
     "--bf16": "give --precision bf16",
-    "--encoder-normalize-before": "give --norm-first --final-norm",
-    "--decoder-normalize-before": "give --norm-first --final-norm",
+    "--encoder-normalize-before --decoder-normalize-before": "give --norm-first --final-norm",
     "--share-all-embeddings": "give --share-embeddings all, which is the default",
     "--share-decoder-input-output-embed": "give --share-embeddings decoder",
-    "--encoder-learned-pos": "positions are sinusoids: leave it out",
-    "--decoder-learned-pos": "positions are sinusoids: leave it out",
+    "--encoder-learned-pos --decoder-learned-pos": "positions are sinusoids: leave it out",
     "--layernorm-embedding": "there is no norm on embeddings: leave it out",
-    "--source-lang": "the prepared data say which side is which: leave it out",
-    "--target-lang": "the prepared data say which side is which: leave it out",
-    "--batch-size": "batches are measured in tokens: give --max-tokens",
-    "--max-sentences": "batches are measured in tokens: give --max-tokens",
-    "--max-source-positions": "give --max-sentence-tokens",
-    "--max-target-positions": "give --max-sentence-tokens",
-    "--min-lr": "give --max-update",
-    "--stop-min-lr": "give --max-update",
+    "--source-lang --target-lang": "the prepared data say which side is which: leave it out",
+    "--batch-size --max-sentences": "batches are measured in tokens: give --max-tokens",
+    "--max-source-positions --max-target-positions": "give --max-sentence-tokens",
+    "--min-lr --stop-min-lr": "give --max-update",
     "--warmup-init-lr": "warm-up begins at 0: leave it out",
     "--ddp-backend": "give --shard for fully_sharded, and nothing for the others",
     "--distributed-world-size": "give --workers, or start with torchrun (docs/training.md)",
@@ -59,10 +51,9 @@ ELSEWHERE = {
     "--restore-file": "the same command goes on by itself; give --init-from for a new run",
     "--reset-optimizer": "give --init-from with a new --out, which begins with the weights alone",
     "--fp16-init-scale": "the loss scale begins at 65,536: leave it out",
-    "--encoder-layerdrop": "layers are not dropped: leave it out",
-    "--decoder-layerdrop": "layers are not dropped: leave it out",
+    "--encoder-layerdrop --decoder-layerdrop": "layers are not dropped: leave it out",
 }
-"""fairseq's flag -> what to do in its place."""
+"""fairseq's flags -> what to do in their place."""
 
 _VALUES = {"schedule": {"inverse_sqrt": "inverse-sqrt", "fixed": "constant"}, "activation": {"swish": "silu"}}
 """Field -> fairseq's word for a value -> the word here."""
@@ -70,16 +61,15 @@ _VALUES = {"schedule": {"inverse_sqrt": "inverse-sqrt", "fixed": "constant"}, "a
 
 def add_fairseq_flags(parser: argparse.ArgumentParser) -> None:
     """Let a parser, which has our own flags, know fairseq's; its help does not show them."""
-    for flag, name in ALIASES.items():
-        parser.add_argument(flag, dest=name, action=_Alias, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    for flag in ELSEWHERE:
-        parser.add_argument(flag, nargs="?", action=_Elsewhere, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for flags, name in ALIASES.items():
+        parser.add_argument(*flags.split(), dest=name, action=_Alias, **hidden)
+    for flags, told in ELSEWHERE.items():
+        parser.add_argument(*flags.split(), nargs="?", const=told, action=_Elsewhere, **hidden)
 
 
 class _Alias(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, value: Any, flag: Any = None) -> None:
-        from pathlib import Path
-
         given = _VALUES.get(self.dest, {}).get(value, value)
         before = getattr(namespace, self.dest, None)
         if before is not None and str(before) != given:
@@ -90,4 +80,4 @@ class _Alias(argparse.Action):
 
 class _Elsewhere(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, value: Any, flag: Any = None) -> None:
-        raise UserError(f"{flag} is fairseq's: {ELSEWHERE[str(flag)]}")
+        raise UserError(f"{flag} is fairseq's: {self.const}")

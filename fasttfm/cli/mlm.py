@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttfm.cli.lm import add_prepare_flags, run_prepare
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_attention_picture, add_device, add_model, layer_numbers
+from fasttfm.cli.parser import add_attention_picture, add_device, add_model
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import all_fields, kind_of
@@ -86,9 +86,8 @@ def _attention(args: argparse.Namespace) -> None:
     from fasttfm.decoding.text_attention import attention_of_text
     from fasttfm.models.encoders import read_encoder_body
 
-    layers = layer_numbers(args.layers)
     body = read_encoder_body(args.model, args.checkpoint)
-    draw_attention(attention_of_text(body, load_text_tokenizer(args.model), args.text), args.out, layers)
+    draw_attention(attention_of_text(body, load_text_tokenizer(args.model), args.text), args.out, args.layers)
     Output.of(args, args.verb).result(str(args.out), picture=str(args.out))
 
 

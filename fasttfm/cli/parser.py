@@ -59,6 +59,14 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a number such as 0.5") from None
 
 
+def _layer_numbers(text: str) -> list[int]:
+    """The layers that --layers names."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise UserError(f"--layers {text!r}: give numbers such as 1,4") from None
+
+
 def add_model(parser: argparse.ArgumentParser, made_by: str = "fasttfm train") -> None:
     """A model directory and which of its checkpoints; made_by: the commands that make one."""
     parser.add_argument("model", type=Path, metavar="MODEL", help=f"model directory made by {made_by}")
@@ -80,15 +88,8 @@ def add_attention_picture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("attention.png"), metavar="FILE", help="picture (default: %(default)s)"
     )
-    parser.add_argument("--layers", metavar="N,N", help="layers to draw, numbered from 1, such as 1,4 (default: all)")
-
-
-def layer_numbers(text: str | None) -> list[int] | None:
-    """The layers that --layers names, None for all. Raises UserError for anything but numbers."""
-    try:
-        return None if text is None else [int(number) for number in text.split(",")]
-    except ValueError:
-        raise UserError(f"--layers {text!r}: give numbers such as 1,4") from None
+    text = "layers to draw, numbered from 1, such as 1,4 (default: all)"
+    parser.add_argument("--layers", type=_layer_numbers, metavar="N,N", help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from fasttfm.cli.parser import add_attention_picture, add_device, add_model, layer_numbers
+from fasttfm.cli.parser import add_attention_picture, add_device, add_model
 from fasttfm.errors import UserError
 
 
@@ -22,7 +22,6 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.decoding.attention_plot import attention_of, draw_attention
     from fasttfm.decoding.translator import Translator
 
-    layers = layer_numbers(args.layers)
     try:
         args.sentence.encode()
     except UnicodeEncodeError:
@@ -31,5 +30,5 @@ def run(args: argparse.Namespace) -> None:
         ) from None
     translator = Translator.from_directory(args.model, args.checkpoint, device=args.device)
     attention = attention_of(translator, args.sentence)
-    draw_attention(attention, args.out, layers)
+    draw_attention(attention, args.out, args.layers)
     print(f"{attention.translation}\n{args.out}")

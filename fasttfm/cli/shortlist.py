@@ -10,6 +10,14 @@ from pathlib import Path
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.errors import UserError
 
+_COUNTS = {
+    "best": (100, "target tokens of a source token"),
+    "frequent": (100, "most frequent target tokens, which every sentence may have"),
+    "iterations": (5, "of expectation maximisation"),
+    "pairs": (100_000, "training pairs to count in, evenly spread over the data; about 10 KB of memory each"),
+}
+"""Flag -> its default and its help."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory made by fasttfm train")
@@ -17,27 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", type=Path, required=True, metavar="DATA", help="directory of fasttfm prepare that it was trained on"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="(default: vmap.txt in MODEL)")
-    parser.add_argument(
-        "--best", type=int, default=100, metavar="N", help="target tokens of a source token (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--frequent",
-        type=int,
-        default=100,
-        metavar="N",
-        help="most frequent target tokens, which every sentence may have (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--iterations", type=int, default=5, metavar="N", help="of expectation maximisation (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--pairs",
-        type=int,
-        default=100_000,
-        metavar="N",
-        help="training pairs to count in, evenly spread over the data; about 10 KB of memory each (default: "
-        "%(default)s)",
-    )
+    for name, (default, text) in _COUNTS.items():
+        help_text = f"{text} (default: %(default)s)"
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=help_text)
     add_output_flags(parser, "the sizes")
 
 
@@ -49,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.data.prepared import ParallelTokens, PreparedData
     from fasttfm.decoding.shortlist import FILE_NAME, Shortlist
 
-    for name in ("best", "frequent", "iterations", "pairs"):
+    for name in _COUNTS:
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: give at least 1")
     if not (args.model / "config.yaml").exists():

@@ -22,6 +22,7 @@ _SHOWN = reprlib.Repr()  # a value may be a whole file, or a few lines of YAML t
 _SHOWN.maxstring = _SHOWN.maxother = 200
 _SHOWN.maxlevel = 1
 
+_TRUTH = {"true": True, "false": False}
 _RULES = {
     bool: "true or false",
     int: "a whole number below 2^63, such as 64 or 1e5",
@@ -53,14 +54,14 @@ def convert(value: Any, kind: Any, where: str) -> Any:
         return tuple(convert(item, kind, where) for item, kind in zip(items, kinds, strict=True))
     try:
         if kind is bool and plain:
-            return _to_bool(value)
+            return _TRUTH[str(value).lower()]
         if kind is int:
             return to_int(value)
         if kind is float:
             return to_float(value)
         if kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         pass
     raise UserError(f"{where}: {_SHOWN.repr(value)} was given, it must be {_RULES.get(kind, kind)}")
 
@@ -88,10 +89,3 @@ def to_float(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is not finite")
     return number
-
-
-def _to_bool(value: Any) -> bool:
-    text = str(value).lower()
-    if text not in ("true", "false"):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return text == "true"

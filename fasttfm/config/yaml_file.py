@@ -45,15 +45,13 @@ def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
 
 
 for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", "~nN"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", WHOLE_NUMBER.pattern, "-+0123456789"),
     ("float", NUMBER.pattern, "-+.0123456789"),
 ):
-    _first_characters = [*_first, *([""] if _tag == "null" else [])]
-    _CoreLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z", re.ASCII), _first_characters
-    )
+    _regexp = re.compile(rf"(?:{_pattern})\Z", re.ASCII)
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regexp, list(_first))
 for _tag in ("int", "float"):
     _CoreLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 

@@ -214,7 +214,7 @@ def _fill(
         if len(source_tokenizer.encode(tag)) > 2:  # the tag, and what marks the start of a word
             say(f"warning: {tag} is not one piece of the source's SentencePiece model, which was not trained with it")
     rules = Filter(options.max_length)
-    valid = _write_split(directory, "valid", valid_text, tokenizers, rules, threads)
+    valid_counts, held_out = _write_split(directory, "valid", valid_text, tokenizers, rules, threads)
     report("valid", rules.dropped, options.max_length, say)
     rules = Filter(
         options.max_length,
@@ -224,9 +224,14 @@ def _fill(
         repeated_pairs(train_text, len(train_text), directory) if options.drop_duplicates else None,
     )
     move = None if progress is None else progress("training text")
-    train = _write_split(directory, "train", train_text, tokenizers, rules, threads, valid.keys, options.weights, move)
+    train_counts, seen = _write_split(
+        directory, "train", train_text, tokenizers, rules, threads, held_out, options.weights, move
+    )
     report("train", rules.dropped, options.max_length, say)
-    _warn_of_overlap(valid.keys, train.keys, say)
+    if seen:
+        verb = "is" if len(held_out) == 1 else "are"
+        of_all = f"{len(seen):,} of {counted(len(held_out), 'different pair')}"
+        say(f"warning: valid: {of_all} {verb} in train too; its scores flatter")
     prepared.save_description(
         directory,
         prepared.FORMAT,
@@ -234,8 +239,8 @@ def _fill(
             "vocabulary": "joint" if source_tokenizer is target_tokenizer else "separate",
             "source_vocab_size": len(source_tokenizer),
             "target_vocab_size": len(target_tokenizer),
-            "train": train.counts,
-            "valid": valid.counts,
+            "train": train_counts,
+            "valid": valid_counts,
             "files": [str(path) for path in files],
             "fingerprint": fingerprint,
         },
@@ -261,15 +266,6 @@ def _copies(number: int, weight: float) -> int:
     return int(number * weight + 1e-9) - int((number - 1) * weight + 1e-9)
 
 
-@dataclass(slots=True)
-class _Split:
-    """What became of one split."""
-
-    counts: dict[str, int]
-    keys: set[bytes]
-    """Of its pairs where they are held out; else the held-out keys that it met."""
-
-
 def _write_split(
     directory: Path,
     name: str,
@@ -280,10 +276,11 @@ def _write_split(
     held_out: set[bytes] | None = None,
     weights: Sequence[float] = (),
     progress: Progress | None = None,
-) -> _Split:
+) -> tuple[dict[str, int], set[bytes]]:
     """Write the ids of one split, and its text where it is held out, a chunk at a time: memory does not grow with it.
 
-    held_out: keys of pairs that are looked for; None makes the split's own keys, and keeps its text.
+    held_out: keys of pairs that are looked for; None makes the split's own keys, and keeps its text. Returns the counts
+    of the split, and its own keys or those of held_out that it met.
     """
     dtypes = [prepared.id_dtype(len(tokenizer)) for tokenizer in tokenizers]
     writers = [prepared.SideWriter(directory, name, side, dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
@@ -322,7 +319,7 @@ def _write_split(
         raise UserError(f"{text.parts[0][0]}: no usable pair is left for {name}: all were left out")
     counts = {"pairs": writers[0].sentences, "source_tokens": writers[0].tokens, "target_tokens": writers[1].tokens}
     counts |= {f"dropped_{rule.replace(' ', '_')}": rules.dropped.get(rule, Dropped()).count for rule in RULES}
-    return _Split(counts, keys)
+    return counts, keys
 
 
 def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokenizer, Tokenizer]:
@@ -355,11 +352,3 @@ def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokeni
         return train((0,)), train((1,))
     joint = train((0, 1))
     return joint, joint
-
-
-def _warn_of_overlap(held_out: set[bytes], seen: set[bytes], say: Callable[[str], None]) -> None:
-    if seen:
-        say(
-            f"warning: valid: {len(seen):,} of {counted(len(held_out), 'different pair')} "
-            f"{'is' if len(held_out) == 1 else 'are'} in train too; its scores flatter"
-        )

@@ -13,13 +13,14 @@ that it is neither until `prepare` is run again.
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import yaml
@@ -102,7 +103,9 @@ class ParallelTokens:
         """Pairs that are already in memory."""
         if len(source) != len(target):
             raise ValueError(f"{len(source)} source but {len(target)} target sentences")
-        return cls(*_flat(source, np.dtype(np.int32)), *_flat(target, np.dtype(np.int32)))
+        ids = (np.fromiter(itertools.chain.from_iterable(side), np.int32) for side in (source, target))
+        offsets = (np.cumsum([0, *map(len, side)], dtype=np.int64) for side in (source, target))
+        return cls(next(ids), next(offsets), next(ids), next(offsets))
 
     def __len__(self) -> int:
         return len(self.source_lengths)
@@ -211,46 +214,35 @@ class SideWriter:
     """Writes the ids and offsets of one side of one split, sentence after sentence: memory holds none of them."""
 
     def __init__(self, directory: Path, split: str, side: str, dtype: np.dtype) -> None:
-        self._dtype, self._ids, self.sentences = dtype, 0, 0
-        self._paths = [directory / f"{split}.{side}.npy", directory / f"{split}.{side}.offsets.npy"]
-        self._files = [path.open("wb") for path in self._paths]
+        self.tokens = self.sentences = 0
+        self._dtype = dtype
+        self._files = [(directory / f"{split}.{side}{end}").open("wb") for end in (".npy", ".offsets.npy")]
         for file in self._files:
-            file.write(bytes(_HEADER))
+            _write_header(file, dtype, 0)
         self._files[1].write(bytes(8))  # where the first sentence begins
-
-    @property
-    def tokens(self) -> int:
-        """Ids that were written."""
-        return self._ids
 
     def write(self, sentence: Sequence[int]) -> None:
         """Append a sentence's ids."""
         self._files[0].write(np.asarray(sentence, self._dtype).tobytes())
-        self._ids += len(sentence)
-        self._files[1].write(self._ids.to_bytes(8, "little"))
+        self.tokens += len(sentence)
+        self._files[1].write(self.tokens.to_bytes(8, "little"))
         self.sentences += 1
 
     def close(self) -> None:
-        """Write the headers, which tell how much came."""
-        sizes = ((self._dtype, self._ids), (np.dtype("<i8"), self.sentences + 1))
-        for file, path, (dtype, count) in zip(self._files, self._paths, sizes):
+        """Write the headers once more, which tell how much came."""
+        for file, dtype, count in zip(self._files, (self._dtype, np.dtype("<i8")), (self.tokens, self.sentences + 1)):
             try:
                 file.seek(0)
-                file.write(_header(dtype, count))
+                _write_header(file, dtype, count)
                 file.close()
             except OSError as error:
-                error.filename = error.filename or str(path)
+                error.filename = error.filename or file.name
                 raise
 
 
-_HEADER = 128
-"""Bytes of a .npy header, whatever the count."""
-
-
-def _header(dtype: np.dtype, count: int) -> bytes:
-    """Of a .npy file, version 1.0, with one dimension."""
-    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': ({count},), }}"
-    return np.lib.format.magic(1, 0) + (_HEADER - 10).to_bytes(2, "little") + text.ljust(_HEADER - 11).encode() + b"\n"
+def _write_header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
+    """Of a .npy file with one dimension; numpy leaves so much space in it that any count fits."""
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": (count,)})
 
 
 def save_description(directory: Path, form: str, content: dict[str, Any]) -> None:
@@ -271,15 +263,6 @@ def read_description(directory: Path, form: str) -> dict[str, Any] | None:
 def id_dtype(vocab_size: int) -> np.dtype:
     """The smallest type of the ids on disk: uint16 while it holds them, else int32."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
-
-
-def _flat(sentences: Sequence[Sequence[int] | np.ndarray], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    offsets = np.zeros(len(sentences) + 1, dtype=np.int64)
-    np.cumsum([len(sentence) for sentence in sentences], out=offsets[1:])
-    ids = np.empty(int(offsets[-1]), dtype=dtype)
-    for i, sentence in enumerate(sentences):
-        ids[offsets[i] : offsets[i + 1]] = sentence
-    return ids, offsets
 
 
 def _load_side(path: Path, split: str, side: str, vocab_size: int) -> tuple[StoredIds, np.ndarray]:
