@@ -9,7 +9,8 @@ Rows are sentence * K + k throughout. Source: Wu et al. 2016, section 7; Vaswani
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.nn.functional import pad
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS
+from fasttfm.decoding.batches import LENGTHS, padded
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.largest import likeliest
 from fasttfm.decoding.selection import compute_allowed
@@ -163,16 +165,23 @@ class Beams(BeamSteps):
         self.worst = torch.tensor([self.finished[each].worst for each in self.sentences], device=news.device)
 
 
-def search_together(
-    model: Transformer, source: Tensor, source_lengths: Tensor | None, steps: Steps
-) -> list[list[Hypothesis]]:
-    """What each sentence of a batch finds, best first.
-
-    source (B, S) int64 and source_lengths (B,) int64, None without padding, on the model's device.
-    """
-    memory = model.encode(source, source_lengths)
-    cache = model.start_cache(memory, source_lengths, rows_per_sentence=steps.rows, max_length=steps.last_step + 1)
+def start_cache(model: Transformer, sources: Sequence[Sequence[int]], steps: Steps) -> Any:
+    """The cache for the steps of a search: of its sources (ids with end-of-sentence), read by the encoder."""
+    batch_invariant = steps.config.batch_invariant
+    source, lengths = padded(sources, steps.constraints.device, LENGTHS if batch_invariant else 1)
+    # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
+    is_padded = batch_invariant or any(len(each) < source.shape[1] for each in sources)
+    known = lengths if is_padded else None
+    cache = model.start_cache(
+        model.encode(source, known), known, rows_per_sentence=steps.rows, max_length=steps.last_step + 1
+    )
     compute_allowed(cache, steps.constraints.allowed)
+    return cache
+
+
+def search_together(model: Transformer, sources: Sequence[Sequence[int]], steps: Steps) -> list[list[Hypothesis]]:
+    """What each source (ids with end-of-sentence) of a batch finds, best first."""
+    cache = start_cache(model, sources, steps)
     steps.moves_nothing = getattr(cache, "moves_nothing", False)
     sentences = list(steps.sentences)
     while True:

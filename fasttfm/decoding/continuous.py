@@ -25,7 +25,9 @@ from fasttfm.data.shapes import round_length
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
 from fasttfm.decoding.beam import Steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis
-from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
+from fasttfm.decoding.memory import refuse_more_than_available
+from fasttfm.decoding.phrases import Phrases, Required
+from fasttfm.decoding.required import longest_with_phrases
 from fasttfm.decoding.selection import allowed_tokens, compute_allowed
 from fasttfm.decoding.stepwise import plain_steps
 
@@ -47,7 +49,9 @@ class Waiting:
     number: int = 0
     """What sampling takes its random numbers from besides the seed."""
     allowed: Sequence[int] | None = None
-    """Ids that its output may hold besides end-of-sentence and the prefix; None for all."""
+    """Ids that its output may hold besides end-of-sentence and what is forced; None for all."""
+    required: Sequence[Phrases] = ()
+    """Phrases that its output must hold, for which a RunningSearch does not look."""
 
     @property
     def tokens(self) -> int:
@@ -61,8 +65,23 @@ class _Joined:
 
     steps: Steps
     members: list[Waiting]
-    allowed: list[Tensor] | None
-    """Tokens that each may write; None for all."""
+
+
+def constraints_of(
+    sentences: Sequence[Waiting],
+    config: DecodingConfig,
+    device: torch.device,
+    banned: Sequence[Sequence[int]],
+    phrases: Sequence[Required] | None = None,
+) -> Constraints:
+    """What the outputs of sentences that are searched together may hold; phrases: of each what is required of it."""
+    prefixes = [each.prefix for each in sentences]
+    limits = [max(config.longest_output(len(each.source) - 1), len(each.prefix)) for each in sentences]
+    if phrases is not None:
+        limits = [longest_with_phrases(*each) for each in zip(limits, prefixes, phrases)]
+    required = [[token for some in each.required for phrase in some for token in phrase] for each in sentences]
+    allowed = allowed_tokens([each.allowed for each in sentences], prefixes, required)
+    return Constraints(limits, prefixes, config, device, banned, allowed)
 
 
 def can_continue(model: Any, config: DecodingConfig) -> bool:
@@ -142,11 +161,7 @@ class RunningSearch:
             self._join(members)
 
     def _join(self, members: list[Waiting]) -> None:
-        size = search_bytes(
-            self.model.config, self.config, len(members), max(len(each.source) for each in members),
-            self.model.output.weight.element_size(),
-        )  # fmt: skip
-        refuse_more_than_available(self.at_once * size, self.at_once * len(members), self.config, _CPU)
+        refuse_more_than_available(self.model, [each.source for each in members], self.config, _CPU, self.at_once)
         members.sort(key=lambda each: -round_length(len(each.source), LENGTHS))  # stable
         alike: dict[int, list[Waiting]] = {}
         for each in members:
@@ -154,21 +169,19 @@ class RunningSearch:
         for some in alike.values():
             source, lengths = padded([each.source for each in some], _CPU, LENGTHS)
             self.model.join(self._cache, source, lengths, beam=self._beam, rows_per_sentence=self._rows)
-        limits = [max(self.config.longest_output(len(each.source) - 1), len(each.prefix)) for each in members]
-        prefixes = [list(each.prefix) for each in members] if any(each.prefix for each in members) else None
-        allowed = allowed_tokens([each.allowed for each in members], [each.prefix for each in members])
-        constraints = Constraints(limits, prefixes, self.config, _CPU, self.banned, allowed)
+        constraints = constraints_of(members, self.config, _CPU, self.banned)
         steps = plain_steps(constraints, self.config, [each.number for each in members])
         steps.moves_nothing = True
-        self._joined.append(_Joined(steps, members, allowed))
+        self._joined.append(_Joined(steps, members))
         self._select_outputs()
 
     def _select_outputs(self) -> None:
         """Lets the next steps compute what one of the sentences may write."""
-        searched = [
-            None if each.allowed is None else each.allowed[number]
-            for each in self._joined
-            for number in each.steps.sentences
-        ]
-        tokens = [each for each in searched if each is not None]
-        compute_allowed(self._cache, tokens if len(tokens) == len(searched) else None)
+        tokens: list[Tensor] = []
+        for each in self._joined:
+            allowed = each.steps.constraints.allowed
+            if allowed is None:
+                compute_allowed(self._cache, None)
+                return
+            tokens += [allowed[number] for number in each.steps.sentences]
+        compute_allowed(self._cache, tokens)

@@ -53,7 +53,7 @@ class Constraints:
     def __init__(
         self,
         limits: list[int],
-        prefixes: list[list[int]] | None,
+        prefixes: Sequence[Sequence[int]],
         config: DecodingConfig,
         device: torch.device,
         banned: Sequence[Sequence[int]] = (),
@@ -65,7 +65,7 @@ class Constraints:
         self.allowed = allowed
         self._excluded: Tensor | None = None  # (B, V) bool, of the tokens that are not allowed
         self.device = device
-        self.prefixes = prefixes
+        self.prefixes = prefixes if any(map(len, prefixes)) else None
         self.limits = limits
         self.min_len = config.min_len
         self.ngram = config.no_repeat_ngram

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,11 +35,19 @@ def search_bytes(
     return total
 
 
-def refuse_more_than_available(needed: int, sentences: int, config: DecodingConfig, device: torch.device) -> None:
-    """Raise UserError when a search on the CPU needs more bytes than are free; a GPU says by itself what it lacks."""
+def refuse_more_than_available(
+    model: Any, sources: Sequence[Sequence[int]], config: DecodingConfig, device: torch.device, at_once: int
+) -> None:
+    """Raise UserError when `at_once` searches like that of `sources` need more bytes on a CPU than are free.
+
+    A GPU says by itself what it lacks.
+    """
     available = available_bytes() if device.type == "cpu" else None
+    element_bytes = next(model.parameters()).element_size()
+    needed = at_once * search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
     if available is None or needed <= available:
         return
+    sentences = at_once * len(sources)
     kind, flag = (config.nbest, "--nbest") if config.sampling else (config.beam, "--beam")
     remedy = f"{flag} or --batch-tokens" if sentences > 1 else flag
     raise UserError(

@@ -9,6 +9,7 @@ Source: Hokamp and Liu 2017; dynamic beam allocation, Post and Vilar 2018; its r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -138,7 +139,7 @@ class RequiredPhrases(BeamSteps):
 _NOTHING = _Extension(float("-inf"), EOS, 0, frozenset(), 0)
 
 
-def longest_with_phrases(limit: int, prefix: list[int], required: Required) -> int:
+def longest_with_phrases(limit: int, prefix: Sequence[int], required: Required) -> int:
     """limit, or what a prefix and the phrases that it does not hold take where that is longer."""
     state = required.start
     for token in prefix:

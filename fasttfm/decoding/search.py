@@ -9,21 +9,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.attention import rescore_by_coverage
-from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference, padded
+from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference
 from fasttfm.decoding.beam import Steps, search_together
-from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
+from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue, constraints_of
 from fasttfm.decoding.groups import Groups
-from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Constraints, Hypothesis
-from fasttfm.decoding.memory import refuse_more_than_available, search_bytes
+from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Hypothesis
+from fasttfm.decoding.memory import refuse_more_than_available
 from fasttfm.decoding.phrases import Phrases, Required
-from fasttfm.decoding.required import RequiredPhrases, longest_with_phrases
-from fasttfm.decoding.selection import allowed_tokens
+from fasttfm.decoding.required import RequiredPhrases
 from fasttfm.decoding.stepwise import plain_steps
 from fasttfm.decoding.workers import Workers, can_fork
 from fasttfm.errors import UserError
@@ -96,17 +94,17 @@ def search_ids(
             config if max_tokens is None else replace(config, batch_tokens=max_tokens), banned, continuations, count
         )
 
-        def part(batch: list[int]) -> _Batch:
-            return _Batch(
-                batch,
-                [sources[index] for index in batch],
-                None if prefixes is None else [list(prefixes[index]) for index in batch],
-                batch if numbers is None else [numbers[index] for index in batch],
-                None if required is None or not required[batch[0]] else [required[index] for index in batch],
-                None if allowed is None else [allowed[index] for index in batch],
+        def sentence(index: int) -> Waiting:
+            return Waiting(
+                index,
+                sources[index],
+                () if prefixes is None else prefixes[index],
+                index if numbers is None else numbers[index],
+                None if allowed is None else allowed[index],
+                () if required is None else required[index],
             )
 
-        calls = [([part(batch) for batch in some], shared) for some in _parts(batches, count)]
+        calls = [([[*map(sentence, batch)] for batch in some], shared) for some in _parts(batches, count)]
         for index, hypotheses in _each(model, calls, workers, single_thread=single_thread):
             if not hypotheses or math.isnan(hypotheses[0].log_probability):
                 raise UserError(NOT_A_NUMBER)
@@ -180,18 +178,6 @@ class _Shared:
     """How many calls are computed at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Sentences of similar length; see search_ids."""
-
-    indices: list[int]
-    sources: list[Sequence[int]]
-    prefixes: list[list[int]] | None
-    numbers: Sequence[int]
-    required: list[Sequence[Phrases]] | None
-    allowed: list[Sequence[int]] | None
-
-
 def _parts(batches: list[list[int]], workers: int) -> Iterator[list[list[int]]]:
     """Batches that a worker takes at once: many at first, few in the end, so that all workers end at about one time."""
     begin = 0
@@ -219,54 +205,37 @@ def _each(
         torch.set_num_threads(threads)
 
 
-def _search_batches(model: Transformer, batches: list[_Batch], shared: _Shared) -> list[tuple[int, list[Hypothesis]]]:
-    """(index, hypotheses) of each sentence: one search that all of them join, or batch by batch."""
-    results: list[tuple[int, list[Hypothesis]]] = []
+def _search_batches(
+    model: Transformer, batches: list[list[Waiting]], shared: _Shared
+) -> list[tuple[Any, list[Hypothesis]]]:
+    """(key, hypotheses) of each sentence: one search that all of them join, or batch by batch."""
+    results: list[tuple[Any, list[Hypothesis]]] = []
     with inference(model, batch_invariant=shared.config.batch_invariant) as device:
         running = None
         if can_continue(model, shared.config):
             running = RunningSearch(model, shared.config, banned=shared.banned, at_once=shared.workers)
         for batch in batches:
-            if running is None or batch.required is not None:
-                results += zip(batch.indices, _search_batch(model, batch, shared, device))
-                continue
-            for row, (index, source) in enumerate(zip(batch.indices, batch.sources)):
-                prefix = () if batch.prefixes is None else batch.prefixes[row]
-                tokens = None if batch.allowed is None else batch.allowed[row]
-                running.waiting.append(Waiting(index, source, prefix, batch.numbers[row], tokens))
+            if running is None or batch[0].required:
+                results += zip((each.key for each in batch), _search_batch(model, batch, shared, device))
+            else:
+                running.waiting += batch
         if running is not None:
-            results += running.run()  # type: ignore[arg-type]  # its keys are indices
+            results += running.run()
     return results
 
 
-def _search_batch(model: Transformer, batch: _Batch, shared: _Shared, device: torch.device) -> list[list[Hypothesis]]:
-    """The hypotheses of each source of one batch, inside inference()."""
-    sources, prefixes, config = batch.sources, batch.prefixes, shared.config
-    limits = [config.longest_output(len(source) - 1) for source in sources]
-    if prefixes is not None:
-        limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
-    phrases = None if batch.required is None else [Required(each, shared.continuations) for each in batch.required]
-    if phrases is not None:
-        begun = prefixes or [[] for _ in sources]
-        limits = [longest_with_phrases(*each) for each in zip(limits, begun, phrases)]
-    element_bytes = next(model.parameters()).element_size()
-    needed = search_bytes(model.config, config, len(sources), max(map(len, sources)), element_bytes)
-    refuse_more_than_available(shared.workers * needed, shared.workers * len(sources), config, device)
-    allowed = None
-    if batch.allowed is not None:
-        phrase_ids = [[token for each in some for phrase in each for token in phrase] for some in batch.required or ()]
-        nothing: list[list[int]] = [[] for _ in sources]
-        allowed = allowed_tokens(batch.allowed, prefixes or nothing, phrase_ids or nothing)
-    constraints = Constraints(limits, prefixes, config, device, shared.banned, allowed)
-    source, source_lengths = padded(sources, device, LENGTHS if config.batch_invariant else 1)
-    # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
-    lengths: Tensor | None = source_lengths
-    if not config.batch_invariant and all(len(each) == source.shape[1] for each in sources):
-        lengths = None
+def _search_batch(
+    model: Transformer, batch: list[Waiting], shared: _Shared, device: torch.device
+) -> list[list[Hypothesis]]:
+    """The hypotheses of each sentence of one batch, inside inference()."""
+    config, sources = shared.config, [each.source for each in batch]
+    phrases = [Required(each.required, shared.continuations) for each in batch] if batch[0].required else None
+    refuse_more_than_available(model, sources, config, device, shared.workers)
+    constraints = constraints_of(batch, config, device, shared.banned, phrases)
     if phrases is not None:
         steps: Steps = RequiredPhrases(phrases, constraints, config)
     elif config.diverse_beam_groups > 1 and not config.sampling:
         steps = Groups(constraints, config)
     else:
-        steps = plain_steps(constraints, config, batch.numbers)
-    return search_together(model, source, lengths, steps)
+        steps = plain_steps(constraints, config, [each.number for each in batch])
+    return search_together(model, sources, steps)
