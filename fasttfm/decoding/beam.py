@@ -152,7 +152,7 @@ class Beams(BeamSteps):
 
     def best(self, sentence: int) -> list[Hypothesis]:
         """See Steps."""
-        return self.finished[sentence].best_first()
+        return self.finished[sentence].hypotheses
 
     def _file(self, news: Tensor, penalised: Tensor, best: Tensor, parents: Tensor) -> None:
         """Add the extensions marked in news (b, 2K) to their sentences' finished hypotheses."""
@@ -236,6 +236,7 @@ class Finished:
     def __init__(self, size: int):
         self.size = size
         self.hypotheses: list[Hypothesis] = []
+        """Best first."""
 
     @property
     def worst(self) -> float:
@@ -246,6 +247,3 @@ class Finished:
         self.hypotheses.append(hypothesis)
         self.hypotheses.sort(key=lambda each: -each.score)  # stable: of equal ones, the first found stays first
         del self.hypotheses[self.size :]
-
-    def best_first(self) -> list[Hypothesis]:
-        return self.hypotheses

@@ -77,5 +77,5 @@ class Groups(BeamSteps):
 
     def best(self, sentence: int) -> list[Hypothesis]:
         """The config.nbest best of all groups, each output once."""
-        different = {tuple(each.tokens): each for group in self.finished[sentence] for each in group.best_first()}
+        different = {tuple(each.tokens): each for group in self.finished[sentence] for each in group.hypotheses}
         return sorted(different.values(), key=lambda each: -each.score)[: self.config.nbest]

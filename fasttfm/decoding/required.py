@@ -133,7 +133,7 @@ class RequiredPhrases(BeamSteps):
 
     def best(self, sentence: int) -> list[Hypothesis]:
         """See Steps."""
-        return self.finished[sentence].best_first()
+        return self.finished[sentence].hypotheses
 
 
 _NOTHING = _Extension(float("-inf"), EOS, 0, frozenset(), 0)

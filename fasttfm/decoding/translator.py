@@ -317,17 +317,14 @@ def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tu
     if prefixes is None:
         yield from ((line, "") for line in lines)
         return
-    beginnings = iter(prefixes)
-    number = 0
-    for number, line in enumerate(lines, start=1):
-        prefix = next(beginnings, None)
+    for number, (line, prefix) in enumerate(itertools.zip_longest(lines, prefixes), start=1):
         if prefix is None:
             raise UserError(
                 f"there are fewer prefixes than lines of the input (line {number:,} has none), {_PREFIX_RULE}"
             )
+        if line is None:
+            raise UserError(f"there are more prefixes than lines of the input ({number - 1:,}), {_PREFIX_RULE}")
         yield line, prefix
-    if next(beginnings, None) is not None:
-        raise UserError(f"there are more prefixes than lines of the input ({number:,}), {_PREFIX_RULE}")
 
 
 def _buffers(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:

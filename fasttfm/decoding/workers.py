@@ -35,7 +35,7 @@ from fasttfm.errors import ENDING_SIGNALS, UserError
 Call = tuple[Any, ...]
 """Arguments of a function, after the model."""
 
-_START = "import sys; sys.path[:] = {path!r}; from fasttfm.decoding.workers import serve; serve({fds!r})"
+_START = "import sys; sys.path[:] = {path!r}; from {module} import {name}; {name}(*{arguments!r})"
 _AFTER_A_KILL = "run the same command again, with a smaller --batch-tokens or --workers if memory did not suffice"
 
 
@@ -127,22 +127,10 @@ class Workers:
     def _start(self) -> None:
         pairs = [socket.socketpair() for _ in range(self.count + 1)]
         ours, theirs = zip(*pairs)
-        with in_memory((self.model, self._prepare)) as weights:
-            fds = [weights.fileno(), *(each.fileno() for each in theirs)]
-            program = _START.format(path=sys.path, fds=fds)
-            process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=fds,
-                start_new_session=True,  # a group of their own: Ctrl-C is the program's, and they can be ended at once
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-        for each in theirs:
-            each.close()
+        process = start_process(serve, (self.model, self._prepare), theirs)
         control, *workers = (Connection(each.detach()) for each in ours)
         self._control, self._workers = control, workers
-        self._end = weakref.finalize(self, _end, process, [control, *workers])
+        self._end = weakref.finalize(self, end_group, process, control, *workers)
         try:
             kind, value = control.recv()
         except (EOFError, OSError):
@@ -168,7 +156,34 @@ def can_fork(model: nn.Module) -> bool:
     return hasattr(os, "fork") and all(each.device.type == "cpu" for each in model.parameters())
 
 
-def _end(process: subprocess.Popen, connections: list[Connection]) -> None:
+def start_process(
+    function: Callable[..., None], value: Any, sockets: Sequence[socket.socket], *arguments: Any
+) -> subprocess.Popen:
+    """Starts function(descriptor, *descriptors of the sockets, *arguments) in a fresh process with its own group.
+
+    function: of a module. The first descriptor is that of a file with value, for read_shared(). The sockets are closed
+    here.
+    """
+    with _in_memory(value) as file:
+        fds = [file.fileno(), *(each.fileno() for each in sockets)]
+        program = _START.format(
+            path=sys.path, module=function.__module__, name=function.__name__, arguments=[*fds, *arguments]
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=fds,
+            start_new_session=True,  # a group of their own: Ctrl-C is the program's, and they can be ended at once
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+    for each in sockets:
+        each.close()
+    return process
+
+
+def end_group(process: subprocess.Popen, *connections: Connection) -> None:
+    """Ends a process of start_process() with all that it has forked."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -184,7 +199,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def in_memory(value: Any) -> IO[bytes]:
+def _in_memory(value: Any) -> IO[bytes]:
     """A file without a name that holds value as torch saves it."""
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("fasttfm-weights"), "w+b")
@@ -220,20 +235,21 @@ def _described(error: BaseException) -> tuple[BaseException, str]:
 # In the processes
 
 
-def serve(fds: list[int]) -> None:
-    """The first process: reads the weights, forks a worker for each descriptor after the second, tells who ends.
-
-    fds: of the weights, of the connection on which it tells, and of the workers' connections.
-    """
+def read_shared(descriptor: int) -> Any:
+    """The value of start_process(), in its process, which from now on takes one thread and no signal to end."""
     for number in (signal.SIGINT, *ENDING_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
-    weights, control, *connections = fds
+    torch.set_num_threads(1)
+    # mapped, not read: pages that no worker writes exist once. Who has started this process wrote the file a moment ago
+    return torch.load(f"/dev/fd/{descriptor}", mmap=True, weights_only=False)
+
+
+def serve(weights: int, control: int, *connections: int) -> None:
+    """The first process: reads the weights, forks a worker for each of the connections, tells who ends on `control`."""
     parent = Connection(control)
     pids: list[int] = []
     try:
-        torch.set_num_threads(1)
-        # mapped, not read: pages that no worker writes exist once. This program wrote the file a moment ago.
-        model, prepare = torch.load(f"/dev/fd/{weights}", mmap=True, weights_only=False)
+        model, prepare = read_shared(weights)
         if prepare is not None:
             prepare(model)
         for connection in connections:

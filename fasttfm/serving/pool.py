@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import weakref
@@ -29,14 +27,12 @@ from typing import Any
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.translator import Translator
-from fasttfm.decoding.workers import in_memory, signal_name
+from fasttfm.decoding.workers import end_group, signal_name, start_process
 from fasttfm.errors import UserError
 from fasttfm.serving.engine import Answer, QueueFull, Sentence, Stopping
 from fasttfm.serving.metrics import Metrics
+from fasttfm.serving.worker import begin
 
-_START = (
-    "import sys; sys.path[:] = {path!r}; from fasttfm.serving.worker import begin; begin({weights}, {control}, {n})"
-)
 _MOST_TRIES = 2
 """Workers that may end while they have a sentence, before it is given up."""
 _MOST_ENDED = 10
@@ -116,20 +112,9 @@ class Pool:
 
     def _start(self, translators: Mapping[str, Translator], workers: int) -> None:
         ours, theirs = socket.socketpair()
-        with in_memory(dict(translators)) as weights:
-            fds = [weights.fileno(), theirs.fileno()]
-            program = _START.format(path=sys.path, weights=fds[0], control=fds[1], n=workers)
-            process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=fds,
-                start_new_session=True,  # a group of their own: Ctrl-C is the server's, and they can be ended at once
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-        theirs.close()
+        process = start_process(begin, dict(translators), [theirs], workers)
         self._control = Connection(ours.detach())
-        self._end = weakref.finalize(self, _end, process)
+        self._end = weakref.finalize(self, end_group, process)
         try:
             while len(self._workers) < workers:
                 self._hear(self._control.recv())
@@ -247,9 +232,3 @@ class Pool:
         for each in sentences:
             each.answer.set_exception(UserError(message))
         self._on_failure()
-
-
-def _end(process: subprocess.Popen) -> None:
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

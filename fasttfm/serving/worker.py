@@ -8,7 +8,6 @@ left to the server.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import threading
@@ -20,12 +19,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any, NoReturn
 
-import torch
-
 from fasttfm.decoding.search import prepare
 from fasttfm.decoding.translator import Translation, Translator
-from fasttfm.decoding.workers import end_with
-from fasttfm.errors import ENDING_SIGNALS
+from fasttfm.decoding.workers import end_with, read_shared
 from fasttfm.serving.engine import Engine
 
 
@@ -35,13 +31,9 @@ def begin(weights: int, control_descriptor: int, count: int) -> None:
     It tells ("begun", number, pid), followed by the descriptor of the connection to that worker; ("ended", number,
     status of os.wait); ("failed", line) where it cannot begin.
     """
-    for number in (signal.SIGINT, *ENDING_SIGNALS):
-        signal.signal(number, signal.SIG_IGN)
     control = Connection(control_descriptor)
     try:
-        torch.set_num_threads(1)
-        # mapped, not read: pages that no worker writes exist once. The server wrote the file a moment ago.
-        translators = torch.load(f"/dev/fd/{weights}", mmap=True, weights_only=False)
+        translators = read_shared(weights)
         for each in translators.values():
             prepare(each.model)
         numbers = {_fork(translators, control, number): number for number in range(count)}
