@@ -7,6 +7,7 @@ fasttfm.reference (the specification).
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,17 +19,16 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "backend", "pipeline", "replace_modules", "restore_modules"]
 
 
+_HOMES = {
+    "backend": "fasttfm.functional",
+    "pipeline": "fasttfm.decoding.pipeline",
+    "replace_modules": "fasttfm.interop",
+    "restore_modules": "fasttfm.interop",
+}
+"""Imported on first use, so that `fasttfm --help` does not wait for torch."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "backend":  # on first use, so that `fasttfm --help` does not wait for torch
-        from fasttfm.functional import backend
-
-        return backend
-    if name == "pipeline":
-        from fasttfm.decoding.pipeline import pipeline
-
-        return pipeline
-    if name in ("replace_modules", "restore_modules"):
-        from fasttfm import interop
-
-        return getattr(interop, name)
-    raise AttributeError(f"module 'fasttfm' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fasttfm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -31,7 +31,9 @@ def drawing(**settings: Any) -> Iterator[Figure]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             matplotlib = _matplotlib()
-            with matplotlib.rc_context(dict(_defaults(matplotlib))):
+            # the backend stays: a Figure with its own canvas does not need it
+            defaults = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
+            with matplotlib.rc_context(defaults):
                 from matplotlib.backends.backend_agg import FigureCanvasAgg
                 from matplotlib.figure import Figure
 
@@ -66,8 +68,3 @@ def _matplotlib() -> Any:
         if folder is not None:
             os.fchdir(folder)
             os.close(folder)
-
-
-def _defaults(matplotlib: Any) -> dict[str, Any]:
-    """What matplotlib's own file says, except the backend, which a Figure with its own canvas does not need."""
-    return {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from fasttfm.errors import UserError
@@ -40,14 +41,9 @@ def peak_memory() -> int:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) << 10
     except (OSError, IndexError, ValueError):
-        return _peak_by_getrusage()
-
-
-def _peak_by_getrusage() -> int:
+        pass
     if resource is None:
         return 0
-    import sys
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 

@@ -7,8 +7,8 @@ checkpoints whole.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -16,43 +16,31 @@ class Background:
     """Runs one function at a time in a thread; what it raises is raised by the next call here."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        # its thread is no daemon: the interpreter waits for what it writes before it ends, whatever ends the run
+        self._executor = ThreadPoolExecutor(1, "checkpoint")
+        self._running: Future[Path] | None = None
         self._done: list[Path] = []
 
     def start(self, write: Callable[[], Path]) -> None:
         """Begin `write`, which returns what it has written, after the one before has ended."""
-        self._join()
-        # no daemon: the interpreter waits for it before it ends, whatever ends the run
-        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint")
-        self._thread.start()
+        self._finish()
+        self._running = self._executor.submit(write)
 
     def written(self, wait: bool = False) -> list[Path]:
         """What has been written since the last call, at the moment or (wait) when the running one has ended.
 
         Raises what the writing raised.
         """
-        if wait or (self._thread is not None and not self._thread.is_alive()):
-            self._join()
+        if wait or (self._running is not None and self._running.done()):
+            self._finish()
         done, self._done = self._done, []
         return done
 
     def leave(self) -> None:
-        """Wait for the end, whatever it is: another error is on its way."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait for the end, whatever it is: another error is on its way. Nothing can be started afterwards."""
+        self._executor.shutdown()
 
-    def _run(self, write: Callable[[], Path]) -> None:
-        try:
-            self._done.append(write())
-        except BaseException as error:  # told by the thread that trains
-            self._error = error
-
-    def _join(self) -> None:
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    def _finish(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            self._done.append(running.result())

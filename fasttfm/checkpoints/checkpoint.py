@@ -65,10 +65,10 @@ def save_checkpoint(
         target.parent.mkdir(parents=True, exist_ok=True)
         recover(target.parent)
         with claimed(target.parent, target.name) as folder:
-            digests = {MODEL_FILE: _write_tensors(folder / MODEL_FILE, weights, {"format": "pt"})}
+            digests = {MODEL_FILE: write_tensors(folder / MODEL_FILE, weights)}
             if state is not None:
-                values = {"values": json.dumps(state.values)}
-                digests[STATE_FILE] = _write_tensors(folder / STATE_FILE, state.tensors, values)
+                values = json.dumps(state.values)
+                digests[STATE_FILE] = write_tensors(folder / STATE_FILE, state.tensors, values=values)
             completed(folder, target, digests, meta)
         recover(target.parent)
     except OSError as error:
@@ -78,9 +78,10 @@ def save_checkpoint(
         ) from error
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
-    """Write a .safetensors file and return the SHA-256 of its bytes."""
-    content = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, metadata)
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> str:
+    """Write a .safetensors file, of weights where no metadata say otherwise, and return the SHA-256 of its bytes."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    content = save(tensors, metadata or {"format": "pt"})
     write_file(path, content)  # not save_file, whose files only their owner may read whatever the umask says
     return hashlib.sha256(content).hexdigest()
 

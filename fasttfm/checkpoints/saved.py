@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor
 
-from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights
+from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights, write_tensors
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, read_config
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import check_vocabulary
@@ -31,8 +30,7 @@ def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConf
 
 def write_run(folder: Path, config: RunConfig, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
     """Write a model directory without checkpoints, all of it or nothing; tokenizer: a TextTokenizer."""
-    tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     with replacing(folder, "writes a model") as fresh:
         write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
-        write_file(fresh.path / MODEL_FILE, save(tensors, {"format": "pt"}))
+        write_tensors(fresh.path / MODEL_FILE, weights)
         tokenizer.save(fresh.path)

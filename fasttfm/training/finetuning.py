@@ -7,7 +7,6 @@ head is fresh. Adam, schedule, workers, checkpoints and resuming are the trainer
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from fasttfm.data.task_examples import answer_examples, choice_examples, class_e
 from fasttfm.data.task_inputs import Markers, Window
 from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable
+from fasttfm.files import sha256
 from fasttfm.models.gpt_heads import MARKERS, GPTClassifier
 from fasttfm.models.heads import Answerer, Classifier
 from fasttfm.training.task import Task, check_row_length
@@ -89,7 +88,7 @@ class TaskFiles:
                 raise UserError(f"{path}: has no column label, which {name} data need: give the labelled file")
         self._folder = tempfile.TemporaryDirectory()
         self.path = Path(self._folder.name)
-        digests = {f"{name}_sha256": _digest(path) for name, path in self.files.items()}
+        digests = {f"{name}_sha256": sha256(path) for name, path in self.files.items()}
         self.description: dict[str, Any] = {
             "labels": self.labels,
             "columns": list(columns),
@@ -251,10 +250,3 @@ def body_fields(body: Path, task: str, labels: int) -> dict[str, Any]:
     if task != "squad":
         fields["labels"] = 1 if task.endswith("choices") else labels
     return {name: value for name, value in fields.items() if name not in ("vocab_size", "pad_id")}
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise unreadable(path, error) from error

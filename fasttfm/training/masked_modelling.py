@@ -49,14 +49,6 @@ class MaskedScore(Score):
         """Higher is better: by all that is minimised."""
         return (0.0, -self.loss)
 
-    def record(self) -> dict[str, Any]:
-        """The numbers by name, as a line of the log has them."""
-        values = Score.record(self)
-        for name in ("masked_accuracy", "sentence_accuracy", "detection_accuracy", "noticed"):
-            if getattr(self, name) is not None:
-                values[name] = getattr(self, name)
-        return values
-
     def __str__(self) -> str:
         shown = [
             f"held-out loss {self.loss:.3f}",

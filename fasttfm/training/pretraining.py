@@ -31,10 +31,6 @@ class TextScore(Score):
     bits_per_byte: float
     """Of all tokens together, over the bytes of the text: comparable between vocabularies."""
 
-    def record(self) -> dict[str, Any]:
-        """The numbers by name, as a line of the log has them."""
-        return {**Score.record(self), "bits_per_byte": self.bits_per_byte}
-
     def __str__(self) -> str:
         bits = f"{self.bits_per_byte:.3f} bits per byte"
         return f"held-out loss {self.nll:.3f}, perplexity {self.shown_perplexity}, {bits}"

@@ -102,20 +102,14 @@ class Saving:
         Returns the number of ranks that saved it, None without one. Raises UserError with the way on when it cannot be
         taken up.
         """
-        workers = self.updates.workers
-        if self.updates.is_sharded:
-            source = workers.broadcast(self._newest_checkpoint() if workers.is_first else None)
-            if source is None:
-                return None  # all ranks were given the weights before they were divided
-            values, tensors = self._parts(source)
-        else:
-            weights, state, source = self._newest() if workers.is_first else (None, None, self.model_dir)
-            weights = workers.broadcast_tensors(weights)
-            values = workers.broadcast(None if state is None else state.values)
-            load_weights(self.updates.module, weights, source)
-            if values is None:
-                return None
-            tensors = workers.broadcast_tensors(None if state is None else state.tensors)
+        workers, module = self.updates.workers, self.updates.module
+        source = workers.broadcast(self._newest_checkpoint() if workers.is_first else None)
+        if source is None:
+            if not self.updates.is_sharded:  # else all ranks were given the weights before they were divided
+                weights = workers.broadcast_tensors(model_weights(module) if workers.is_first else None)
+                load_weights(module, weights, self.model_dir)
+            return None
+        values, tensors = self._read(source)
         try:
             self.updates.load(tensors, values)
             self.mark()
@@ -124,16 +118,6 @@ class Saving:
             raise UserError(
                 f"{source}: its training state does not belong to this run ({error}); {way_on(self.model_dir)}"
             ) from error
-
-    def _newest(self) -> tuple[dict[str, Tensor], TrainingState | None, Path]:
-        """Weights, state and place of the newest checkpoint; of a run that begins, the model's own weights."""
-        checkpoint = self._newest_checkpoint()
-        if checkpoint is None:
-            return model_weights(self.updates.module), None, self.model_dir
-        try:
-            return read_weights(checkpoint), read_state(checkpoint), checkpoint
-        except DamagedCheckpoint as error:
-            raise UserError(f"{error.problem}; {way_on(self.model_dir)}") from error
 
     def _newest_checkpoint(self) -> Path | None:
         recover(checkpoints_folder(self.model_dir))
@@ -144,24 +128,30 @@ class Saving:
         check_vocabulary(checkpoint, self.model_dir)
         return checkpoint
 
-    def _parts(self, checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Put a checkpoint's weights into a divided model; the values and this rank's parts of the state.
+    def _read(self, checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Put a checkpoint's weights into the model; the values and tensors of its state.
 
-        Of a checkpoint in parts each rank reads its own; a whole one is read by rank 0.
+        A divided model reads a checkpoint in parts rank by rank, and gets this rank's parts of the state. All else is
+        read whole, by rank 0.
         """
-        workers, optimization = self.updates.workers, self.updates.optimization
+        workers, optimization, module = self.updates.workers, self.updates.optimization, self.updates.module
         try:
-            if is_sharded(checkpoint):
+            if self.updates.is_sharded and is_sharded(checkpoint):
                 if workers.is_first:
                     check_shards(checkpoint)
-                tensors = read_parts(checkpoint, model_weights(self.updates.module), optimization.source_of)
+                tensors = read_parts(checkpoint, model_weights(module), optimization.source_of)
                 return workers.broadcast(read_values(checkpoint) if workers.is_first else None), tensors
-            weights = workers.broadcast_tensors(read_weights(checkpoint) if workers.is_first else None)
-            load_parts(self.updates.module, weights)
-            state = read_state(checkpoint) if workers.is_first else None
+            weights, state = None, None
+            if workers.is_first:
+                weights, state = read_weights(checkpoint), read_state(checkpoint)
         except (DamagedCheckpoint, ValueError, OSError) as error:
             problem = getattr(error, "problem", f"{checkpoint}: {error}")
             raise UserError(f"{problem}; {way_on(self.model_dir)}") from error
+        whole = workers.broadcast_tensors(weights)
+        if self.updates.is_sharded:
+            load_parts(module, whole)
+        else:
+            load_weights(module, whole, checkpoint)
         values = workers.broadcast(None if state is None else state.values)
         return values, workers.broadcast_tensors(None if state is None else state.tensors)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,14 @@ def _translate(
 ) -> None:
     """Bring train.src and train.tgt of the work folder to the whole training text."""
     source, target = work / "train.src", work / "train.tgt"
-    done = _whole_lines(target)
     total = len(data.train)
+    done = min(map(_cut, (source, target)))
+    for path in (source, target):  # of a chunk that a kill has cut, one may have more lines
+        _cut(path, done)
     if done:
         say(f"going on after {counted(done, 'sentence')} of {total:,}")
-    lines = _sources(data, done)
+    lines = (data.source_tokenizer.decode(data.train.source(number)) for number in range(done, total))
     with source.open("ab") as sources, target.open("ab") as targets:
-        _cut(sources, done)
         while chunk := list(islice(lines, _CHUNK)):
             translations = translator.translate(chunk)
             # sources first: the targets tell how far the work is
@@ -114,28 +116,10 @@ def _translate(
                 progress(done, total)
 
 
-def _sources(data: PreparedData, first: int) -> Iterator[str]:
-    """The text of the training sources from number `first`."""
-    for i in range(first, len(data.train)):
-        yield data.source_tokenizer.decode(data.train.source(i))
-
-
-def _whole_lines(path: Path) -> int:
-    """The complete lines of a file; what a kill left of another is cut off."""
+def _cut(path: Path, most: int | None = None) -> int:
+    """Cut a file off after its whole lines, or after `most` of them; how many there are then."""
     if not path.exists():
         return 0
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return content.count(b"\n")
-
-
-def _cut(file: Any, lines: int) -> None:
-    """Cut an open file off after so many lines."""
-    content = Path(file.name).read_bytes()
-    end = 0
-    for _ in range(lines):
-        end = content.index(b"\n", end) + 1
-    file.truncate(end)
+    lines = path.read_bytes().split(b"\n")[:-1][:most]
+    os.truncate(path, sum(len(line) + 1 for line in lines))
+    return len(lines)

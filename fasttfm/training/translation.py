@@ -35,11 +35,6 @@ class Validation(Score):
     bleu: float | None
     """Cased sacreBLEU of the translations against the raw references; None when only the loss was asked for."""
 
-    def record(self) -> dict[str, Any]:
-        """The numbers by name, as a line of the log has them."""
-        numbers = Score.record(self)
-        return numbers if self.bleu is None else {**numbers, "bleu": self.bleu}
-
     @property
     def rank(self) -> tuple[float, float]:
         """Higher is better: BLEU if there is one, and with equal BLEU or none the lower loss."""

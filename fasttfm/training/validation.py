@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -44,8 +44,10 @@ class Score:
         return (0.0, -self.nll)
 
     def record(self) -> dict[str, Any]:
-        """The numbers by name, as a line of the log has them."""
-        return {"loss": self.loss, "nll": self.nll, "perplexity": self.perplexity}
+        """The numbers by name, as a line of the log has them: also those that a subclass adds, where there are any."""
+        names = [field.name for field in fields(self) if field.name not in Score.__dataclass_fields__]
+        added = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"loss": self.loss, "nll": self.nll, "perplexity": self.perplexity, **added}
 
 
 class DividedValidator(ABC, Generic[Part]):
