@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.data.tokenizer import BOS
-from fasttfm.decoding.batches import LENGTHS, inference, padded
+from fasttfm.decoding.batches import inference
 from fasttfm.decoding.hypotheses import Hypothesis
 from fasttfm.decoding.scoring import pair_batches
 from fasttfm.errors import UserError
@@ -33,10 +32,8 @@ def cross_attention(
         raise UserError(f"decoding.alignment_layer {layer} is not there: the model has layers 1 to {layers}")
     maps: list[Tensor] = [torch.empty(0)] * len(sources)
     with inference(model, batch_invariant=True) as device:
-        for batch in pair_batches(sources, targets, config.batch_tokens):
-            source, source_lengths = padded([sources[index] for index in batch], device, LENGTHS)
-            target, target_lengths = padded([[BOS, *targets[index]] for index in batch], device, LENGTHS)
-            weights = model.cross_attention(source, target, source_lengths, target_lengths, layer=layer).cpu()
+        for batch, inputs in pair_batches(sources, targets, config.batch_tokens, device):
+            weights = model.cross_attention(*inputs, layer=layer).cpu()
             for row, index in enumerate(batch):
                 maps[index] = weights[row, : len(targets[index]) + 1, : len(sources[index])].clone()
     return maps

@@ -18,7 +18,8 @@ Way = tuple[int, tuple[int, int, int] | None]
 """Requirements met as bits; the alternative that is being written: requirement, alternative, tokens of it so far."""
 State = frozenset[Way]
 
-_WORD, _CONTINUATION = -1, -2  # stand for all tokens that no phrase waits for
+WORD, CONTINUATION = -1, -2
+"""Stand for all tokens that no phrase waits for: those that begin a word, and those that go on one."""
 _MOST_WAYS = 128
 """More ways than this come of many equal phrases; the ones that need least are kept, which satisfies all the same."""
 
@@ -76,18 +77,11 @@ class Required:
     def after(self, state: State, token: int) -> State:
         """The state once token is written."""
         if token not in self.awaited(state):
-            token = _CONTINUATION if token in self.continuations else _WORD
-        return self._known(state, token)
+            token = CONTINUATION if token in self.continuations else WORD
+        return self.after_kind(state, token)
 
-    def after_a_word(self, state: State) -> State:
-        """The state once a token is written that no phrase waits for and that begins a word."""
-        return self._known(state, _WORD)
-
-    def after_a_continuation(self, state: State) -> State:
-        """Likewise, of one that goes on a word."""
-        return self._known(state, _CONTINUATION)
-
-    def _known(self, state: State, token: int) -> State:
+    def after_kind(self, state: State, token: int) -> State:
+        """The state once a token is written that is awaited, or any of those that WORD or CONTINUATION stands for."""
         known = self._after.get((state, token))
         if known is None:
             known = self._after[state, token] = self._step(state, token)
@@ -106,7 +100,7 @@ class Required:
 
     def _step(self, state: State, token: int) -> State:
         ways: set[Way] = set()
-        goes_on = token == _CONTINUATION or token in self.continuations
+        goes_on = token == CONTINUATION or token in self.continuations
         for met, writing in state:
             if writing is not None:
                 number, other, written = writing

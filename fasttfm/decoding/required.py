@@ -20,7 +20,7 @@ from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.beam import BeamSteps, Finished, Live
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.largest import largest
-from fasttfm.decoding.phrases import Required, State
+from fasttfm.decoding.phrases import CONTINUATION, WORD, Required, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ class RequiredPhrases(BeamSteps):
             required, left = self.required[sentence], self.limits[sentence] - step - 1
             values = log_probabilities[number]
             kept = values[tokens].clone()
-            if required.needs(required.after_a_word(state)) > left:
+            if required.needs(required.after_kind(state, WORD)) > left:
                 end = values[EOS].clone()
                 values.fill_(-torch.inf)
                 values[EOS] = end
-            elif required.continuations and required.needs(required.after_a_continuation(state)) > left:
+            elif required.continuations and required.needs(required.after_kind(state, CONTINUATION)) > left:
                 values[list(required.continuations)] = -torch.inf
             now = required.needs(state)
             for token, masked, unmasked in zip(tokens, kept.tolist(), before.tolist()):

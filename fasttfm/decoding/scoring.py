@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import BOS, EOS
@@ -31,11 +32,9 @@ def score_ids(
         raise ValueError(f"{len(sources)} sources but {len(targets)} targets: give pairs")
     scores = [0.0] * len(sources)
     with inference(model, batch_invariant=True) as device:
-        for batch in pair_batches(sources, targets, max_tokens):
-            source, source_lengths = padded([sources[index] for index in batch], device, LENGTHS)
-            target_in, target_lengths = padded([[BOS, *targets[index]] for index in batch], device, LENGTHS)
-            target_out, _ = padded([[*targets[index], EOS] for index in batch], device, LENGTHS)
-            logits = model(source, target_in, source_lengths, target_lengths).float()  # (B, L, V)
+        for batch, inputs in pair_batches(sources, targets, max_tokens, device):
+            target_out, target_lengths = padded([[*targets[index], EOS] for index in batch], device, LENGTHS)
+            logits = model(*inputs).float()  # (B, L, V)
             gained = logits.gather(2, target_out[:, :, None])[:, :, 0] - logits.logsumexp(dim=2)  # (B, L)
             counted = torch.arange(gained.shape[1], device=device) < target_lengths[:, None]
             for index, score in zip(batch, gained.masked_fill(~counted, 0.0).sum(dim=1).tolist()):
@@ -46,13 +45,19 @@ def score_ids(
 
 
 def pair_batches(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int
-) -> Iterator[list[int]]:
-    """Indices of pairs whose sources, and whose targets, are padded to one length."""
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int, device: torch.device
+) -> Iterator[tuple[list[int], tuple[Tensor, Tensor, Tensor, Tensor]]]:
+    """Indices of pairs whose sources, and whose targets, are padded to one length, and what a model reads of them.
+
+    That is sources (B, S), targets after begin-of-sentence (B, L), and the lengths (B,) of both.
+    """
     by_source: dict[int, list[int]] = {}
     for index, source in enumerate(sources):
         by_source.setdefault(round_length(len(source), LENGTHS), []).append(index)
     for length, indices in by_source.items():
         lengths = [len(targets[index]) + 1 for index in indices]
         for batch in length_batches(lengths, max_tokens, length, alike=LENGTHS):
-            yield [indices[row] for row in batch]
+            pairs = [indices[row] for row in batch]
+            source, source_lengths = padded([sources[index] for index in pairs], device, LENGTHS)
+            target, target_lengths = padded([[BOS, *targets[index]] for index in pairs], device, LENGTHS)
+            yield pairs, (source, target, source_lengths, target_lengths)

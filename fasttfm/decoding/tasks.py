@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,30 +10,20 @@ import torch
 
 from fasttfm.data.answers import Predictions, predict_answers
 from fasttfm.data.squad import SquadData
-from fasttfm.data.task_batches import Examples, evaluation_batches
+from fasttfm.data.task_batches import TaskBatch
 from fasttfm.data.task_inputs import Window
-from fasttfm.decoding.batches import evaluating
 
 
 def score_examples(
-    model: Any,
-    examples: Examples,
-    *,
-    max_tokens: int,
-    device: torch.device,
-    autocast: torch.dtype | None = None,
-    rank: int = 0,
-    size: int = 1,
+    model: Any, batches: Iterable[tuple[np.ndarray, TaskBatch]], device: torch.device
 ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
-    """(Their indices, their scores, their labels) of one batch of examples after the other.
+    """(Their indices, their scores, their labels) of the examples of one batch after the other.
 
-    Scores are float32 on the CPU: (2, B, S) of a models.heads.Answerer, (B, C) of a classifier. autocast: the type of
-    matrix products, None for the weights' own. rank, size: every size-th batch, from number rank. The model's mode is
-    put back.
+    batches: of evaluation_batches(), with a model in evaluation mode (decoding.batches.evaluating). Scores are float32
+    on the CPU: (2, B, S) of a models.heads.Answerer, (B, C) of a classifier.
     """
-    with evaluating(model, device, autocast):
-        for indices, batch in evaluation_batches(examples, max_tokens)[rank::size]:
-            yield indices, model(batch.to(device)).float().cpu(), batch.labels
+    for indices, batch in batches:
+        yield indices, model(batch.to(device)).float().cpu(), batch.labels
 
 
 def answers_of(

@@ -15,11 +15,9 @@ class Counts(Protocol):
 
     def waiting(self, sentences: int) -> None:
         """So many sentences wait."""
-        ...
 
     def step(self, seconds: float, together: int, ended: int, tokens: int) -> None:
         """A step took so long; of the sentences searched together so many ended, with so many source tokens."""
-        ...
 
 
 class Metrics:

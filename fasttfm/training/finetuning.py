@@ -36,7 +36,7 @@ from fasttfm.models.gpt_heads import MARKERS, GPTClassifier
 from fasttfm.models.heads import Answerer, Classifier
 from fasttfm.training.task import Task, check_row_length
 from fasttfm.training.task_validation import TaskValidator, answer_judge, label_judge
-from fasttfm.training.updates import AUTOCAST
+from fasttfm.training.validation import settings_of
 
 TASKS = ("squad", "choices", "classify")
 _BODIES = {
@@ -202,14 +202,8 @@ class FineTuning(Task):
             judge = answer_judge(split.squad, split.windows, config.data.max_answer)
         else:
             judge = label_judge(split.examples.labels, data.labels)
-        return TaskValidator(
-            split.examples,
-            judge,
-            max_tokens=config.data.max_tokens,
-            label_smoothing=config.training.label_smoothing,
-            device=device,
-            autocast=AUTOCAST[config.training.precision],
-        )
+        settings = settings_of(config.training, device)
+        return TaskValidator(split.examples, judge, max_tokens=config.data.max_tokens, **settings)
 
     def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:
         """Put the weights of a pre-trained body into the model; the head, and a pooler that it lacks, stay fresh."""

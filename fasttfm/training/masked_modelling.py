@@ -20,8 +20,7 @@ from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.models.encoders import read_encoder
 from fasttfm.training.pretraining import LanguageModelling
-from fasttfm.training.updates import AUTOCAST
-from fasttfm.training.validation import DividedValidator, Score
+from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers
 
 _PAIRS = {"mlm+nsp": "nsp", "mlm+sop": "sop"}
@@ -134,12 +133,8 @@ class MaskedModelling(LanguageModelling):
 
     def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> MaskedValidator:
         """Losses and accuracies on what was held out, always masked alike."""
-        return MaskedValidator(
-            masked_batches(config.data, data.valid, data.tokenizer),
-            label_smoothing=config.training.label_smoothing,
-            device=device,
-            autocast=AUTOCAST[config.training.precision],
-        )
+        batches = masked_batches(config.data, data.valid, data.tokenizer)
+        return MaskedValidator(batches, **settings_of(config.training, device))
 
 
 def masked_batches(

@@ -19,8 +19,7 @@ from fasttfm.errors import UserError
 from fasttfm.models.kinds import model_class
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.task import Task, check_row_length
-from fasttfm.training.updates import AUTOCAST
-from fasttfm.training.validation import DividedValidator, Score
+from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers
 
 
@@ -84,12 +83,8 @@ class LanguageModelling(Task):
 
     def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> DividedValidator[Any]:
         """The loss on all rows of what was held out."""
-        return TextValidator(
-            RowBatches(data.valid, config.data.row_length, config.data.max_tokens),
-            label_smoothing=config.training.label_smoothing,
-            device=device,
-            autocast=AUTOCAST[config.training.precision],
-        )
+        rows = RowBatches(data.valid, config.data.row_length, config.data.max_tokens)
+        return TextValidator(rows, **settings_of(config.training, device))
 
 
 def evaluate(

@@ -15,7 +15,9 @@ from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import RunConfig
 from fasttfm.data.answers import Predictions
 from fasttfm.data.squad import SquadData
+from fasttfm.data.task_batches import evaluation_batches
 from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
+from fasttfm.decoding.batches import evaluating
 from fasttfm.decoding.tasks import answers_of, score_examples
 from fasttfm.errors import UserError
 from fasttfm.training.finetuning import TASKS, make_split, read_task, task_model
@@ -87,7 +89,6 @@ class FineTuned:
         )
 
     def _scored(self, examples: Any, max_tokens: int | None) -> list[Any]:
-        batches = score_examples(
-            self.model, examples, max_tokens=max_tokens or self.config.data.max_tokens, device=self.device
-        )
-        return [(numbers, scores) for numbers, scores, _ in batches]
+        batches = evaluation_batches(examples, max_tokens or self.config.data.max_tokens)
+        with evaluating(self.model, self.device):
+            return [(numbers, scores) for numbers, scores, _ in score_examples(self.model, batches, self.device)]

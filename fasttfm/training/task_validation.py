@@ -12,7 +12,7 @@ import torch
 
 from fasttfm.data.squad import SquadData
 from fasttfm.data.squad_scores import evaluate
-from fasttfm.data.task_batches import Examples
+from fasttfm.data.task_batches import Examples, evaluation_batches
 from fasttfm.data.task_inputs import Window
 from fasttfm.decoding.tasks import answers_of, score_examples
 from fasttfm.training.validation import DividedValidator, Score
@@ -50,14 +50,7 @@ Judge = Callable[[Scored], tuple[dict[str, float], list[str]]]
 class TaskValidator(DividedValidator[tuple[Scored, np.ndarray]]):
     """Validates on given examples. Draws no random numbers."""
 
-    def __init__(
-        self,
-        examples: Examples,
-        judge: Judge,
-        *,
-        max_tokens: int,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, examples: Examples, judge: Judge, *, max_tokens: int, **settings: Any) -> None:
         """settings: as DividedValidator takes them."""
         super().__init__(**settings)
         self.examples, self.judge, self.max_tokens = examples, judge, max_tokens
@@ -65,16 +58,8 @@ class TaskValidator(DividedValidator[tuple[Scored, np.ndarray]]):
     def part(self, model: Any, rank: int, size: int) -> tuple[Scored, np.ndarray]:
         """The scores of a rank's batches, and (2,) sums of loss and nll."""
         scored, sums = [], np.zeros(2)
-        batches = score_examples(
-            model,
-            self.examples,
-            max_tokens=self.max_tokens,
-            device=self.device,
-            autocast=self.autocast,
-            rank=rank,
-            size=size,
-        )
-        for numbers, scores, labels in batches:
+        batches = evaluation_batches(self.examples, self.max_tokens)[rank::size]
+        for numbers, scores, labels in score_examples(model, batches, self.device):
             scored.append((numbers, scores))
             sums += [float(each) for each in model.loss_of(scores, labels, self.label_smoothing)]
         return scored, sums

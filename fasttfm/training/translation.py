@@ -23,8 +23,7 @@ from fasttfm.models import Transformer
 from fasttfm.models.distillation import layer_map
 from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
-from fasttfm.training.updates import AUTOCAST
-from fasttfm.training.validation import DividedValidator, Score
+from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers
 
 
@@ -143,16 +142,13 @@ class Translation(Task):
     def validator(self, config: Config, data: PreparedData, device: torch.device) -> Validator:
         """Loss and, where the recipe asks for it, BLEU."""
         recipe = config.training
+        decoding = dataclasses.replace(config.decoding, beam=recipe.valid_beam, nbest=1)
         return Validator(
             data,
             max_tokens=config.data.max_tokens,
-            label_smoothing=recipe.label_smoothing,
-            decoding=dataclasses.replace(config.decoding, beam=recipe.valid_beam, nbest=1)
-            if recipe.valid_bleu
-            else None,
-            device=device,
+            decoding=decoding if recipe.valid_bleu else None,
             bleu_tokenizer=recipe.valid_bleu_tokenizer,
-            autocast=AUTOCAST[recipe.precision],
+            **settings_of(recipe, device),
         )
 
 

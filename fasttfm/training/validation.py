@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from fasttfm.config.training import TrainingConfig
 from fasttfm.decoding.batches import evaluating
+from fasttfm.training.updates import AUTOCAST
 from fasttfm.training.workers import ALONE, Workers
 
 Part = TypeVar("Part")
@@ -48,6 +50,11 @@ class Score:
         names = [field.name for field in fields(self) if field.name not in Score.__dataclass_fields__]
         added = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {"loss": self.loss, "nll": self.nll, "perplexity": self.perplexity, **added}
+
+
+def settings_of(recipe: TrainingConfig, device: torch.device) -> dict[str, Any]:
+    """What a DividedValidator of a run is made with: it computes as training does."""
+    return {"device": device, "label_smoothing": recipe.label_smoothing, "autocast": AUTOCAST[recipe.precision]}
 
 
 class DividedValidator(ABC, Generic[Part]):
