@@ -58,6 +58,6 @@ def pair_batches(
         lengths = [len(targets[index]) + 1 for index in indices]
         for batch in length_batches(lengths, max_tokens, length, alike=LENGTHS):
             pairs = [indices[row] for row in batch]
-            source, source_lengths = padded([sources[index] for index in pairs], device, LENGTHS)
-            target, target_lengths = padded([[BOS, *targets[index]] for index in pairs], device, LENGTHS)
-            yield pairs, (source, target, source_lengths, target_lengths)
+            source_ids, source_lengths = padded([sources[index] for index in pairs], device, LENGTHS)
+            target_ids, target_lengths = padded([[BOS, *targets[index]] for index in pairs], device, LENGTHS)
+            yield pairs, (source_ids, target_ids, source_lengths, target_lengths)
