@@ -108,7 +108,13 @@ def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> N
     )
 
 
-def worker_count(text: str) -> int | None:
+def add_workers(parser: argparse.ArgumentParser, text: str, default: str = "auto") -> None:
+    """--workers: how many processes; None for auto. text: what they do."""
+    text = f"{text} (default: %(default)s)"
+    parser.add_argument("--workers", default=default, type=_worker_count, metavar="auto|N", help=text)
+
+
+def _worker_count(text: str) -> int | None:
     """The number of processes that --workers asks for, None for auto."""
     if text == "auto":
         return None

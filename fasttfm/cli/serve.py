@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttfm.cli.parser import worker_count
+from fasttfm.cli.parser import add_device, add_precision, add_workers
 from fasttfm.config.convert import to_float, to_int
 from fasttfm.errors import UserError
 from fasttfm.signals import taken_over
@@ -36,15 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="model directory; several have names")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="0: a free one (default: %(default)s)")
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, ... (default: a GPU where there is one)")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "int8"), help="as of fasttfm translate")
-    parser.add_argument(
-        "--workers",
+    add_device(parser)
+    add_precision(parser)
+    add_workers(
+        parser,
+        "processes that translate on a CPU, with one copy of the weights and one queue; auto: as many as PyTorch would "
+        "compute with, OMP_NUM_THREADS or one a core",
         default="1",
-        type=worker_count,
-        metavar="auto|N",
-        help="processes that translate on a CPU, with one copy of the weights and one queue; auto: as many as PyTorch "
-        "would compute with, OMP_NUM_THREADS or one a core (default: %(default)s)",
     )
     parser.add_argument(
         "--token-file",

@@ -11,7 +11,7 @@ from typing import Any
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.fairseq_flags import add_fairseq_flags
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import worker_count
+from fasttfm.cli.parser import add_workers
 from fasttfm.cli.workers import launch, number_of_workers
 from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
@@ -57,13 +57,10 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
     )
     parser.set_defaults(presets=presets)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
-    parser.add_argument(
-        "--workers",
-        default="auto",
-        type=worker_count,
-        metavar="auto|N",
-        help="processes that divide each update among them, as under torchrun; auto: one a core of the CPU unless "
-        "--threads is given, one with a GPU (default: %(default)s)",
+    add_workers(
+        parser,
+        "processes that divide each update among them, as under torchrun; auto: one a core of the CPU unless --threads "
+        "is given, one with a GPU",
     )
     parser.add_argument(
         "--config",

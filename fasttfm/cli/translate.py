@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttfm.cli.output import add_output_flags
-from fasttfm.cli.parser import add_device, add_model, add_precision, worker_count
+from fasttfm.cli.parser import add_device, add_model, add_precision, add_workers
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
 from fasttfm.errors import UserError
@@ -27,14 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_device(parser)
     add_precision(parser, "translation_precision")
-    parser.add_argument(
-        "--workers",
-        default="auto",
-        type=worker_count,
-        metavar="auto|N",
-        help="processes that each translate sentences of their own on a CPU, with one copy of the weights; auto: as "
-        "many as PyTorch would compute with, OMP_NUM_THREADS or one a core, when there is enough to do (default: "
-        "%(default)s)",
+    add_workers(
+        parser,
+        "processes that each translate sentences of their own on a CPU, with one copy of the weights; auto: as many as "
+        "PyTorch would compute with, OMP_NUM_THREADS or one a core, when there is enough to do",
     )
     _add_companions(parser)
     add_flags(parser, ["decoding"])

@@ -77,7 +77,7 @@ def statement(clause: Clause) -> tuple[str, str]:
 
 def english(clause: Clause) -> str:
     """The statement: The man does not buy the book."""
-    return _words(clause.subject.en, *_english_verb_phrase(clause), *_english_tail(clause))
+    return _words(clause.subject.en, english_rest(clause))
 
 
 def english_question(clause: Clause) -> str:
@@ -93,7 +93,8 @@ def english_infinitive(clause: Clause) -> str:
 
 def english_rest(clause: Clause) -> str:
     """The statement without its subject: does not buy the book."""
-    return _words(*_english_verb_phrase(clause), *_english_tail(clause))
+    auxiliary, main = _english_verb(clause)
+    return _words(auxiliary, *_english_adverbs(clause), *_english_objects(main, clause))
 
 
 def german_main(clause: Clause, front: str = "") -> str:
@@ -186,12 +187,6 @@ def _english_be(clause: Clause) -> str:
     return {"1s": "am", "3s": "is"}.get(clause.subject.person, "are")
 
 
-def _english_verb_phrase(clause: Clause) -> list[str]:
-    """Everything from the finite verb to the last object."""
-    auxiliary, main = _english_verb(clause)
-    return [auxiliary, *_english_adverbs(clause), *_english_objects(main, clause, tail=False)]
-
-
 def _english_verb(clause: Clause, is_question: bool = False) -> tuple[str, str]:
     """The auxiliary, and what stands after it; empty is the one without an auxiliary, or the other after "be"."""
     verb, tense = clause.verb, clause.tense
@@ -213,8 +208,9 @@ def _english_adverbs(clause: Clause) -> list[str]:
     return ["not" if clause.negative else "", clause.frequency.en if clause.frequency else ""]
 
 
-def _english_objects(verb: str, clause: Clause, tail: bool = True) -> list[str]:
-    after = _english_tail(clause) if tail else []
+def _english_objects(verb: str, clause: Clause) -> list[str]:
+    """The verb and all that follows it."""
+    after = [part.en for part in (clause.complement, clause.manner, clause.place, clause.time) if part]
     direct = clause.accusative.en_as_object if clause.accusative else ""
     indirect = clause.dative.en_as_object if clause.dative else ""
     first, _, particle = verb.rpartition(" ")
@@ -223,10 +219,6 @@ def _english_objects(verb: str, clause: Clause, tail: bool = True) -> list[str]:
     if clause.dative_with_to and clause.dative:
         return [verb, direct, "to", indirect, *after]
     return [verb, indirect, direct, *after]
-
-
-def _english_tail(clause: Clause) -> list[str]:
-    return [part.en for part in (clause.complement, clause.manner, clause.place, clause.time) if part]
 
 
 def _german_verb(clause: Clause) -> tuple[str, str, str]:

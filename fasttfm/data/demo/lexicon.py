@@ -64,9 +64,8 @@ def _adjectives(table: str) -> list[Adjective]:
     """Lines "en de [en_comparative de_comparative [stem]]", words of one form joined by _."""
     adjectives = []
     for line in table.strip().splitlines():
-        en, de, en_comparative, de_comparative, stem = [*(word.replace("_", " ") for word in line.split()), "", "", ""][
-            :5
-        ]
+        words = [word.replace("_", " ") for word in line.split()]
+        en, de, en_comparative, de_comparative, stem = [*words, "", "", ""][:5]
         adjectives.append(Adjective(en, de, stem or de, en_comparative, de_comparative))
     return adjectives
 

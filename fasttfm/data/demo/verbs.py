@@ -44,13 +44,9 @@ def _verbs(table: str) -> list[Verb]:
         if german[-1] == "s":
             auxiliary, german = "sein", german[:-1]
         prefix, _, infinitive = german[0].rpartition("|")
-        first, second, er, preterite, perfect = german[1:] or _regular(infinitive, prefix)
+        forms = [*(german[1:] or _regular(infinitive, prefix)), auxiliary]
         english_perfect = participle[0] if participle else past
-        verbs.append(
-            Verb(
-                base, third, past, english_perfect, infinitive, prefix, first, second, er, preterite, perfect, auxiliary
-            )
-        )
+        verbs.append(Verb(base, third, past, english_perfect, infinitive, prefix, *forms))
     return verbs
 
 
