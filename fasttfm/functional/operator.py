@@ -100,9 +100,10 @@ class Operator(Generic[Fields]):
     decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
         its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
     save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
-        and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made. backward
-        gets the NamedTuple, with the tensors of a call that want a gradient as wanted.<name>, and the gradients of the
-        outputs, one at least. Without them a derivative ends in a clear message: a second one, that is.
+        and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made; without it
+        that is the call, then its outputs. backward gets the NamedTuple, with the tensors of a call that want a
+        gradient as wanted.<name>, and the gradients of the outputs, one at least. Without backward a derivative ends in
+        a clear message: a second one, that is.
     differentiable: how many outputs have a gradient, the first ones.
     autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
     again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
@@ -119,7 +120,7 @@ class Operator(Generic[Fields]):
         fake: Callable[[Any], Any],
         *,
         decide: Callable[[Any], str] | None = None,
-        save: Callable[[Any, Any], Any] | None = None,
+        save: Callable[[Any, Any], Any] = lambda call, outputs: (call, *outputs),
         saved: type[tuple] | None = None,
         backward: Callable[..., Gradients] | None = None,
         differentiable: int = 1,
@@ -220,7 +221,7 @@ class _Rule(NamedTuple):
 
     name: str
     layout: Layout
-    save: Callable[..., Any] | None
+    save: Callable[..., Any]
     saved: type[tuple] | None
     backward: Callable[..., Gradients] | None
     differentiable: int
@@ -246,7 +247,7 @@ class _Rule(NamedTuple):
             if type(outputs) is tuple and len(outputs) > differentiable:
                 ctx.non_differentiable = outputs[differentiable:]
             ctx.materialize_grads = False
-            saved = save(call, outputs)  # type: ignore[misc]
+            saved = save(call, outputs)
             if layout is None:
                 layout = layout_of(saved.__class__)
             ctx.to_save, ctx.others = layout.parted(saved)
@@ -301,7 +302,7 @@ class _Rule(NamedTuple):
         if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
             ctx.mark_non_differentiable(*outputs[self.differentiable :])
         ctx.set_materialize_grads(False)
-        saved = self.save(call, outputs)  # type: ignore[misc]
+        saved = self.save(call, outputs)
         ctx.layout = layout = layout_of(self.saved or saved.__class__)
         tensors, ctx.others = layout.parted(saved)
         ctx.save_for_backward(*tensors)

@@ -17,9 +17,8 @@ from torch import Tensor
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from fasttfm.errors import UserError
-from fasttfm.interop.exchange import Model
+from fasttfm.interop.exchange import Model, positions
 from fasttfm.interop.names import EncoderDecoderNames, Table, theirs
-from fasttfm.reference import positional_encoding
 
 SPECIAL = {PAD: "<blank>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
@@ -40,7 +39,6 @@ _DECODER_LAYER: Table = {
 }
 NAMES = EncoderDecoderNames(_ENCODER_LAYER, _DECODER_LAYER, "layer_{}")
 """Of the variables, with dots, and with weight and bias for a norm's gamma and beta."""
-_LONGEST = 1024
 
 
 def export(model: Model, folder: Path) -> list[str]:
@@ -91,14 +89,11 @@ def write(
     )
     target = weights["target_embedding.weight"]
     tables = {"encoder": weights.get("source_embedding.weight", target), "decoder": target}
-    positions = positional_encoding(
-        max(config.max_length, _LONGEST), config.d_model, config.positional_encoding, first=config.first_position
-    )
     for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         embeddings = stack.embeddings[0] if side == "encoder" else stack.embeddings
         embeddings.weight = _array(tables[side])
         stack.scale_embeddings = True
-        stack.position_encodings.encodings = _array(positions)
+        stack.position_encodings.encodings = _array(positions(config))
     for name, tensor in theirs(weights, NAMES.parameters(config)).items():
         _set(spec, name, _array(tensor))
     spec.decoder.projection.weight = _array(weights.get("output.weight", target))

@@ -24,6 +24,7 @@ from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_to
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.interop.names import TheirWeights
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
+from fasttfm.reference import positional_encoding
 
 NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
@@ -165,6 +166,12 @@ def numbered_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
         raise UserError(f"{path}: no such SentencePiece model: give the directory as the other tool saved it") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}: copy the file anew") from None
+
+
+def positions(config: TransformerConfig) -> Tensor:
+    """The sinusoids of a model (at least 1,024, d), for systems that make none themselves."""
+    length = max(config.max_length, 1024)
+    return positional_encoding(length, config.d_model, config.positional_encoding, first=config.first_position)
 
 
 def suppressed(decoding: DecodingConfig) -> list[int]:

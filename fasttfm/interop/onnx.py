@@ -24,8 +24,7 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.functional.activations import ACTIVATIONS
-from fasttfm.interop.exchange import Model, suppressed
-from fasttfm.reference import positional_encoding
+from fasttfm.interop.exchange import Model, positions, suppressed
 
 _OPSET = 18
 
@@ -78,14 +77,10 @@ def export(model: Model, folder: Path) -> list[str]:
         "layers": layers,
         "heads": heads,
         "head_size": size,
-        "longest": _longest(model.config),
+        "longest": len(positions(model.config)),
     }
     (folder / "search.json").write_text(json.dumps(search, indent=1) + "\n", encoding="utf-8")
     return ["a source ends in the end's number; tokens in search.json's `never` are not to be chosen"]
-
-
-def _longest(config: TransformerConfig) -> int:
-    return max(config.max_length, 1024)
 
 
 class _Half(nn.Module):
@@ -98,10 +93,7 @@ class _Half(nn.Module):
         table = weights["target_embedding.weight"]
         table = weights.get("source_embedding.weight", table) if side == "encoder" else table
         self.register_buffer("embedding", table.float())
-        positions = positional_encoding(
-            _longest(config), config.d_model, config.positional_encoding, first=config.first_position
-        )
-        self.register_buffer("positions", positions)
+        self.register_buffer("positions", positions(config))
         self.names = {name: name.replace(".", "_") for name in weights if name.startswith(side)}
         for name, buffer in self.names.items():
             self.register_buffer(buffer, weights[name].float())

@@ -72,11 +72,6 @@ class Sequences(NamedTuple):
         return self.query_starts.shape[0] - 1
 
 
-def with_outputs(call: tuple, outputs: tuple) -> tuple:
-    """What is saved of a call for its backward pass: the call itself, then what it gave."""
-    return call, *outputs
-
-
 def absent(like: Tensor) -> Tensor:
     """What stands for an output that a call does not have: an operator always returns the same number of them."""
     return like.new_empty(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import routes, torch_route
-from fasttfm.functional.attention.arguments import Options, absent, autocast_operands, with_outputs
+from fasttfm.functional.attention.arguments import Options, absent, autocast_operands
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, Size, casts
@@ -172,7 +172,6 @@ _attention = Operator(
     _compute,
     _fake,
     decide=_decide,
-    save=with_outputs,
     saved=_Saved,
     backward=_differentiate,
     autocast=autocast_operands,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import packed, routes
-from fasttfm.functional.attention.arguments import Options, Sequences, absent, with_outputs
+from fasttfm.functional.attention.arguments import Options, Sequences, absent
 from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
@@ -219,7 +219,6 @@ _attention = Operator(
     _compute,
     _fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.joint.shape[1]),
-    save=with_outputs,
     saved=_Saved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _attention_backward(grad, saved)),
     autocast=_autocast,
@@ -314,7 +313,6 @@ _packed_attention = Operator(
     _packed_compute,
     _packed_fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.sequences.max_key),
-    save=with_outputs,
     saved=_PackedSaved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _packed_attention_backward(grad, saved)),
     autocast=_autocast,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands, with_outputs
+from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands
 from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, casts
@@ -240,7 +240,6 @@ _attention = Operator(
     forward,
     fake,
     decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key),
-    save=with_outputs,
     saved=Saved,
     backward=_differentiate,
     autocast=autocast_operands,
