@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnF
 
 from fasttfm.functional.int8 import Int8Product
-from fasttfm.functional.row_classes import Product, RowClasses, multiply, row_classes
+from fasttfm.functional.row_classes import Product, RowClasses, large_size, multiply, row_classes
 
 _LEAST = 1 << 15
 """Elements of the smallest weight that is laid out anew: below, the call costs more than it saves."""
@@ -117,7 +117,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
         rows = rows.to(dtype)
     assert _thread.kept is not None  # as frozen() says
     kept = _kept_product(_thread.kept, weight, bias, dtype, relu, _thread.int8)
-    classes = _classes(kept, bias is None, dtype, relu)
+    classes = _classes(kept, bias is None, dtype, relu, large_size(rows.shape[0]))
     y = kept.product(rows) if classes is None else multiply(kept.product, rows, classes)
     return y.view(*x.shape[:-1], weight.shape[0])
 
@@ -151,17 +151,18 @@ class FrozenLinear:
         return self._product(rows) if self._classes is None else multiply(self._product, rows, self._classes)
 
 
-def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool) -> RowClasses | None:
-    """Row counts that the product is made of, None for any. In int8 all agree, and few are used."""
+def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool, large: int = 0) -> RowClasses | None:
+    """Row counts that the product is made of, None for any; large as large_size() says. In int8 all agree, and few are
+    used."""
     if _thread.int8:
         return RowClasses()
     if not _thread.batch_invariant:
         return None
-    threads = torch.get_num_threads()
-    if threads not in kept.classes:
+    key = torch.get_num_threads(), large
+    if key not in kept.classes:
         outputs, inputs = kept.weight.shape
-        kept.classes[threads] = row_classes(kept.of_kind, outputs, inputs, dtype, (no_bias, relu, kept.packed))
-    return kept.classes[threads]
+        kept.classes[key] = row_classes(kept.of_kind, outputs, inputs, dtype, (no_bias, relu, kept.packed), large)
+    return kept.classes[key]
 
 
 @dataclass(slots=True)
@@ -175,8 +176,8 @@ class _Kept:
     product: Product
     of_kind: Callable[[Tensor, Tensor], Product]
     """The same kind of product with another weight and bias."""
-    classes: dict[int, RowClasses] = field(default_factory=dict)
-    """By number of threads, of those that somebody has asked for."""
+    classes: dict[tuple[int, int], RowClasses] = field(default_factory=dict)
+    """By number of threads and large row count, of those that somebody has asked for."""
 
 
 def _kept_product(

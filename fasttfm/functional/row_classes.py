@@ -10,7 +10,7 @@ primitives, which oneDNN makes and keeps for every new one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor
 
 CANDIDATES = (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256)
 """Row counts that products may have. Which of them sum alike is found out."""
+
+_LARGE = (384, 512, 640, 768, 896, 1024)
+"""Likewise, for the rows of an encoder: products joined take longer than one. Each is tried when rows come for it."""
 
 Product = Callable[[Tensor], Tensor]
 """(M, K) to (M, N)."""
@@ -35,18 +38,36 @@ class RowClasses(NamedTuple):
 _known: dict[tuple, RowClasses] = {}
 
 
+def large_size(rows: int) -> int:
+    """The row count beyond CANDIDATES that so many rows, in as few products as it takes, are filled up to; or 0."""
+    if rows <= CANDIDATES[-1]:
+        return 0
+    products = -(-rows // _LARGE[-1])
+    return next(size for size in _LARGE if size * products >= rows)
+
+
 def row_classes(
-    make: Callable[[Tensor, Tensor], Product], outputs: int, inputs: int, dtype: torch.dtype, kind: tuple
+    make: Callable[[Tensor, Tensor], Product],
+    outputs: int,
+    inputs: int,
+    dtype: torch.dtype,
+    kind: tuple,
+    large: int = 0,
 ) -> RowClasses:
     """What gives a row (inputs,) of a product the same bits, wherever it stands, also with another number of threads.
 
-    make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: what else decides how it is computed.
-    Found out once for each, and for each number of threads. A single row is the answer where no two counts agree.
+    make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: what else decides how it is computed;
+    large: as large_size() says. Found out once for each, and for each number of threads. A single row is the answer
+    where no two counts agree.
     """
-    key = (*kind, outputs, inputs, dtype, torch.get_num_threads())
+    key = (*kind, outputs, inputs, dtype, torch.get_num_threads(), large)
     if key not in _known:
-        rows, weight, bias = _orders_show(inputs, outputs, dtype)
-        _known[key] = _agreeing(make(weight, bias), rows)
+        rows, weight, bias = _orders_show(large or CANDIDATES[-1], inputs, outputs, dtype)
+        product = make(weight, bias)
+        if large:
+            _known[key] = _with_large(product, rows, row_classes(make, outputs, inputs, dtype, kind))
+        else:
+            _known[key] = _agreeing(product, rows)
     return _known[key]
 
 
@@ -66,16 +87,16 @@ def multiply(product: Product, rows: Tensor, classes: RowClasses) -> Tensor:
     return torch.cat([multiply(product, part, classes) for part in rows.split(largest)])
 
 
-def _orders_show(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (M, inputs) and a weight (outputs, inputs) whose product is 0, so that what is computed is rounding alone,
-    and a bias (outputs,) as small as that, which shows whether it is added first or last.
+def _orders_show(count: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (count, inputs) and a weight (outputs, inputs) whose product is 0, so that what is computed is rounding
+    alone, and a bias (outputs,) as small as that, which shows whether it is added first or last.
 
     Every addend has its opposite elsewhere in the sum, and they are of many magnitudes: two orders of summation that
     round differently do so in nearly every number, in half precision too.
     """
     generator = torch.Generator().manual_seed(0)
     half = inputs // 2
-    rows = torch.randn(CANDIDATES[-1], half, generator=generator).clamp_(-4, 4)
+    rows = torch.randn(count, half, generator=generator).clamp_(-4, 4)
     rows *= torch.exp2(torch.randint(0, 13, rows.shape, generator=generator))
     weight = torch.randn(outputs, half, generator=generator)
     order = torch.randperm(inputs, generator=generator)
@@ -98,6 +119,16 @@ def _agreeing(product: Product, rows: Tensor) -> RowClasses:
         return RowClasses(sizes)
     shared = tuple(each for each in sizes if _agrees(product, rows, expected, each))
     return RowClasses(shared) if shared else RowClasses(sizes, one_thread=True)
+
+
+def _with_large(product: Product, rows: Tensor, classes: RowClasses) -> RowClasses:
+    """With the count of rows as one more, if it agrees."""
+    if classes.sizes[-1] < CANDIDATES[-1]:
+        return classes
+    expected = multiply(product, rows, classes)
+    with _one_thread() if classes.one_thread else nullcontext():
+        agrees = _agrees(product, rows, expected, len(rows))
+    return classes._replace(sizes=(*classes.sizes, len(rows))) if agrees else classes
 
 
 def _agrees(product: Product, rows: Tensor, expected: Tensor, size: int) -> bool:

@@ -12,7 +12,7 @@ from torch.nn import functional as nnF
 
 from fasttfm.functional import linear as module
 from fasttfm.functional.linear import frozen, frozen_weights, linear
-from fasttfm.functional.row_classes import CANDIDATES, RowClasses, multiply, row_classes
+from fasttfm.functional.row_classes import CANDIDATES, RowClasses, large_size, multiply, row_classes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 helped = pytest.mark.skipif(
@@ -167,19 +167,19 @@ def test_blocks_may_lie_within_each_other_and_are_a_threads_own():
 def test_a_row_has_the_same_bits_however_many_are_multiplied(dtype, inputs, outputs):
     """Rows whose product is rounding alone, other ones than the classes were chosen by."""
     torch.manual_seed(1)
-    rows = torch.randn(300, inputs // 2) * torch.exp2(torch.randint(-6, 7, (300, inputs // 2)))
+    rows = torch.randn(1500, inputs // 2) * torch.exp2(torch.randint(-6, 7, (1500, inputs // 2)))
     layer = nn.Linear(inputs, outputs, bias=False)
     with torch.no_grad():
         layer.weight[:, inputs // 2 :] = layer.weight[:, : inputs // 2].flip(1)
     x, layer = torch.cat([rows, -rows.flip(1)], dim=1).to(dtype), layer.to(dtype)
     with torch.inference_mode(), frozen_weights(layer, batch_invariant=True):
         alone = torch.cat([linear(row[None], layer.weight) for row in x])
-        for count in (2, 3, 4, 7, 16, 31, 64, 100, 256, 257, 300):
+        for count in (2, 3, 4, 7, 16, 31, 64, 100, 256, 257, 300, 900, 1500):
             assert torch.equal(linear(x[-count:], layer.weight), alone[-count:]), count
 
 
 def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
-    def classes(name, **differs):
+    def classes(name, large=0, **differs):
         """Of a product that sums the other way round where it differs: by rows, or by rows when there are threads; or
         that adds the bias first and not last."""
 
@@ -195,7 +195,7 @@ def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
 
             return product
 
-        return row_classes(make, 64, 48, torch.float32, (name,))
+        return row_classes(make, 64, 48, torch.float32, (name,), large)
 
     def no(rows):
         return False
@@ -210,6 +210,18 @@ def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
     assert classes("many", threads=lambda rows: rows >= 64) == RowClasses((1, 2, 4, 8, 16, 32, 40))
     assert classes("threads", threads=lambda rows: True) == RowClasses(CANDIDATES, one_thread=True)
     assert torch.get_num_threads() == 2
+    assert classes("all alike", large=384) == RowClasses((*CANDIDATES, 384))
+    assert classes("large differ", large=384, rows=lambda rows: rows > 256) == RowClasses(CANDIDATES)
+    assert classes("many", large=384) == classes("many")
+    alone = classes("threads", large=384, threads=lambda rows: True)
+    assert alone == RowClasses((*CANDIDATES, 384), one_thread=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(1, 0), (256, 0), (257, 384), (385, 512), (1024, 1024), (1025, 640), (1500, 768), (9000, 1024)]
+)
+def test_many_rows_are_filled_up_little(rows, size):
+    assert large_size(rows) == size
 
 
 def test_a_product_whose_last_row_differs_is_made_of_single_rows(threads):
