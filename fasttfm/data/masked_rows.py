@@ -138,10 +138,7 @@ class Pairs:
     def _other(self, row: int, length: int, random: np.random.Generator) -> np.ndarray:
         """At most `length` tokens of another document; where there is one document, of another span of it."""
         documents = self.spans.documents
-        first, last = (
-            np.searchsorted(documents, documents[row], "left"),
-            np.searchsorted(documents, documents[row], "right"),
-        )
+        first, last = np.searchsorted(documents, [documents[row], documents[row] + 1])
         if last - first == len(documents):
             first, last = row, row + 1
         if last - first == len(documents):  # there is no other

@@ -112,13 +112,8 @@ def unpacked(file: Hashed, path: Path) -> BinaryIO:
 def _checked(stream: BinaryIO, name: str) -> Iterator[bytes]:
     try:
         yield from stream
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise DamagedPackingError(name, error) from None
-    except OSError as error:
-        if error.errno is not None:  # of the disk, not of bz2
-            raise
-        raise DamagedPackingError(name, error) from None
     except Exception as error:
-        if type(error).__name__ != "ZstdError":
-            raise
-        raise DamagedPackingError(name, error) from None
+        is_damage = isinstance(error, (EOFError, zlib.error, lzma.LZMAError)) or type(error).__name__ == "ZstdError"
+        if is_damage or (isinstance(error, OSError) and error.errno is None):  # of gzip or bz2, not of the disk
+            raise DamagedPackingError(name, error) from None
+        raise

@@ -103,6 +103,7 @@ def evaluate(
     }
     has_answer = {question.id: bool(question.answers) for question in data.questions}
     scores = raw
+    best: list[tuple[float, float] | None] = [None, None]
     if null_scores is not None:
         if missing := raw.keys() - null_scores.keys():
             raise UserError(f"the null scores lack question {min(missing)!r}: give those of the same prediction")
@@ -110,8 +111,6 @@ def evaluate(
             each: (float(not has_answer[each]),) * 2 if null_scores[each] > threshold else score
             for each, score in raw.items()
         }
-    best: list[tuple[float, float] | None] = [None, None]
-    if null_scores is not None:
         best = [best_threshold(raw, which, predictions, null_scores, has_answer) for which in (0, 1)]
     answerable, impossible = ([each for each, has in has_answer.items() if has is wanted] for wanted in (True, False))
     return SquadReport(
