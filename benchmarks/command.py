@@ -24,6 +24,13 @@ def parser(name: str, docstring: str | None) -> Parser:
     return result
 
 
+def split(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The arguments before --, and those after it, which go to another program; None: this process's."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
+
+
 def keep(results: Path, benchmark: str, **fields: Any) -> dict[str, Any]:
     """Append a record of these fields and the machine to the file of a benchmark in a folder; returns it."""
     record = {"benchmark": benchmark, **fields, "machine": machine.describe()}

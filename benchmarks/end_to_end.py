@@ -14,7 +14,6 @@ the same prepared data, the preset's model and batches, the minutes given, greed
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -200,9 +199,9 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
 
 
 def keep(record: dict[str, Any], folder: Path) -> None:
-    """Appends the record to the file of its corpus and trainer, and says what it found."""
+    """Appends the record and the machine to the file of its corpus and trainer, and says what it found."""
     file = folder / f"end-to-end-{record['corpus'].replace(', ', '-').replace('.', '-')}.jsonl"
-    command.append(file, record)
+    command.append(file, record | machine.describe())
     print(
         f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}", flush=True
     )
@@ -222,14 +221,13 @@ def run_built_in(results: Path, device: str | None = None, threads: int | None =
         work = Path(folder)
         text = _built_in_text(work)
         ours = run(BUILT_IN, text, work, more)
-        keep(ours | machine.describe(), results)
+        keep(ours, results)
         minutes = max(ours["training_minutes"], 0.1)
-        keep(run_peer(BUILT_IN, text, work, minutes, more) | machine.describe(), results)
+        keep(run_peer(BUILT_IN, text, work, minutes, more), results)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
+    arguments, more = command.split(argv)
     parser = Parser(prog="python -m benchmarks end_to_end", description="From raw text to BLEU.")
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("--text", type=Path, help="folder of train, valid and test files; demo writes its own")
@@ -239,25 +237,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=0, help="of the CPU, with --peer; 0: what PyTorch takes")
     parser.add_argument("--note", help="kept in the record as it is")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
-    args = parser.parse_args(arguments[:split])
-    more = arguments[split + 1 :]
+    args = parser.parse_args(arguments)
     if bool(args.peer) != (args.minutes is not None) or (args.peer and more):
         parser.error("--peer and --minutes go together, and nothing after -- goes with them")
     if args.corpus != BUILT_IN and (args.text is None or args.work is None):
         parser.error(f"{args.corpus} needs --text and --work: only {BUILT_IN} brings its own text")
-    if args.work is not None:
-        return _measure(args, args.work, more)
     with tempfile.TemporaryDirectory() as folder:
-        return _measure(args, Path(folder), more)
-
-
-def _measure(args: argparse.Namespace, work: Path, more: Sequence[str]) -> int:
-    text = args.text or _built_in_text(work)
-    if args.peer:
-        threads = ["--threads", str(args.threads)] if args.threads else []
-        record = run_peer(args.corpus, text, work, args.minutes, threads) | machine.describe()
-    else:
-        record = run(args.corpus, text, work, more) | machine.describe()
+        work = args.work or Path(folder)
+        text = args.text or _built_in_text(work)
+        if args.peer:
+            threads = ["--threads", str(args.threads)] if args.threads else []
+            record = run_peer(args.corpus, text, work, args.minutes, threads)
+        else:
+            record = run(args.corpus, text, work, more)
     if args.note:
         record["note"] = args.note
     keep(record, args.results)

@@ -17,6 +17,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -64,12 +65,9 @@ def launches() -> dict[str, tuple[Any, tuple, tuple, dict]]:
         result.append((self, grid, arguments, constants))
         return run(self, *arguments, grid=grid, warmup=warmup, **constants)
 
-    Kernel.run = logged
-    try:
+    with mock.patch.object(Kernel, "run", logged):
         for call in calls().values():
             call()
-    finally:
-        Kernel.run = run
     return dict(zip(calls(), result, strict=True))
 
 

@@ -12,6 +12,7 @@ and the median of their seconds counts. Appends one line to benchmarks/results/r
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -32,7 +33,7 @@ STEPS = {
     "cross-attention's keys and values once": ("encoder kept", "encoder and cross K, V kept", 1.42),
 }
 """What is kept from one search to the next -> the two searches, and how much faster the document found the second."""
-_SIZE = {"vocab_size": 8_000, "dropout": 0.0}
+_SIZE: dict[str, Any] = {"vocab_size": 8_000, "dropout": 0.0}
 
 
 def measure(config: TransformerConfig, batch: int, length: int, rounds: int) -> list[dict[str, Any]]:
@@ -67,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, default=27, help="tokens of an output; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=1, help="turns at batch 64, more at others; default: %(default)s")
     args = parser.parse_args(argv)
-    paper = model_config("paper-base")
-    config = TransformerConfig(**{**{name: getattr(paper, name) for name in paper.__dataclass_fields__}, **_SIZE})
+    config = dataclasses.replace(model_config("paper-base"), **_SIZE)
     measured: list[dict[str, Any]] = []
     for batch in BATCHES:
         measured += measure(config, batch, args.length, args.rounds * {1: 3, 8: 3}.get(batch, 1))

@@ -9,7 +9,6 @@ with beam search, scoring. Appends one line to benchmarks/results/speedrun.jsonl
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -58,14 +57,12 @@ def run(text: Path, work: Path, seed: int, more: Sequence[str]) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
+    arguments, more = command.split(argv)
     parser = command.parser("speedrun", __doc__)
     parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--note", help="kept in the record as it is")
-    args = parser.parse_args(arguments[:split])
-    more = arguments[split + 1 :]
+    args = parser.parse_args(arguments)
     # workers take a thread each by themselves; the search and SentencePiece take what there is
     os.environ.pop("OMP_NUM_THREADS", None)
     with tempfile.TemporaryDirectory() as folder:

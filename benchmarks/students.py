@@ -9,6 +9,7 @@ Appends one line to benchmarks/results/students.jsonl.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -24,13 +25,10 @@ from fasttfm.errors import UserError
 
 def measure(models: dict[str, Path], source: list[str], references: list[str], rounds: int) -> list[dict[str, Any]]:
     """A row for each model."""
-    translators = {name: Translator.from_directory(path) for name, path in models.items()}
-    try:
+    with contextlib.ExitStack() as stack:
+        translators = {n: stack.enter_context(Translator.from_directory(path)) for n, path in models.items()}
         ways = {name: partial(translator.translate, source) for name, translator in translators.items()}
         seconds, translations = command.in_turns(ways, rounds)
-    finally:
-        for translator in translators.values():
-            translator.close()
     return [
         {
             "model": name,

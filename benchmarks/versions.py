@@ -79,11 +79,10 @@ def rows_of(before: Medians, after: Medians, threshold: float) -> list[dict[str,
 
 def commit(checkout: Path) -> str:
     """The commit of a checkout; UserError where there is none of this suite."""
-    line = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    if done.returncode or not (checkout / "benchmarks" / "__main__.py").is_file():
+    result = machine.git("rev-parse", "HEAD", folder=checkout)
+    if result is None or not (checkout / "benchmarks" / "__main__.py").is_file():
         raise UserError(f"{checkout} is no checkout of fasttfm: git worktree add {checkout} COMMIT makes one")
-    return done.stdout.strip()
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

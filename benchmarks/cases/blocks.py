@@ -19,6 +19,10 @@ from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import Absent, Provider
 from fasttfm import nn as fnn
+from fasttfm.config.model import TransformerConfig
+from fasttfm.interop import names
+from fasttfm.interop.bart import BART
+from fasttfm.interop.marian import marian_config
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost
 
@@ -230,36 +234,11 @@ def _hugging_face(plain: Any, padding: Tensor, p: float) -> nn.Module:
 
     decoder = isinstance(plain, nn.TransformerDecoderLayer)
     d_model, heads = plain.self_attn.embed_dim, plain.self_attn.num_heads
-    options: dict[str, Any] = {
-        "d_model": d_model,
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
-        "encoder_ffn_dim": 4 * d_model,
-        "decoder_ffn_dim": 4 * d_model,
-        "activation_function": "relu",
-        "dropout": p,
-        "attention_dropout": p,
-        "activation_dropout": p,
-        "attn_implementation": "sdpa",  # https://huggingface.co/docs/transformers/attention_interface
-    }
-    config = MarianConfig(**options)
+    shape: dict[str, Any] = {"vocab_size": 8, "d_model": d_model, "heads": heads, "d_ff": 4 * d_model}
+    ours = TransformerConfig(**shape, dropout=p, attention_dropout=p, relu_dropout=p)
+    # https://huggingface.co/docs/transformers/attention_interface
+    config = MarianConfig(**marian_config(ours) | {"attn_implementation": "sdpa"})
     layer: nn.Module = (MarianDecoderLayer if decoder else MarianEncoderLayer)(config, layer_idx=0)
-    layer.load_state_dict(dict(_hugging_face_weights(plain.state_dict(), decoder)))
+    layer.load_state_dict(names.theirs(plain.state_dict(), names.parameters(BART.decoder if decoder else BART.encoder)))
     weight = plain.linear1.weight
     return _HuggingFace(layer.to(weight.device, weight.dtype), padding, decoder)
-
-
-def _hugging_face_weights(state: Mapping[str, Tensor], decoder: bool) -> list[tuple[str, Tensor]]:
-    """torch.nn's names and joint projections to Hugging Face's."""
-    result = []
-    attentions = [("self_attn", "self_attn")] + ([("multihead_attn", "encoder_attn")] if decoder else [])
-    for theirs, name in attentions:
-        for kind in ("weight", "bias"):
-            for part, x in zip("qkv", state[f"{theirs}.in_proj_{kind}"].chunk(3)):
-                result.append((f"{name}.{part}_proj.{kind}", x))
-            result.append((f"{name}.out_proj.{kind}", state[f"{theirs}.out_proj.{kind}"]))
-    norms = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if decoder else []), "final_layer_norm"]
-    pairs = [("linear1", "fc1"), ("linear2", "fc2"), *((f"norm{i}", name) for i, name in enumerate(norms, 1))]
-    for theirs, name in pairs:
-        result += [(f"{name}.{kind}", state[f"{theirs}.{kind}"]) for kind in ("weight", "bias")]
-    return result

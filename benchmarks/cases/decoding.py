@@ -16,6 +16,7 @@ The cases called reuse take away what fasttfm keeps between two tokens, one thin
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from functools import partial
@@ -50,7 +51,6 @@ INT8 = f"{OURS} int8"
 _ALLOWED = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05}
 _LOSSY = 8
 """Sentences that are looked at below float32: scoring those that differ takes longer than translating them."""
-_ROUNDS = {"smoke": 1, "quick": 3, "standard": 5, "full": 10}
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -81,8 +81,7 @@ def _config(setting: Setting) -> TransformerConfig:
     changes: dict[str, Any] = {"vocab_size": 8_000, "dropout": 0.0} if not setting.on_gpu else {"dropout": 0.0}
     if setting.level == "smoke":
         changes |= {"vocab_size": 200, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 2}
-    values = {name: getattr(config, name) for name in TransformerConfig.__dataclass_fields__}
-    return TransformerConfig(**(values | changes))
+    return dataclasses.replace(config, **changes)
 
 
 @functools.lru_cache(maxsize=1)
@@ -157,7 +156,7 @@ def _work(
         unit="target tokens/s",
         units=lambda sources: float(batch * length),
         warm_up=2 if setting.on_gpu else 0,  # the first call and the check have warmed all there is to warm
-        rounds=None if setting.on_gpu else _ROUNDS[setting.level],
+        rounds=setting.rounds_of_long_runs,
     )
 
 

@@ -10,7 +10,6 @@ Nothing here is of use to anybody but the benchmark.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -132,17 +131,14 @@ class Less(nn.Module):
         (query,) = self._project(together, name + "multihead_attn", slice(0, self.config.d_model))
         heads = F.attention(query, key, value, key_lengths=state.lengths)
         x = self._add(heads, together, name + "multihead_attn", name + "norm2").view(x.shape)
-        hidden = linear(x, self._of(name + "linear1.weight"), self._of(name + "linear1.bias"), relu=True)
-        output = linear(hidden, self._of(name + "linear2.weight"), self._of(name + "linear2.bias"))
+        hidden = linear(x, self.weights[name + "linear1.weight"], self.weights[name + "linear1.bias"], relu=True)
+        output = linear(hidden, self.weights[name + "linear2.weight"], self.weights[name + "linear2.bias"])
         return self._norm(output, x, name + "norm3")
 
     def _add(self, heads: Tensor, x: Tensor, attention: str, norm: str) -> Tensor:
-        weight, bias = self._of(attention + ".out_proj.weight"), self._of(attention + ".out_proj.bias")
+        weight, bias = self.weights[attention + ".out_proj.weight"], self.weights[attention + ".out_proj.bias"]
         return self._norm(linear(heads.transpose(1, 2).flatten(2), weight, bias), x, norm)
 
     def _norm(self, output: Tensor, x: Tensor, name: str) -> Tensor:
         eps = self.config.layer_norm_eps
-        return F.residual_layer_norm(output, x, self._of(name + ".weight"), self._of(name + ".bias"), eps)[0]
-
-    def _of(self, name: str) -> Any:
-        return self.weights[name]
+        return F.residual_layer_norm(output, x, self.weights[name + ".weight"], self.weights[name + ".bias"], eps)[0]

@@ -156,10 +156,8 @@ def _work(
     ours = partial(training_step.loaded, Transformer, config, weights, device)
     theirs = partial(training_step.loaded, torch_nn.TorchTransformer, config, weights, device)
     smoothing = training.label_smoothing
-    loss, torch_loss = (
-        partial(training_step.our_loss, label_smoothing=smoothing),
-        partial(torch_nn.loss, label_smoothing=smoothing),
-    )
+    loss = partial(training_step.our_loss, label_smoothing=smoothing)
+    torch_loss = partial(torch_nn.loss, label_smoothing=smoothing)
 
     def whole(step: Step, batching: Batching, corpus: ParallelTokens) -> Epoch:
         """All of the first pairs, so that it is the same work however they are batched."""
@@ -198,6 +196,6 @@ def _work(
         unit="target tokens/s",
         units=lambda corpus: float(tokens),
         warm_up=0 if not setting.on_gpu else 1,
-        rounds=None if setting.on_gpu else {"smoke": 1, "quick": 3, "standard": 5, "full": 10}[setting.level],
+        rounds=setting.rounds_of_long_runs,
         details=lambda epoch: {"padding": round(epoch.padding, 4), "batches": epoch.batches},
     )

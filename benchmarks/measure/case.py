@@ -44,6 +44,11 @@ class Setting:
         """A GPU on which the float64 reference of 25,000 tokens by a large vocabulary does not fit."""
         return self.on_gpu and torch.cuda.get_device_properties(self.device).total_memory < 48 << 30
 
+    @property
+    def rounds_of_long_runs(self) -> int | None:
+        """Timed runs a provider where one takes seconds on a CPU; None: as many as the time allows."""
+        return None if self.on_gpu else {"smoke": 1, "quick": 3, "standard": 5, "full": 10}[self.level]
+
     def at_least(self, level: str) -> bool:
         return LEVELS.index(self.level) >= LEVELS.index(level)
 

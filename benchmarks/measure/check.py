@@ -8,14 +8,13 @@ Exit status 0 when every file is fit, 1 when one is not, 2 when one cannot be re
 from __future__ import annotations
 
 import functools
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import records
-from benchmarks.measure.machine import ROOT
+from benchmarks.measure.machine import git
 from benchmarks.measure.records import Record
 from fasttfm.cli.parser import Parser
 
@@ -55,13 +54,8 @@ def problems(record: Record) -> list[str]:
 @functools.cache
 def _unknown_commit(commit: str) -> bool:
     """Whether this checkout can tell that it does not have the commit."""
-    shallow = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"], capture_output=True, text=True, check=False
-    )
-    if shallow.returncode or shallow.stdout.strip() == "true":
-        return False
-    exists = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True)
-    return exists.returncode != 0
+    whole = git("rev-parse", "--is-shallow-repository") == "false"
+    return whole and git("cat-file", "-e", f"{commit}^{{commit}}") is None
 
 
 def title(record: Record) -> str:

@@ -24,8 +24,8 @@ def describe() -> dict[str, Any]:
     described: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": _command(),
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", _NOT_RECORDS)),
+        "commit": git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", _NOT_RECORDS)),
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": processor(),
@@ -59,6 +59,10 @@ def _command() -> str:
     return shlex.join(["python", program.name, *sys.argv[1:]])
 
 
-def _git(*arguments: str) -> str | None:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+def git(*arguments: str, folder: Path = ROOT) -> str | None:
+    """git's answer in a folder; None where there is no git, no repository or no such object."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -18,10 +18,8 @@ try:
 except ModuleNotFoundError:
     raise SystemExit('benchmarks: jsonschema is not installed: pip install "fasttfm[bench]"') from None
 
-from benchmarks.measure.schemas import BENCHMARK, GROUPS, SCHEMAS, STATUSES
+from benchmarks.measure.schemas import SCHEMAS
 from fasttfm.errors import UserError
-
-__all__ = ["BENCHMARK", "GROUPS", "SCHEMAS", "STATUSES"]
 
 Record = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
@@ -81,13 +79,13 @@ def validate(record: Record) -> None:
         raise ValueError("; ".join(result))
 
 
-def rounded(value: float | None, digits: int = 4) -> float | None:
-    """To significant digits, which is more than a measurement is good for; infinite and undefined become 1e308."""
+def rounded(value: float | None) -> float | None:
+    """To four significant digits, which is more than a measurement is good for; infinite and undefined become 1e308."""
     if value is None:
         return None
     if value != value or value in (float("inf"), float("-inf")):
         return 1e308
-    return float(f"{value:.{digits}g}")
+    return float(f"{value:.4g}")
 
 
 def key(record: Record) -> str:

@@ -62,6 +62,11 @@ class Loaded:
         """Those that the suite's harness wrote: a case, a provider and a status each."""
         return tuple(entry for entry in self.entries if entry.kind == "benchmark")
 
+    @property
+    def machines(self) -> list[str]:
+        """Every machine that a record names, CPUs called so."""
+        return sorted({machine_name(entry.machine) for entry in self.entries})
+
     def of_kind(self, kind: str) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.entries if entry.kind == kind)
 

@@ -1,6 +1,6 @@
 """JSON Schemas of the records: what a line of benchmarks/results says.
 
-python -c "import json, benchmarks.measure.records as r; print(json.dumps(r.SCHEMAS, indent=2))"
+python -c "import json, benchmarks.measure.schemas as s; print(json.dumps(s.SCHEMAS, indent=2))"
 """
 
 from __future__ import annotations

@@ -19,20 +19,6 @@ from fasttfm.interop.ctranslate2 import SPECIAL, write
 from fasttfm.models import TransformerConfig
 
 
-def convert(
-    config: TransformerConfig, weights: Mapping[str, Tensor], folder: Path, *, alignment_layer: int = 0
-) -> None:
-    """Writes a model in torch.nn's names to folder, whose words are the numbers of its tokens.
-
-    alignment_layer: decoder layer, from 1, whose heads' mean it gives as attention; 0 is one head of the last one.
-    """
-    write(config, weights, folder, _words(config), _words(config), alignment_layer=alignment_layer)
-
-
-def _words(config: TransformerConfig) -> list[str]:
-    return [SPECIAL.get(i, str(i)) for i in range(config.vocab_size)]
-
-
 class Translate:
     """translate_batch() on id lists: K hypotheses of exactly `length` tokens for each source, the best first."""
 
@@ -48,15 +34,15 @@ class Translate:
         threads: int,
         workers: int = 1,
     ) -> None:
-        """workers: batches translated at once, each with so many threads."""
+        """weights: by torch.nn's names. workers: batches translated at once, each with so many threads."""
         import ctranslate2
 
+        self.words = [SPECIAL.get(i, str(i)) for i in range(config.vocab_size)]
         with tempfile.TemporaryDirectory() as folder:
-            convert(config, weights, Path(folder))
+            write(config, weights, Path(folder), self.words, self.words)
             self.translator = ctranslate2.Translator(
                 folder, device=device.type, compute_type=compute_type, intra_threads=threads, inter_threads=workers
             )
-        self.words = _words(config)
         self.ids = {word: i for i, word in enumerate(self.words)}
         self.options = {
             "beam_size": beam,

@@ -19,6 +19,7 @@ from fasttfm.data.tokenizer import BOS, PAD, UNK
 from fasttfm.decoding.batches import padded
 from fasttfm.interop.marian import marian_config, marian_weights
 from fasttfm.models import TransformerConfig
+from fasttfm.reference import positional_encoding
 
 
 def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout: float = 0.0) -> Any:
@@ -31,19 +32,13 @@ def marian(config: TransformerConfig, weights: Mapping[str, Tensor], *, dropout:
     if config.norm_first or config.share_embeddings != "all" or config.activation != "relu":
         raise ValueError("Marian is post-norm with one shared embedding and ReLU: choose such a model")
     model = MarianMTModel(MarianConfig(**marian_config(config) | {"dropout": dropout, "attn_implementation": "sdpa"}))
-    table = positions(config)
+    # the model's own table, which Marian orders in another way
+    table = positional_encoding(config.max_length, config.d_model, config.positional_encoding)
     result = marian_weights(config, weights)
     for stack in ("encoder", "decoder"):
         result[f"model.{stack}.embed_positions.weight"] = table
     model.load_state_dict(result)
     return model.eval()
-
-
-def positions(config: TransformerConfig) -> Tensor:
-    """The model's own table (max_length, d), which Marian orders in another way."""
-    from fasttfm.reference import positional_encoding
-
-    return positional_encoding(config.max_length, config.d_model, config.positional_encoding)
 
 
 def loss(model: Any, batch: Batch, label_smoothing: float) -> Tensor:

@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not result and not runs:
         raise UserError(f"{_contents(before)} and {_contents(after)} have no row and no end-to-end run in common")
     for name, files in (("before", before), ("after", after)):
-        print(f"{name}: {', '.join(sorted({machine_name(entry.machine) for entry in files.entries}))} ({files.folder})")
+        print(f"{name}: {', '.join(files.machines)} ({files.folder})")
     if result:
         print(f"\n{table(result)}\n")
         print("\n".join(_summary(before, after, result)))

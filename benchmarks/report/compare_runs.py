@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.result_files import Entry, Loaded, grouped, machine_name
@@ -54,31 +53,23 @@ def _paired(before: Loaded, after: Loaded, key: Callable[[Entry], str]) -> list[
     return [Pair(one[k][-1], other[k][-1], len(one[k]) + len(other[k]) - 2) for k in one if k in other]
 
 
-def _minutes(target: str) -> Callable[[dict[str, Any]], float | None]:
-    return lambda record: record.get("minutes_to_bleu", {}).get(target)
-
-
-def _value(name: str) -> Callable[[dict[str, Any]], float | None]:
-    return lambda record: record.get(name)
-
-
 def _rows(pair: Pair) -> list[tuple[str, ...]]:
     """Measure, before, after, change: scores by difference, times and speeds by ratio."""
-    sides = (pair.before.record, pair.after.record)
-    targets = sorted({t for record in sides for t in record.get("minutes_to_bleu", {})}, key=int)
-    measures: list[tuple[str, Callable[[dict[str, Any]], float | None], str, bool]] = [
-        ("test BLEU", _value("bleu"), ".2f", True),
-        ("test chrF", _value("chrf"), ".2f", True),
-        ("minutes of training", _value("training_minutes"), ".1f", False),
-        *((f"minutes to {target} BLEU in validation", _minutes(target), ".1f", False) for target in targets),
-        ("updates", _value("updates"), ",.0f", False),
-        ("target tokens/s", _value("target_tokens_per_second"), ",.0f", False),
-        ("padding", _value("padding"), ".1%", True),
-        ("seconds to translate the test set", _value("translate_seconds"), ".1f", False),
+    sides = [entry.record | entry.record.get("minutes_to_bleu", {}) for entry in (pair.before, pair.after)]
+    targets = sorted({name for record in sides for name in record if name.isdigit()}, key=int)
+    measures = [
+        ("test BLEU", "bleu", ".2f", True),
+        ("test chrF", "chrf", ".2f", True),
+        ("minutes of training", "training_minutes", ".1f", False),
+        *((f"minutes to {target} BLEU in validation", target, ".1f", False) for target in targets),
+        ("updates", "updates", ",.0f", False),
+        ("target tokens/s", "target_tokens_per_second", ",.0f", False),
+        ("padding", "padding", ".1%", True),
+        ("seconds to translate the test set", "translate_seconds", ".1f", False),
     ]
     rows = []
-    for name, value, shown, difference in measures:
-        before, after = (value(record) for record in sides)
+    for name, field, shown, difference in measures:
+        before, after = (record.get(field) for record in sides)
         if before is None and after is None:
             continue
         change = ""

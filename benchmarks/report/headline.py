@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.end_to_end import CORPORA
 from benchmarks.measure.providers import EAGER, OURS
-from benchmarks.measure.result_files import Entry, Loaded, grouped, is_cpu, machine_name, shape_text, short_dtype
+from benchmarks.measure.result_files import Entry, Loaded, grouped, machine_name, shape_text, short_dtype
 from benchmarks.measure.text_table import number
 
 _MOST_ROWS = 4
@@ -249,12 +249,3 @@ def _examples(files: Loaded) -> Iterator[Claim]:
             f"{ours:.3f} MAE ({', '.join(f'{name} {mae:.3f}' for name, mae in others)})",
             (entry,),
         )
-
-
-def machines(files: Loaded) -> list[str]:
-    """Every machine that a record names, CPUs called so."""
-    return sorted({machine_name(entry.machine) for entry in files.entries})
-
-
-def all_cpu(files: Loaded) -> bool:
-    return all(is_cpu(entry.machine) for entry in files.entries)

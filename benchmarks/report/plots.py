@@ -64,7 +64,6 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
-    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.measure.machine import ROOT
-from benchmarks.measure.result_files import Loaded
+from benchmarks.measure.result_files import Loaded, is_cpu
 from benchmarks.measure.text_table import markdown
-from benchmarks.report.headline import all_cpu, claims, machines
+from benchmarks.report.headline import claims
 from fasttfm.errors import UserError
 
 README = ROOT / "README.md"
@@ -17,12 +17,12 @@ END = "<!-- end of measured -->"
 
 def table(files: Loaded) -> str:
     """What stands between the markers."""
-    where = "; ".join(machines(files))
-    kind = "All are CPU figures: no GPU has run this yet" if all_cpu(files) else "What says CPU ran on one"
+    all_cpu = all(is_cpu(entry.machine) for entry in files.entries)
+    kind = "All are CPU figures: no GPU has run this yet" if all_cpu else "What says CPU ran on one"
     rows = [(c.what, c.figure, f"`{c.command}`", c.origin) for c in claims(files) if c.leads]
     lines = [
         "Every figure is in a record in `benchmarks/results` that the named command wrote, with its machine, versions",
-        f"and commit. {kind}. Machines: {where}.",
+        f"and commit. {kind}. Machines: {'; '.join(files.machines)}.",
         "All figures: [benchmark report](docs/benchmark-report/report.md).",
         "",
         markdown(("what", "figure", "command", "of commit"), rows),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from functools import partial
 
 from benchmarks.measure import records
+from benchmarks.measure.machine import git
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.result_files import ENDINGS, Entry, Loaded, grouped, machine_name
 from benchmarks.measure.text_table import number
@@ -73,15 +73,6 @@ def end_to_end(files: Loaded) -> Section | None:
     return Section("runs", "From text to BLEU", blocks)
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    """git's answer; empty where there is no git, no repository or no such object."""
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
 def history(files: Loaded) -> list[Entry]:
     """Every record that git or the folder holds of these files, each once, the oldest measurement first.
 
@@ -90,14 +81,12 @@ def history(files: Loaded) -> list[Entry]:
     """
     folder = files.folder if files.folder.is_dir() else files.folder.parent
     result: dict[str, Entry] = {}
-    for version in _git(folder, "log", "--format=%H", "--", ".").split():
-        names = _git(folder, "diff-tree", "--root", "--no-commit-id", "--name-only", "--relative", "-r", version).split(
-            "\n"
-        )
-        for name in names:
+    in_folder = partial(git, folder=folder)
+    for version in (in_folder("log", "--format=%H", "--", ".") or "").split():
+        changed = in_folder("diff-tree", "--root", "--no-commit-id", "--name-only", "--relative", "-r", version) or ""
+        for name in changed.splitlines():
             if name.endswith(ENDINGS) and "/" not in name:
-                text = _git(folder, "show", f"{version}:./{name}")
-                for line, record in _readable(text):
+                for line, record in _readable(in_folder("show", f"{version}:./{name}") or ""):
                     result.setdefault(json.dumps(record, sort_keys=True), Entry(name, line, record))
     for entry in files.entries:
         result.setdefault(json.dumps(entry.record, sort_keys=True), entry)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.records import GROUPS
 from benchmarks.measure.result_files import Entry, Loaded, grouped, machine_name, shape_text, short_dtype
+from benchmarks.measure.schemas import GROUPS
 from benchmarks.measure.text_table import duration, number
 from benchmarks.report import plots
 from benchmarks.report.document import Block, Cards, Figure, Heading, Notice, Section, Table
@@ -220,28 +220,18 @@ def _throughput(entry: Entry) -> tuple[float, float, float] | None:
 def _scaling(slug: str, setting: Where, entries: Sequence[Entry]) -> list[Block]:
     blocks: list[Block] = []
     dependent = (*_BATCHES, "S")  # a batch is made of about as many tokens whatever the length
-    for kind, title, curves, axes in (
-        (
-            "length",
-            "Scaling with length",
-            _curves(entries, _LENGTHS, dependent, _per_token),
-            ("tokens in a sentence", "µs a token"),
-        ),
-        (
-            "batch",
-            "Scaling with batch",
-            _curves(entries, _BATCHES, (), _throughput),
-            ("sentences in a batch", "throughput"),
-        ),
+    units = [e.record["throughput"]["unit"] for e in entries if e.timed and e.record["throughput"]]
+    by_length = _curves(entries, _LENGTHS, dependent, _per_token)
+    by_batch = _curves(entries, _BATCHES, (), _throughput)
+    for kind, curves, x_label, y_label in (
+        ("length", by_length, "tokens in a sentence", "µs a token"),
+        ("batch", by_batch, "sentences in a batch", next(iter(units), "")),
     ):
-        figures = []
+        title, figures = f"Scaling with {kind}", []
         for i, (label, series) in enumerate(curves):
-            unit = axes[1]
-            if kind == "batch":
-                unit = next(e.record["throughput"]["unit"] for e in entries if e.timed and e.record["throughput"])
             name = f"{slug}-{kind}-{i}"
-            made = Axes(axes[0], unit, x_log=True, y_log=True, width=420, height=270)
-            svg = plots.lines(name, f"{title}: {label}", series, made)
+            axes = Axes(x_label, y_label, x_log=True, y_log=True, width=420, height=270)
+            svg = plots.lines(name, f"{title}: {label}", series, axes)
             figures.append(Figure(name, svg, label, where_text(setting)))
         if figures:
             blocks += [Heading(f"{title}, bands p20 to p80"), Cards(figures)]
@@ -257,15 +247,8 @@ def _scatter(slug: str, setting: Where, entries: Sequence[Entry]) -> list[Block]
     by_provider = grouped(timed, lambda e: e.provider)
     series = []
     for provider in sorted(by_provider, key=lambda p: p != OURS):
-        points = [
-            Point(
-                1e3 * e.record["tflop_per_s"] / e.record["gb_per_s"],
-                e.record["tflop_per_s"],
-                label=f"{provider}: {e.record['case']} {shape_text(e.record['shape'])}, {e.record['pass']}: "
-                f"{number(e.record['tflop_per_s'])} TFLOP/s, {e.record['roofline']['share']:.0%} of the limit",
-            )
-            for e in by_provider[provider]
-        ]
+        done = [(e.record["tflop_per_s"], e.record["gb_per_s"]) for e in by_provider[provider]]
+        points = [Point(1e3 * tflop_per_s / gb_per_s, tflop_per_s) for tflop_per_s, gb_per_s in done]
         series.append(Series(provider, points, _colour(provider, list(by_provider)), joined=False))
     # ceilings are measured case by case: the best that was seen is what the device can do
     rates = [e.record["roofline"]["ceilings"] for e in timed]

@@ -10,10 +10,11 @@ import random
 import pytest
 import torch
 
-from benchmarks.peers import ctranslate2, huggingface
+from benchmarks.peers import huggingface
 from fasttfm.data.tokenizer import BOS, EOS, PAD
 from fasttfm.decoding import DecodingConfig, score_ids, search_ids
 from fasttfm.decoding.attention import cross_attention
+from fasttfm.interop.ctranslate2 import write
 from fasttfm.models import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -59,9 +60,9 @@ def test_attention_is_hugging_faces(model, layer):
 def test_scores_with_the_coverage_penalty_are_ctranslate2s(model, tmp_path, beam, alpha, beta):
     """Of every hypothesis that both have. Nothing is forbidden: what is, it takes out of the probabilities as well."""
     peer = pytest.importorskip("ctranslate2")
-    ctranslate2.convert(CONFIG, model.state_dict(), tmp_path, alignment_layer=2)
-    translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
     words = ["<blank>", "<unk>", "<s>", "</s>", *map(str, range(4, 60))]
+    write(CONFIG, model.state_dict(), tmp_path, words, words, alignment_layer=2)
+    translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
     theirs = translator.translate_batch(
         [[words[token] for token in source] for source in SOURCES], beam_size=beam, num_hypotheses=beam,
         length_penalty=alpha, coverage_penalty=beta, max_decoding_length=25, min_decoding_length=0, patience=2,
@@ -87,9 +88,9 @@ def test_scores_with_the_coverage_penalty_are_ctranslate2s(model, tmp_path, beam
 def test_prefixes_are_gone_on_with_as_ctranslate2_does(model, tmp_path, beam):
     """Greedy search finds the same. With a beam ours may find a better one, and never a worse one."""
     peer = pytest.importorskip("ctranslate2")
-    ctranslate2.convert(CONFIG, model.state_dict(), tmp_path)
-    translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
     words = ["<blank>", "<unk>", "<s>", "</s>", *map(str, range(4, 60))]
+    write(CONFIG, model.state_dict(), tmp_path, words, words)
+    translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
     draw = random.Random(2)
     prefixes = [draw.choices(range(4, 60), k=1 + position % 3) for position in range(len(SOURCES))]
     theirs = translator.translate_batch(

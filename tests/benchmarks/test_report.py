@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.measure.machine import ROOT
+from benchmarks.measure import machine
 from benchmarks.measure.result_files import RESULTS, load
 from benchmarks.report import document as report_document
 from benchmarks.report import page as report
@@ -247,8 +247,7 @@ def test_without_git_the_time_line_has_the_folder_alone(folder):
 def test_the_report_that_is_kept_is_the_one_of_the_records(tmp_path):
     page, text = written(RESULTS, tmp_path / "out")
     _Page().feed(page)
-    shallow = report_runs._git(ROOT, "rev-parse", "--is-shallow-repository").strip()
-    if shallow != "false":
+    if machine.git("rev-parse", "--is-shallow-repository") != "false":
         pytest.skip("the report's time line is git's history of the records, which is not whole here")
     kept = (report.OUT / "report.md").read_text(encoding="utf-8")
     assert kept == text, "docs/benchmark-report has drifted from the records: run python -m benchmarks report --readme"
