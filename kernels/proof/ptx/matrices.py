@@ -29,19 +29,19 @@ class Matrices:
     def rows(self, index: int, address, count: int):
         """The addresses of the rows of each matrix: (programs or 1, warps, matrices, 8)."""
         self.run.together(index)
-        address = self.run.spread(address).reshape(address.shape[0], self.warps, 32)
-        return address[:, :, : 8 * count].reshape(address.shape[0], -1)
+        return self.firsts(self.run.spread(address), count)
 
     def mask(self, count: int):
         active = self.run.active
-        if active is None or active.shape[1] == 1:
-            return active
-        return active.reshape(active.shape[0], self.warps, 32)[:, :, : 8 * count].reshape(active.shape[0], -1)
+        return active if active is None or active.shape[1] == 1 else self.firsts(active, count)
 
     def code(self, count: int) -> np.ndarray:
         """Who touches each row: the thread that gave its address stands for the warp."""
-        code = self.run.code
-        return code.reshape(len(code), self.warps, 32)[:, :, : 8 * count].reshape(len(code), -1)
+        return self.firsts(self.run.code, count)
+
+    def firsts(self, values: np.ndarray, count: int) -> np.ndarray:
+        """Of each warp the threads that give the addresses of rows, 8 for a matrix."""
+        return values.reshape(len(values), self.warps, 32)[:, :, : 8 * count].reshape(len(values), -1)
 
     def load(self, index: int, address, count: int, turned: bool):
         """`count` registers; each row's address comes from a thread of its own."""

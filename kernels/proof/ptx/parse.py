@@ -108,17 +108,18 @@ class _Scope:
     """Registers that a pair of braces declares."""
 
     prefix: str
-    registers: dict[str, str]
-    families: dict[str, str]
+    """Of their names, so that they are no others'; empty for the kernel's own."""
+    registers: dict[str, str] = field(default_factory=dict)
+    families: dict[str, str] = field(default_factory=dict)
 
 
 class _Reader:
     def __init__(self, kernel: str, files: dict[str, str], line: int) -> None:
         self.kernel, self.files, self.line = kernel, files, line
         self.registers: dict[str, str] = {}
-        self.families: dict[str, str] = {}
-        self.scopes: list[_Scope] = []
-        """Of inline assembly, the innermost last."""
+        """Those that are used."""
+        self.scopes = [_Scope("")]
+        """The kernel's and those of inline assembly, the innermost last."""
         self.opened = 0
         self.targets: set[str] = set()
         self.blocks = [Block()]
@@ -163,8 +164,8 @@ class _Reader:
     def scope(self, brace: str) -> None:
         if brace == "{":
             self.opened += 1
-            self.scopes.append(_Scope(f"scope{self.opened}_", {}, {}))
-        elif self.scopes:
+            self.scopes.append(_Scope(f"scope{self.opened}_"))
+        elif len(self.scopes) > 1:
             self.scopes.pop()
 
     def label(self, name: str) -> None:
@@ -194,37 +195,23 @@ class _Reader:
         if kind != "pred":  # 8 bits lie in a register of 16
             width = int(re.sub(r"\D", "", kind.removesuffix("x2"))) * (2 if kind.endswith("x2") else 1)
             kind = f"b{max(16, width)}"
-        families, registers = self.families, self.registers
-        if self.scopes:
-            families, registers = self.scopes[-1].families, self.scopes[-1].registers
+        scope = self.scopes[-1]
         for name in names.split(","):
             family = re.match(r"(%?\w+)<\d+>", name.strip())
             if family:
-                families[family[1]] = kind
+                scope.families[family[1]] = kind
             else:
-                registers[name.strip()] = kind
+                scope.registers[name.strip()] = kind
 
-    def local(self, name: str) -> Register | None:
-        """A register that a scope of inline assembly declares, under a name of its own."""
+    def register(self, name: str) -> Register | None:
+        """The register that the innermost scope declares under this name."""
         for scope in reversed(self.scopes):
             kind = scope.registers.get(name) or scope.families.get(name.rstrip("0123456789"))
             if kind:
-                unique = scope.prefix + name.replace("%", "")
+                unique = scope.prefix + name.replace("%", "") if scope.prefix else name
                 self.registers[unique] = kind
                 return Register(unique, kind)
         return None
-
-    def register(self, name: str) -> Register | None:
-        if self.scopes and (local := self.local(name)):
-            return local
-        kind = self.registers.get(name)
-        if kind is None:
-            family = re.match(r"(%[a-zA-Z_]+)\d+$", name)
-            kind = self.families.get(family[1]) if family else None
-            if kind is None:
-                return None
-            self.registers[name] = kind
-        return Register(name, kind)
 
     def operand(self, text: str, location: Location) -> Any:
         text = text.strip()
@@ -235,7 +222,7 @@ class _Reader:
             return Address(self.register(base) or Name(base), int(offset, 0) if offset else 0)
         if "|" in text:
             return Vector(tuple(self.operand(part, location) for part in text.split("|")))
-        parsed = self.known.get(text) if not self.scopes else self.simple(text, location)
+        parsed = self.known.get(text) if len(self.scopes) == 1 else self.simple(text, location)
         if parsed is None:
             parsed = self.known[text] = self.simple(text, location)
         return parsed
