@@ -222,13 +222,13 @@ def _backward_keys(
     dv: Pointer,  # (B, H // GROUP, S, DV) out
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L), of _backward_queries
+    strides: Strides,  # of q, k, v, dout, dk, dv
+    lse_strides: LineStrides,  # of lse, delta
     spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
     masking: Masking,
     dropout: Dropout,
     scale: Real,
     sizes: Sizes,
-    strides: Strides,  # of q, k, v, dout, dk, dv
-    lse_strides: LineStrides,  # of lse, delta
     D: tl.constexpr,
     DV: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -337,8 +337,8 @@ def backward(
         )  # fmt: skip
     if call.planes and call.keys:
         _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
-            query, key, value, grad, dk, dv, lse, delta, *call.arguments,
-            strides(query, key, value, grad, dk, dv), LineStrides(*lse.stride()[:2]),
+            query, key, value, grad, dk, dv, lse, delta,
+            strides(query, key, value, grad, dk, dv), LineStrides(*lse.stride()[:2]), *call.arguments,
             **call.constants, **launch_options(of_keys),
         )  # fmt: skip
     return dq, dk, dv

@@ -76,8 +76,8 @@ def block(width):
 
 
 @triton.jit
-def head_of(batch, head, sizes, spans):
-    """The Head of a batch row and a head's number."""
+def head_of(plane, batch, head, sizes, spans):
+    """The Head of a batch row and a head's number; plane: batch * H + head."""
     H, L, S = sizes
     key_lengths, query_starts, key_starts = spans
     b = tl.cast(batch, tl.int64)
@@ -94,13 +94,13 @@ def head_of(batch, head, sizes, spans):
     visible = keys
     if key_lengths is not None:
         visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), keys), 0).to(tl.int32)
-    return Head(batch * H + head, b, h, first_query, first_key, queries, keys, visible)
+    return Head(plane, b, h, first_query, first_key, queries, keys, visible)
 
 
 @triton.jit
 def locate(plane, sizes, spans):
     """The Head of a plane."""
-    return head_of(plane // sizes[0], plane % sizes[0], sizes, spans)
+    return head_of(plane, plane // sizes[0], plane % sizes[0], sizes, spans)
 
 
 @triton.jit
@@ -140,7 +140,8 @@ def locate_queries(sizes, spans, CAUSAL: tl.constexpr, ROWS: tl.constexpr):
 @triton.jit
 def rows_of(x, strides, head, first):
     """The head's row `first` of x, in the tensor's own count."""
-    return x + head.b * strides[0] + head.h * strides[1] + first * strides[2]
+    # One offset in brackets: of x + a + b the compiler keeps a pointer and an offset in registers.
+    return x + (head.b * strides[0] + head.h * strides[1] + first * strides[2])
 
 
 @triton.jit
@@ -152,7 +153,7 @@ def line_of(strides, head, first):
 @triton.jit
 def masking_of(masking, head):
     """The head's Masking, of one that has a mask."""
-    mask = masking.mask + head.b * masking.batch_stride + head.h * masking.head_stride
+    mask = masking.mask + (head.b * masking.batch_stride + head.h * masking.head_stride)
     return moved(masking, mask)
 
 

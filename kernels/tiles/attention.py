@@ -150,6 +150,7 @@ BACKWARD_KEYS = Table(
     *                               fp32       64     *      | 16    32       8      1
     simt,amd                        fp32       128    *      | 16    16       8      1
     amd,simt                        fp32       256    *      | 16    16       8      1
+    sm_90                           tf32       64     2      | 32    32       8      1      # 4 warps spill 16 bytes
     sm_80+                          tf32       64     *      | 32    32       4      1
     sm_80+                          tf32       128    *      | 32    32       8      1
     sm_80+                          tf32       256    *      | 16    16       8      1
@@ -230,7 +231,8 @@ SHORT_BACKWARD = Table(
     """
     chips                                    kind       width  keys  extras | rows  columns  warps  stages
     *                                        fp32       64     16    *      | 16    16       4      1
-    simt,sm_80,sm_86,sm_89,sm_90,sm_100,amd  fp32       64     32    *      | 16    32       8      1
+    sm_86,sm_89                              fp32       64     32    *      | 16    32       16     1  # 8 spill 8 bytes
+    simt,sm_80,sm_90,sm_100,amd              fp32       64     32    *      | 16    32       8      1
     sm_80,sm_90,sm_100,sm_120                tf32       64     16    *      | 16    16       2      1
     sm_86,sm_89                              tf32       64     16    *      | 16    16       4      1
     sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     32    0,1    | 32    32       8      1
