@@ -117,8 +117,7 @@ def _gradient(
         rest = reader // columns_read
         row = (mask_row + rest % rows_read) * ROWS
         rest = rest // rows_read
-        batch, number = mask_batch + rest // heads, mask_head + rest % heads
-        head = head_of(batch * sizes.H + number, batch, number, sizes, spans)
+        head = head_of(mask_batch + rest // heads, mask_head + rest % heads, sizes, spans)
         row_offset = tl.cast(row, tl.int64)
         column_offset = tl.cast(column, tl.int64)
         rows = row + tl.arange(0, ROWS)

@@ -76,8 +76,8 @@ def block(width):
 
 
 @triton.jit
-def head_of(plane, batch, head, sizes, spans):
-    """The Head of a batch row and a head's number; plane: batch * H + head."""
+def head_of(batch, head, sizes, spans):
+    """The Head of a batch row and a head's number."""
     H, L, S = sizes
     key_lengths, query_starts, key_starts = spans
     b = tl.cast(batch, tl.int64)
@@ -94,13 +94,13 @@ def head_of(plane, batch, head, sizes, spans):
     visible = keys
     if key_lengths is not None:
         visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), keys), 0).to(tl.int32)
-    return Head(plane, b, h, first_query, first_key, queries, keys, visible)
+    return Head(batch * H + head, b, h, first_query, first_key, queries, keys, visible)
 
 
 @triton.jit
 def locate(plane, sizes, spans):
     """The Head of a plane."""
-    return head_of(plane, plane // sizes[0], plane % sizes[0], sizes, spans)
+    return head_of(plane // sizes[0], plane % sizes[0], sizes, spans)
 
 
 @triton.jit
