@@ -267,7 +267,7 @@ class Translator:
         """
         if self.terminology is not None:
             raise ValueError("a translation with terminology cannot be streamed: its search keeps several hypotheses")
-        begun = self.target_tokenizer.encode(prefix)
+        begun = [*self.target_tokenizer.prefix, *self.target_tokenizer.encode(prefix)]
         sources = self.encode_lines([line], number)
         source = sources.get(0, [EOS])
         allowed = None if self.shortlist is None else self.shortlist.tokens(source)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.decoding import DecodingConfig
 from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology
@@ -55,6 +56,18 @@ def test_a_transformer_streams_what_it_translates_and_no_mode_stays(tokenizer, d
                 assert not torch.is_inference_mode_enabled()
                 pieces.append(piece)
             assert "".join(pieces) == expected[position]
+
+
+def test_a_vocabulary_that_begins_translations_begins_streams(translator, tokenizer):
+    pieces = tokenizer.pieces(range(len(tokenizer)))
+    vocabulary = Vocabulary(
+        pieces=[*pieces[:4], "__de__", *pieces[5:]], prefix=["__de__"], silent=["__de__"], codes=True
+    )
+    target = Tokenizer(tokenizer.model, vocabulary)
+    one = Translator(translator.model, tokenizer, target, replace(translator.config, beam=1, max_len_b=12))
+    plain = Translator(translator.model, tokenizer, tokenizer, one.config)
+    translations = one.translate(LINES)
+    assert ["".join(one.stream(line)) for line in LINES] == translations != plain.translate(LINES)
 
 
 def test_the_first_token_comes_before_the_second_is_computed():
