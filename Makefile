@@ -55,7 +55,7 @@ format: install
 oldest: install
 	@scripts/oldest.sh $(BIN)/python
 
-# Every kernel and tile for every chip, recorded in kernels/budgets; minutes, no GPU needed.
+# Every kernel and tile for every chip, held against kernels/proof/budgets.csv; takes long, no GPU needed.
 compile-matrix: install
 	@$(BIN)/python -m fasttfm.kernels.proof.matrix --report
 

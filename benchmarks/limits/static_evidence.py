@@ -3,7 +3,7 @@
     python -m benchmarks static-evidence                 every kernel on every device
     python -m benchmarks static-evidence --device P100   one device, with registers, spills, shared memory, occupancy
 
-From kernels/budgets.csv come what the compiler made of a kernel on a chip: registers, spills, shared memory, matrix
+From kernels/proof/budgets.csv come what the compiler made of a kernel on a chip: registers, spills, shared memory, matrix
 instructions. From the suite's cases, what each must move and multiply at its shape on a GPU. A prediction is the
 longest of
 
