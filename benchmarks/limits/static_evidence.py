@@ -3,8 +3,8 @@
     python -m benchmarks static-evidence                 every kernel on every device
     python -m benchmarks static-evidence --device P100   one device, with registers, spills, shared memory, occupancy
 
-From kernels/proof/budgets.csv come what the compiler made of a kernel on a chip: registers, spills, shared memory, matrix
-instructions. From the suite's cases, what each must move and multiply at its shape on a GPU. A prediction is the
+From kernels/proof/budgets.csv comes what the compiler made of a kernel on a chip: registers, spills, shared memory,
+matrix instructions. From the suite's cases, what each must move and multiply at its shape on a GPU. A prediction is the
 longest of
 
     memory     bytes over the bandwidth that the resident warps can ask for: where they are few, memory waits for them
