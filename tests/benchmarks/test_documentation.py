@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure import harness, machine, records
+from benchmarks.measure import harness, machine, records, schemas
 from benchmarks.measure.case import Setting
 from benchmarks.measure.clocks import Clocks
 
