@@ -6,7 +6,7 @@ Each round runs `python -m benchmarks --quick GROUP` in both, group by group, ea
 spread of a row holds what one run cannot know: memory layout, clocks, neighbours. Which version is first changes from
 group to group. Both have glibc keep freed memory. A row of ours is slower where every median after lies more than
 --threshold above every median before, faster where it is the other way round. The record keeps every median; the peers'
-rows, whose code is the same on both sides, say how far the machine moved.
+rows, whose code is the same on both sides, say how far the machine moved: their median beside each row of ours.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _tell(rows: Sequence[dict[str, Any]], threshold: float) -> None:
     ours, peers = ([row for row in rows if row["provider"].startswith(OURS) == mine] for mine in (True, False))
     head = ("case", "shape", "dtype", "pass", "provider", "ratio", "verdict")
-    print(aligned([head, *([str(row[name]) for name in head] for row in ours)], names=5))
+    beside = [_beside(row, peers) for row in ours]
+    lines = [[*(str(row[name]) for name in head), others] for row, others in zip(ours, beside)]
+    print(aligned([(*head, "others"), *lines], names=5))
     for name, group in (("ours", ours), ("the others", peers)):
         if group:
             counts = {word: sum(row["verdict"] == word for row in group) for word in ("slower", "faster")}
@@ -136,6 +138,13 @@ def _tell(rows: Sequence[dict[str, Any]], threshold: float) -> None:
                 f"{name}: {len(group)} rows, median ratio {median(row['ratio'] for row in group):.3f}; "
                 f"{counts['slower']} slower and {counts['faster']} faster by more than {threshold:.0%} in every round"
             )
+
+
+def _beside(row: dict[str, Any], peers: Sequence[dict[str, Any]]) -> str:
+    """The median ratio of the peers in a row's case, which moved with the machine and the process alone."""
+    work = ("case", "shape", "dtype", "pass")
+    ratios = [peer["ratio"] for peer in peers if all(peer[name] == row[name] for name in work)]
+    return f"{median(ratios):.3f}" if ratios else "-"
 
 
 if __name__ == "__main__":
