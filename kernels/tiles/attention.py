@@ -3,7 +3,7 @@
 kind is how products are computed (launch.product_kind), width the larger head size in classes of 64, 128 and 256,
 extras how many of mask and dropout there are, keys the power of two from 16 to 128 that holds a row.
 
-They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/compile-matrix.md says what other versions
+They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/compile-matrix.md says what others
 compiled), and that a program of an older chip fits 48 KiB of shared memory. Dropout's random numbers take as many
 registers as the scores, and a mask's tile does likewise: hence the extras. Where two rows differ by the chip alone, the
 larger tile spills on the other chip. None of them has been timed.
