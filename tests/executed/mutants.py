@@ -1,7 +1,7 @@
 """Mutations of compiled kernels: a launch is kept, its PTX changed in one place and executed again.
 
 A mutation is noticed by a fault, by a refusal, or by memory that differs from what the kernel leaves as it is. One that
-is not noticed is missed, unless these inputs never reach it or a proof of equivalence, below, covers it.
+is not noticed is missed, unless these inputs never reach it or a proof (equivalence.py) says that it changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from equivalence import EQUIVALENT
 from executing import CPU, solve
 from gpu.problems import Problem
 
@@ -52,6 +53,9 @@ KINDS: dict[str, Kind] = {
     "a group fewer waited for": Kind(
         r"((?:cp\.async|wgmma)\.wait_group(?:\.sync\.aligned)?)\s+(\d+);", lambda m: f"{m[1]} {int(m[2]) + 1};"
     ),
+    "wait for products removed": Kind(r"wgmma\.wait_group\.sync\.aligned [^;]*;", lambda m: ""),
+    "fence of registers removed": Kind(r"wgmma\.fence\.sync\.aligned;", lambda m: ""),
+    "fence of proxies removed": Kind(r"fence\.proxy\.async[^;]*;", lambda m: ""),
     "guard of a load dropped": Kind(r"@(!)?%p(\d+) (ld\.global)", lambda m: m[3], _opposite),
     "guard of a store dropped": Kind(r"@(!)?%p(\d+) (st\.global)", lambda m: m[3], _opposite),
     "comparison off by one": Kind(
@@ -79,40 +83,6 @@ KINDS: dict[str, Kind] = {
     "operand of a group turned": Kind(r"(wgmma\.mma_async[^;]*, )(\d);", lambda m: f"{m[1]}{1 - int(m[2])};"),
     "sum begun anew": Kind(r"(add\.f32\s+%\w+), (%\w+), (%\w+);", lambda m: f"{m[1]}, {m[2]}, {m[2]};"),
 }
-_TOUCHING = re.compile(r"^\s*(?:@!?%p\d+ )?((?:bar|cp\.async|wgmma|ld\.shared|st\.shared|ldmatrix|stmatrix)\S*)", re.M)
-"""Instructions that touch shared memory, or order who does."""
-
-
-def _waits_again(before: str, after: str) -> bool:
-    """wgmma.wait_group: waits for all products follow in the same stretch of code, no sum of them used in between.
-
-    The other thing that a product on its way forbids is to overwrite its operands; that is a race, which the machine
-    looks for at every barrier until the wait (Groups.remember). So nothing can tell the two apart.
-    """
-    between, actual, _ = after.partition("wgmma.wait_group.sync.aligned 0;")
-    sums = set(re.findall(r"%r\d+", " ".join(re.findall(r"mma_async\S* \{([^}]*)\}", before)[-8:])))
-    code = re.sub(r"//.*", "", between)
-    straight = re.search(r"\bbra\b|^\$L__BB", code, re.M) is None
-    return bool(actual) and straight and not sums & set(re.findall(r"%r\d+", code))
-
-
-def _orders_nothing(before: str, after: str) -> bool:
-    """bar.sync between a loop's last product and the copies for a later round, which go to another buffer.
-
-    The copies go to a buffer that an earlier round read. Its last reader was that round's last product, which every
-    warp has waited for in this round (wgmma.wait_group 0 in front of the first use of the sums), and at least one
-    barrier of this round lies behind that wait. Nothing else is touched between this barrier and its neighbours.
-    """
-    label = before.rfind("\n$L__BB")
-    round_ = before[label:]
-    waited = round_.find("wgmma.wait_group.sync.aligned 0;")
-    last, following = _TOUCHING.findall(before)[-1], _TOUCHING.search(after)
-    around = last.startswith("wgmma.commit_group") and following is not None and following[1].startswith("cp.async.c")
-    return around and waited >= 0 and "bar.sync" in round_[waited:]
-
-
-EQUIVALENT = {"a group fewer waited for": _waits_again, "barrier removed": _orders_nothing}
-"""Kind -> proof that a mutation changes nothing, given the PTX before and after the place."""
 MOST = 3
 """Of a kind in one kernel, evenly spread."""
 

@@ -104,6 +104,12 @@ def test_query_heads_that_share_a_head_of_keys(keys, chip):
     check(_attention(1, 4, 19, keys, 64, 64, key_heads=1, causal=True, p=0.1), chip, torch.bfloat16)
 
 
+@pytest.mark.parametrize("widths", [(40, 64), (72, 128), (128, 72)], ids=str)
+def test_keys_and_values_of_which_one_is_aligned(widths):
+    """The compiler would copy the aligned one alone asynchronously, and fence it too early."""
+    check(_attention(1, 1, 37, 139, *widths), "sm_90", torch.bfloat16)
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("keys", [16, 45])
 def test_a_softmax_in_place_overwrites_nothing_that_another_thread_reads(keys, chip):

@@ -10,8 +10,9 @@ from collections import Counter
 
 import pytest
 import torch
+from equivalence import EQUIVALENT
 from gpu.problems import _attention, _feed_forward, _norms
-from mutants import EQUIVALENT, KINDS, OUTCOMES, kept_launches, mutants
+from mutants import KINDS, OUTCOMES, kept_launches, mutants
 
 PROBLEMS = {
     "attention, long rows": _attention(1, 1, 127, 300, 64, 64, causal=True, causal_offset=150, mask="bool", p=0.1),
@@ -59,25 +60,47 @@ def test_most_mutations_are_noticed(name, chip, dtype, record_property):
     assert share >= LEAST
 
 
+HEAD = """.target sm_90a
+.visible .entry probe()
+{
+.reg .pred %p<9>;
+.reg .b32 %r<9>;
+.reg .b64 %rd<9>;
+"""
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, 0, 1, 1, 0, 0;\n"
 WAIT = "wgmma.wait_group.sync.aligned 0;\n"
 LOOP = "$L__BB0_2:\n" + WAIT + "bar.sync 0;\n" + PRODUCT + "wgmma.commit_group.sync.aligned;\n"
 COPY = "cp.async.cg.shared.global [ %r3 + 0 ], [ %rd3 + 0 ], 0x10, %r4;\n"
+AGAIN = "@%p1 bra $L__BB0_1;\n"
+STORE, PROXY, FENCE = "st.shared.b32 [%r4], %r3;\n", "fence.proxy.async.shared::cta;\n", "wgmma.fence.sync.aligned;\n"
+FEWER, NO_WAIT = "a group fewer waited for", "wait for products removed"
+NO_FENCE, NO_PROXY = "fence of registers removed", "fence of proxies removed"
 
 
 @pytest.mark.parametrize(
     ("kind", "before", "after", "proven"),
     [
-        ("a group fewer waited for", PRODUCT, "add.f32 %r5, %r6, %r7;\n" + WAIT, True),
-        ("a group fewer waited for", PRODUCT, "add.f32 %r5, %r2, %r7;\n" + WAIT, False),
-        ("a group fewer waited for", PRODUCT, "bra $L__BB0_2;\n" + WAIT, False),
-        ("a group fewer waited for", PRODUCT, "add.f32 %r5, %r6, %r7;\n", False),
+        (FEWER, PRODUCT, "add.f32 %r5, %r6, %r7;\n" + WAIT, True),
+        (NO_WAIT, PRODUCT, "mov.b32 %r5, %r1;\n" + WAIT + "add.f32 %r5, %r5, %r7;\n", True),
+        (NO_WAIT, PRODUCT, "mov.b32 %r5, %r1;\nadd.f32 %r5, %r5, %r7;\n" + WAIT, False),
+        (FEWER, PRODUCT, "add.f32 %r5, %r2, %r7;\n" + WAIT, False),
+        (FEWER, PRODUCT, "bra.uni $L__BB0_1;\n" + WAIT, False),
+        (FEWER, PRODUCT, "add.f32 %r5, %r6, %r7;\n", False),
+        (NO_PROXY, STORE, "bar.sync 0;\n" + PROXY + PRODUCT, True),
+        (NO_PROXY, STORE + PROXY + "bar.sync 0;\n", PRODUCT, True),
+        (NO_PROXY, STORE, AGAIN + PRODUCT + PROXY, False),
+        (NO_PROXY, PROXY + STORE, PRODUCT, False),
+        (NO_PROXY, "mov.b32 %r5, %r6;\n", PRODUCT + STORE + AGAIN, False),
+        (NO_FENCE, FENCE + "mov.b32 %r5, %r6;\n", PRODUCT, True),
+        (NO_FENCE, FENCE + "mov.b32 %r1, %r6;\n", PRODUCT, False),
+        (NO_FENCE, FENCE, PRODUCT + "add.f32 %r5, %r2, %r7;\n" + AGAIN, True),
+        (NO_FENCE, "mov.b32 %r5, %r6;\n", PRODUCT, False),
         ("barrier removed", LOOP, "add.s32 %r3, %r4, 8;\n" + COPY, True),
         ("barrier removed", LOOP, "ld.shared.b32 %r3, [%r4];\n" + COPY, False),
         ("barrier removed", LOOP.replace("bar.sync 0;\n", ""), COPY, False),
         ("barrier removed", LOOP.replace(WAIT, ""), COPY, False),
-        ("barrier removed", LOOP + "st.shared.b32 [%r4], %r3;\n", COPY, False),
+        ("barrier removed", LOOP + STORE, COPY, False),
     ],
 )
 def test_what_is_proven_equivalent(kind, before, after, proven):
-    assert EQUIVALENT[kind]("$L__BB0_1:\n" + before, after) == proven
+    assert EQUIVALENT[kind](HEAD + "$L__BB0_1:\n" + before, after + "ret;\n}\n") == proven

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.proof.ptx import FaultyKernel, Unsupported, executed
+from fasttfm.kernels.proof.ptx import FaultyKernel, executed
 
 
 @triton.jit
@@ -30,10 +30,10 @@ def _count(out, counter):
     tl.store(out + position, position)
 
 
-def test_an_atomic_operation_whose_result_is_used_is_refused():
-    """Such results order programs, which nothing here models: a guess would be reported as a race, or not."""
-    with pytest.raises(Unsupported, match=r"whose result is used .* test_what_others_use\.py:"), executed("sm_80"):
-        _count[(4,)](torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+def test_a_counter_gives_every_program_a_place_of_its_own():
+    with executed("sm_80"):
+        _count[(4,)](out := torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+    assert out.tolist() == [0, 1, 2, 3]
 
 
 @triton.autotune([triton.Config({"N": n}) for n in (16, 32, 64)], key=["count"])
@@ -52,3 +52,51 @@ def test_every_configuration_of_an_autotuner_is_executed():
     assert {done.grid[0] for done in machine.launches} == {4, 2, 1}
     with pytest.raises(FaultyKernel, match="bounds"), executed("sm_80"):
         _doubled[lambda chosen: (triton.cdiv(40, chosen["N"]),)](x[:40].clone(), torch.empty(40), 40)
+
+
+@triton.jit
+def _kept(x, out, count, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.where(i < count, tl.load(x + i), 0.0))
+
+
+@pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
+def test_a_load_that_where_discards_is_no_fault(chip):
+    with executed(chip):
+        x, out = torch.empty(128), torch.empty(128)
+        x[:50] = 1
+        _kept[(1,)](x, out, 50, N=128)
+        assert out.sum() == 50
+        with pytest.raises(FaultyKernel, match=r"unwritten: .* stored in global memory"):
+            _kept[(1,)](x, out, 51, N=128)
+
+
+@triton.jit
+def _ignored(labels, out, ignore_index, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.where(tl.load(labels + i) == ignore_index, 1, 0))
+
+
+def test_a_negative_number_is_compared_with_labels_of_64_bits():
+    labels, out = torch.tensor([5, -100] * 32), torch.zeros(64, dtype=torch.int32)
+    with executed("sm_80"):
+        _ignored[(1,)](labels, out, -100, N=64)
+    assert out.tolist() == [0, 1] * 32
+
+
+@triton.jit
+def _product(a, b, out, N: tl.constexpr, TURNED: tl.constexpr):
+    i, j = tl.arange(0, N), tl.arange(0, N)
+    offsets = i[:, None] * N + j[None, :]
+    right = tl.load(b + offsets)
+    tl.store(out + offsets, tl.dot(tl.load(a + offsets), tl.trans(right) if TURNED else right))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+def test_products_of_float32(chip, turned):
+    a, b = (torch.randint(-3, 4, (64, 64)).float() for _ in range(2))
+    out = torch.empty(64, 64)
+    with executed(chip):
+        _product[(1,)](a, b, out, N=64, TURNED=turned)
+    assert torch.equal(out, a @ (b.T if turned else b))

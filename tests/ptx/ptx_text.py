@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fasttfm.kernels.proof.ptx.allocations import bytes_of, mark
 from fasttfm.kernels.proof.ptx.faults import Fault
 from fasttfm.kernels.proof.ptx.memory import buffers
 from fasttfm.kernels.proof.ptx.parse import parse
@@ -38,8 +39,11 @@ class Ran:
         return {fault.kind for fault in self.faults}
 
 
-def run(body: str, *, threads: int = 32, grid=(1, 1, 1), shared: int = 0, target: str = "sm_80", **memory) -> Ran:
-    """Runs `body` with one parameter for every array, whose address is in %rd1, %rd2, ... in their order."""
+def run(
+    body: str, *, threads: int = 32, grid=(1, 1, 1), shared: int = 0, target: str = "sm_80", fresh=(), **memory
+) -> Ran:
+    """Runs `body` with one parameter for every array, whose address is in %rd1, %rd2, ... in their order. fresh: names
+    of arrays whose bytes that hold POISON nobody wrote."""
     names = list(memory)
     text = HEAD.format(
         name="probe",
@@ -51,6 +55,11 @@ def run(body: str, *, threads: int = 32, grid=(1, 1, 1), shared: int = 0, target
     lines = body.strip().split("\n")
     text += "\n".join(line if line.startswith("}") else f"\t{line}" for line in lines) + "\n\tret;\n}\n"
     tensors = [torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).copy()) for array in memory.values()]
+    for name, tensor in zip(names, tensors):
+        if name in fresh:
+            written = tensor.clone()
+            mark(tensor)
+            bytes_of(tensor.untyped_storage())[:] = written.numpy()
     code = Code(parse(text))
     launch = Launch(
         code, grid, threads, shared, parameters_of(code.kernel, [t.data_ptr() for t in tensors]), buffers(tensors)

@@ -452,6 +452,8 @@ ORDERED = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a,
 @pytest.mark.parametrize("compare", ORDERED)
 @pytest.mark.parametrize("word", ["s32", "u32", "s64", "u64", "b16", "b32"])
 def test_integers_are_compared(compare, word):
+    if word[0] == "b" and compare not in ("eq", "ne"):
+        return  # bits have no order
     bits = int(word[1:])
     a, b = integers(bits, 60, 14), integers(bits, 60, 15)
     b[:20] = a[:20]
@@ -512,7 +514,7 @@ def test_predicates(opcode, meaning):
     assert apply("not.pred", "pred", ("pred", np.array(a))).tolist() == [not x for x in a]
 
 
-@pytest.mark.parametrize("opcode", ["frobnicate.b32", "add.rz.f32", "tcgen05.mma", "elect.sync", "cvt.f32.e4m3"])
+@pytest.mark.parametrize("opcode", ["frobnicate.b32", "add.rz.s32", "tcgen05.mma", "elect.sync", "cvt.f32.e4m3"])
 def test_an_unknown_opcode_is_told_by_name_and_line(opcode):
     with pytest.raises(Unsupported, match=rf"opcode {opcode} is .*, at probe, PTX line \d+"):
         apply(opcode, "b32", ("b32", np.arange(32, dtype="u4")))

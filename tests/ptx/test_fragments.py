@@ -200,7 +200,11 @@ def descriptor(start, leading, stride, pattern):
     return start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | {128: 1, 64: 2, 32: 3}[pattern] << 62
 
 
-def wgmma(a, b, kind, pattern, turned, from_registers, columns, scale=1, wait="wgmma.wait_group.sync.aligned 0;"):
+PROXY, FENCE = "fence.proxy.async.shared::cta;", "wgmma.fence.sync.aligned;"
+WAIT = "wgmma.wait_group.sync.aligned 0;"
+
+
+def wgmma(a, b, kind, pattern, turned, from_registers, columns, scale=1, wait=WAIT, proxy=PROXY, fence=FENCE):
     depth = a.shape[1]
     data_b, *layout_b = laid_out(b.T, pattern, turned[1], kind)
     shared_b = descriptor(32768, *layout_b, pattern)
@@ -210,10 +214,15 @@ def wgmma(a, b, kind, pattern, turned, from_registers, columns, scale=1, wait="w
     sums = ", ".join(f"%r{100 + i}" for i in range(count))
     setup = "\n".join(f"mov.b32 %r{100 + i}, 0f3F800000;" for i in range(count))
     stores = "\n".join(f"st.global.b32 [%rd13+{4 * i}], %r{100 + i};" for i in range(count))
-    left, flags, fragments = f"%rd20, %rd21, {scale}, 1, 1, {turned[0]:d}, {turned[1]:d}", "", np.zeros(512, "u4")
+    flags = "" if kind == "tf32" else f", {turned[0]:d}, {turned[1]:d}"  # 32-bit elements cannot be transposed
+    left, fragments = f"%rd20, %rd21, {scale}, 1, 1", np.zeros(512, "u4")
     if from_registers:
-        left = f"{{%r20, %r21, %r22, %r23}}, %rd21, {scale}, 1, 1, {turned[1]:d}"
-        fragments = np.concatenate([fragment(a[16 * w : 16 * w + 16], a_place, 8, kind) for w in range(4)]).reshape(-1)
+        left = f"{{%r20, %r21, %r22, %r23}}, %rd21, {scale}, 1, 1"
+        flags = "" if kind == "tf32" else f", {turned[1]:d}"
+        count = 4 if kind == "tf32" else 8
+        parts = [fragment(a[16 * w : 16 * w + 16], a_place, count, kind) for w in range(4)]
+        fragments = np.concatenate(parts).reshape(-1)
+    count = columns // 2
     return run(
         f"""
         mov.u32 %r1, %tid.x;
@@ -233,9 +242,9 @@ def wgmma(a, b, kind, pattern, turned, from_registers, columns, scale=1, wait="w
         {setup}
         mov.b64 %rd20, {shared_a};
         mov.b64 %rd21, {shared_b};
-        fence.proxy.async.shared::cta;
+        {proxy}
         bar.sync 0;
-        wgmma.fence.sync.aligned;
+        {fence}
         wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{kind}.{kind} {{{sums}}}, {left}{flags};
         wgmma.commit_group.sync.aligned;
         {wait}
@@ -262,6 +271,7 @@ def wgmma(a, b, kind, pattern, turned, from_registers, columns, scale=1, wait="w
         ("f16", (False, True), True),
         ("bf16", (False, False), True),
         ("tf32", (False, False), False),
+        ("tf32", (False, False), True),
     ],
 )
 def test_wgmma_multiplies_swizzled_tiles(kind, turned, from_registers, pattern, columns):
@@ -293,3 +303,30 @@ def test_sums_that_are_used_before_the_wait():
 def test_an_operand_that_is_overwritten_before_the_wait():
     early = "bar.sync 0;\nshl.b32 %r3, %r1, 2;\nst.shared.b32 [%r3], %r1;\nwgmma.wait_group.sync.aligned 0;"
     assert wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, False), False, 8, wait=early).kinds == {"race"}
+
+
+def small(**changes):
+    return wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, False), False, 8, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, set()),
+        ({"proxy": ""}, {"fence"}),
+        ({"fence": ""}, {"fence"}),
+        ({"proxy": "", "fence": f"{PROXY}\n{FENCE}"}, set()),
+        ({"fence": f"{FENCE}\nmov.b32 %r100, 0;"}, {"fence"}),
+        ({"fence": f"{FENCE}\nmov.b32 %r99, %r100;"}, {"fence"}),
+        ({"fence": f"{FENCE}\nmov.b32 %r99, 0;"}, set()),
+        ({"fence": f"mov.b32 %r99, 0;\nst.shared.b32 [%r99], %r99;\nbar.sync 0;\n{FENCE}"}, {"fence"}),
+    ],
+)
+def test_products_need_their_fences(changes, kinds):
+    """fence.proxy.async for what threads wrote into shared memory, wgmma.fence for registers that others touched."""
+    assert small(**changes).kinds == kinds
+
+
+def test_fragments_in_registers_need_the_fence_too():
+    late = f"{FENCE}\nmov.b32 %r20, %r21;"
+    assert wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, True), True, 8, fence=late).kinds == {"fence"}

@@ -5,7 +5,7 @@ import pytest
 from ptx_text import run
 
 from fasttfm.kernels.proof.ptx import Unsupported
-from fasttfm.kernels.proof.ptx.memory import POISON
+from fasttfm.kernels.proof.ptx.allocations import POISON
 
 WORD = np.arange(1000, 1064, dtype="u4")
 NONE = np.zeros(64, dtype="u4")
@@ -111,16 +111,6 @@ def test_shared_memory_ends_where_the_launch_says():
     assert ran.kinds == {"bounds"}
     ran = run("mov.u32 %r1, %tid.x;\nshl.b32 %r2, %r1, 1;\nst.shared.b32 [%r2], %r1;", shared=128)
     assert "alignment" in ran.kinds
-
-
-def test_memory_that_nobody_wrote():
-    fresh = np.full(64, POISON[4])
-    fresh[:16] = 5
-    assert run(f"{OWN}ld.global.b32 %r2, [%rd11];", x=fresh, y=NONE).kinds == {"unwritten"}
-    assert not run(f"{OWN}setp.lt.u32 %p1, %r1, 16;\n@%p1 ld.global.b32 %r2, [%rd11];", x=fresh, y=NONE).faults
-    assert run("mov.u32 %r1, %tid.x;\nshl.b32 %r2, %r1, 2;\nld.shared.b32 %r3, [%r2];", shared=128).kinds == {
-        "unwritten"
-    }
 
 
 # ---------------------------------------------------------------------------------------------------------- shuffles
@@ -333,22 +323,15 @@ def test_a_plain_access_beside_atomic_ones_is_a_race(more, kinds, first):
 
 
 def test_atomic_operations_on_memory_that_nobody_wrote():
-    ran = run(SCATTER + "red.global.add.f32 [%rd11], %r3;", threads=64, x=NUMBERS, out=np.full(8, POISON[4]))
+    ran = run(
+        SCATTER + "red.global.add.f32 [%rd11], %r3;", threads=64, x=NUMBERS, out=np.full(8, POISON[4]), fresh=["out"]
+    )
     assert ran.kinds == {"unwritten"}
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "atom.global.add.f32 %r4, [%rd11], %r3;\nst.global.b32 [%rd10], %r4;",
-        "atom.global.cas.b32 %r4, [%rd11], 0, 1;",
-        "atom.shared.add.u32 %r4, [%r2], 1;",
-        "red.global.add.v2.f32 [%rd11], {%r3, %r3};",
-    ],
-)
-def test_atomic_operations_that_are_refused(lines):
+def test_atomic_operations_that_are_refused():
     with pytest.raises(Unsupported, match="is not executed by this machine, at probe"):
-        run(SCATTER + lines, x=NUMBERS, out=NUMBERS)
+        run(SCATTER + "red.global.add.v2.f32 [%rd11], {%r3, %r3};", x=NUMBERS, out=NUMBERS)
 
 
 # -------------------------------------------------------------------------------------------- scopes of inline assembly

@@ -17,16 +17,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
 from triton import knobs
 
 from fasttfm.kernels.launch import interpreted
-from fasttfm.kernels.proof.ptx.faults import Fault, FaultyKernel, Unsupported
+from fasttfm.kernels.proof.ptx.allocations import Allocations
+from fasttfm.kernels.proof.ptx.faults import NOTES, Fault, FaultyKernel, Unsupported
 from fasttfm.kernels.proof.ptx.layouts import compiled_form, shallow_products
-from fasttfm.kernels.proof.ptx.memory import POISON, buffers
+from fasttfm.kernels.proof.ptx.memory import buffers
 from fasttfm.kernels.proof.ptx.parse import parse
 from fasttfm.kernels.proof.ptx.run import Code, Launch, parameters_of
 from fasttfm.kernels.proof.stand_in import StandIn, install, replace_everywhere
@@ -55,7 +55,7 @@ class Machine(StandIn):
         self._checks, self._raising, self._rewrite = checks, raising, rewrite
         self.faults: list[Fault] = []
         self.notes: list[Fault] = []
-        """Reads that no barrier orders before a store, by threads that hold copies of what the storing thread read."""
+        """Of the kinds NOTES."""
         self.launches: list[Done] = []
         self.utils.load_binary = lambda name, binary, shared, device: (None, binary.decode(), 32, 0, 1024)
 
@@ -103,8 +103,8 @@ class Machine(StandIn):
         faults = launch.execute()
         took = time.perf_counter() - began
         self.launches.append(Done(metadata.name, grid, launch.threads, len(code.instructions), took))
-        self.notes += [fault for fault in faults if fault.kind == "redundant"]
-        self.report([fault for fault in faults if fault.kind != "redundant"])
+        self.notes += [fault for fault in faults if fault.kind in NOTES]
+        self.report([fault for fault in faults if fault.kind not in NOTES])
 
     def report(self, faults: list[Fault]) -> None:
         self.faults += faults
@@ -149,7 +149,7 @@ def executed(
         stack.callback(setattr, knobs.runtime, "add_stages_inspection_hook", knobs.runtime.add_stages_inspection_hook)
         knobs.runtime.add_stages_inspection_hook = _up_to_ptx
         stack.callback(_kernels_for_the_cpu())
-        stack.enter_context(_poisoned_allocations())
+        stack.enter_context(Allocations())
         yield machine
 
 
@@ -171,27 +171,3 @@ def _kernels_for_the_cpu() -> Callable[[], None]:
         return (backends.chosen() if choice is None else choice) != "torch"
 
     return replace_everywhere("use_triton", backends.use_triton, use_triton)
-
-
-@contextlib.contextmanager
-def _poisoned_allocations() -> Iterator[None]:
-    """What torch allocates without filling holds bits by which a read of it is told."""
-    functions = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
-
-    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(make)
-        def allocate(*args: Any, **options: Any) -> torch.Tensor:
-            tensor = make(*args, **options)
-            if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided:
-                storage = tensor.untyped_storage()
-                if storage.nbytes():
-                    raw = torch.tensor([], dtype=torch.uint8).set_(storage)
-                    raw[0::2], raw[1::2] = int(POISON[2]) & 255, int(POISON[2]) >> 8
-            return tensor
-
-        return allocate
-
-    with contextlib.ExitStack() as stack:
-        for owner, name in functions:
-            stack.enter_context(mock.patch.object(owner, name, poisoned(getattr(owner, name))))
-        yield

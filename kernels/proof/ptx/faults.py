@@ -10,15 +10,22 @@ KINDS = {
     "divergence": "a barrier, shuffle or matrix instruction that not all threads reach together",
     "race": "two threads of a program touch one place, one of them writing, with no barrier in between",
     "programs": "two programs touch one place, one of them writing",
-    "unwritten": "a read of memory that nobody wrote, or of a copy that was not waited for",
+    "unwritten": "memory or a register that nobody wrote, or a copy that was not waited for, is used",
+    "fence": "a matrix product with no wgmma.fence or fence.proxy.async between it and what it takes",
     "value": "threads of one instruction store different values at one place",
     "product": "a product in a layout deeper than itself, which the compiler multiplies wrongly",
 }
 
+NOTES = {
+    "redundant": "reads that no barrier orders before a store, by threads that hold copies of what its thread has read",
+    "rounding": "threads of one instruction store numbers at one place that differ in their last bits alone",
+}
+"""What is told and is no fault."""
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of an instruction."""
+    """The place of an instruction."""
 
     kernel: str
     line: int

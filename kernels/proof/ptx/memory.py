@@ -1,25 +1,19 @@
 """The device's memory: the very bytes of the tensors that a launch was given, with bounds and alignment checked.
 
-Addresses are those of this process. A tensor's elements may be touched, and nothing between or beside them. Memory that
-nobody wrote is told by its bits: what is allocated under executed() is filled with POISON, a NaN that no computation
-makes.
+Addresses are those of this process. A tensor's elements may be touched, and nothing between or beside them. Bytes that
+nobody wrote are marked (allocations.py); what is loaded from them is followed to its use (undefined.py).
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
 
-POISON = {2: np.uint16(0xFFA5), 4: np.uint32(0xFFA5FFA5), 8: np.uint64(0xFFA5FFA5FFA5FFA5)}
-ACCUMULATED = {
-    "add": np.add, "min": np.minimum, "max": np.maximum,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
-"""Atomic operations."""
+from fasttfm.kernels.proof.ptx.allocations import bytes_of, marks_of
+from fasttfm.kernels.proof.ptx.atomics import TYPES, take_turns
+
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 """An unsigned type of every width; of 16 bytes one that numpy copies whole."""
 
@@ -30,17 +24,21 @@ class Buffer:
     def __init__(self, storage: torch.UntypedStorage, tensors: list[torch.Tensor]) -> None:
         self.base, self.size = storage.data_ptr(), storage.nbytes()
         self.storage = storage
-        raw: Any = (ctypes.c_uint8 * self.size).from_address(self.base)
-        self.bytes: np.ndarray = np.frombuffer(raw, dtype=np.uint8)
+        self.bytes = bytes_of(storage)
         self.words: dict[int, np.ndarray] = {}
+        self.marks = marks_of(storage)
+        """Of each byte its bits that nobody wrote; None: all were written."""
         self.allowed = self._allowed(tensors)
-        self.written = False
 
     def view(self, width: int) -> np.ndarray:
         """The whole as elements of so many bytes."""
         if width not in self.words:
             self.words[width] = self.bytes[: self.size // width * width].view(WORDS[width])
         return self.words[width]
+
+    def undefined(self, width: int) -> np.ndarray | None:
+        """The marks as elements of so many bytes."""
+        return None if self.marks is None else self.marks[: self.size // width * width].view(WORDS[width])
 
     def _allowed(self, tensors: list[torch.Tensor]) -> np.ndarray | None:
         """Which bytes are elements; None: all of them."""
@@ -140,31 +138,37 @@ class Global:
         pieces = self.locate(index, address, mask, width)
         if len(pieces) == 1 and pieces[0][2] is mask:
             buffer, offsets, _ = pieces[0]
-            parts = self.gather(index, buffer, offsets, mask, size, count)
+            parts, marks = self.gather(index, buffer, offsets, mask, size, count)
+            run.undefined.loaded(index, marks)
             if mask is None or not kept:
                 return parts
             return tuple(np.where(mask, part, old) for part, old in zip(parts, kept))
-        shape = run.shape
         kept = kept or (np.zeros((1, 1), WORDS[size]),) * count
-        made = [np.broadcast_to(old, shape).copy() for old in kept]
+        made = [np.broadcast_to(old, run.shape).copy() for old in kept]
+        unknown: list[np.ndarray] = []
         for buffer, offsets, lanes in pieces:
-            for destination, part in zip(made, self.gather(index, buffer, offsets, lanes, size, count)):
+            parts, marks = self.gather(index, buffer, offsets, lanes, size, count)
+            for destination, part in zip(made, parts):
                 np.copyto(destination, part, where=lanes)
+            if marks is not None:
+                unknown = unknown or [np.zeros(run.shape, WORDS[size]) for _ in range(count)]
+                for destination, part in zip(unknown, marks):
+                    np.copyto(destination, part, where=lanes)
+        run.undefined.loaded(index, tuple(unknown) or None)
         return tuple(made)
 
     def gather(self, index, buffer, offsets, mask, size, count):
+        """The elements, and the marks of what nobody wrote or None."""
         width = size * count
         positions = (offsets >> np.uint64(width.bit_length() - 1)).view(np.int64)
-        raw = buffer.view(width).take(positions, mode="clip")
-        if self.run.checks:
-            self.run.traffic.read(index, buffer, offsets, mask, width)
-        parts = split(raw, size, count)
-        if size in POISON:
-            for part in parts:
-                hit = part == POISON[size]
-                if hit.any() and (mask is None or (hit & mask).any()):
-                    self.run.fault("unwritten", index, "a load from global memory that nobody wrote")
-        return parts
+        parts = split(buffer.view(width).take(positions, mode="clip"), size, count)
+        if not self.run.checks:
+            return parts, None
+        self.run.traffic.read(index, buffer, offsets, mask, width)
+        if buffer.marks is None:
+            return parts, None
+        marks = buffer.undefined(width).take(positions, mode="clip")
+        return parts, split(marks, size, count) if marks.view(np.uint8).any() else None
 
     def store(self, index, address, guard, size, values) -> None:
         run, width = self.run, size * len(values)
@@ -176,10 +180,12 @@ class Global:
             positions = (flat >> np.uint64(width.bit_length() - 1)).view(np.int64)
             view = buffer.view(width)
             view[positions] = packed
-            buffer.written = True
+            run.launch.changed = True
             if run.checks:
-                if (view[positions].view(np.uint8) != packed.view(np.uint8)).any():
-                    run.fault("value", index, "threads store different values at one place of global memory")
+                marks = buffer.undefined(width)
+                if marks is not None:
+                    marks[positions] = 0
+                stored_alike(run, index, view[positions], packed, size, "global")
                 run.traffic.write(index, buffer, flat, threads, width)
 
     def chosen(self, buffer, offsets, lanes, width, values) -> list[np.ndarray]:
@@ -193,21 +199,58 @@ class Global:
         good = spread(good, self.run.shape)
         return [x[good] for x in everything]
 
-    def accumulate(self, index, address, guard, operation: str, kind, value) -> None:
-        """An atomic operation whose result nobody reads; threads take turns in their order."""
-        run, size = self.run, np.dtype(kind).itemsize
+    def exchange(self, index, address, guard, form: tuple[str, str], orders, value, compared, wanted: bool):
+        """An atomic operation; what each thread found there, where that is wanted. form: operation and type; orders:
+        whether it acquires and whether it releases."""
+        run, size = self.run, np.dtype(TYPES[form[1]]).itemsize
         mask = run.where(guard)
+        result = np.zeros(run.shape, WORDS[size])
         if mask is not None and not mask.any():
-            return
+            return result
         for buffer, offsets, lanes in self.locate(index, address, mask, size):
             flat, data, threads = self.chosen(buffer, offsets, lanes, size, value)
+            other = None if compared is None else self.chosen(buffer, offsets, lanes, size, compared)[1]
             positions = (flat >> np.uint64(size.bit_length() - 1)).view(np.int64)
-            view = buffer.view(size)
-            if size in POISON and (view[positions] == POISON[size]).any():
+            marks = buffer.undefined(size)
+            if run.checks and marks is not None and marks[positions].any():
                 run.fault("unwritten", index, "an atomic operation on global memory that nobody wrote")
-            ACCUMULATED[operation].at(view.view(kind), positions, data.view(kind))
+            found = take_turns(buffer.view(size), positions, *form, data, other, wanted=wanted)
+            run.launch.changed |= found is None or bool((found != buffer.view(size).view(found.dtype)[positions]).any())
+            if wanted:
+                result.reshape(-1)[threads] = found.view(WORDS[size])
             if run.checks:
-                run.traffic.accumulate(index, buffer, flat, threads, size)
+                run.traffic.accumulate(index, buffer, flat, threads, size, orders)
+        return result
+
+
+_UNITS = {2: 1, 4: 8, 8: 8}
+"""Of the last digit, by which copies of a number may differ that one thread computed with fma and another without."""
+
+
+def stored_alike(run, index: int, kept: np.ndarray, packed: np.ndarray, size: int, memory: str) -> None:
+    """What threads stored is there, or they stored different values at one place: a fault, or where the last bits of
+    floating-point numbers alone differ a note."""
+    packed = np.ascontiguousarray(packed)
+    if (kept.view(np.uint8) == packed.view(np.uint8)).all():
+        return
+    kind = "rounding" if rounded_otherwise(kept, packed, size) else "value"
+    run.fault(kind, index, f"threads store different values at one place of {memory} memory")
+
+
+def rounded_otherwise(one: np.ndarray, other: np.ndarray, size: int) -> bool:
+    """Whether elements of `size` bytes differ as normal numbers in their last bits alone; four bytes may be two."""
+    if size == 1:
+        return False
+    unsigned = f"u{size}"
+    a, b = one.view(unsigned), other.view(unsigned)
+    near = np.maximum(a, b) - np.minimum(a, b) <= _UNITS[size]
+    least = {2: 0x400, 4: 1 << 23, 8: 1 << 52}[size]  # below it lie subnormal numbers, and whole ones
+    near &= (a & ~a.dtype.type(1 << (8 * size - 1))) >= least
+    alike = near | (a == b)
+    if size == 4 and not alike.all():
+        a, b = a[~alike], b[~alike]
+        return bool(a.size) and rounded_otherwise(a, b, 2)
+    return bool(alike.all())
 
 
 def spread(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -17,6 +17,8 @@ _PARAMETER = re.compile(r"\.param\s+\.(\w+)\s.*?(\w+)\s*[,)\n]")
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
+_LOCAL = re.compile(r"\.local\s+\.align\s+\d+\s+\.b8\s+__local_depot\d+\[(\d+)\]")
+_TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\]\s*=\s*\{([^}]*)\};", re.MULTILINE)
 _GUARD = re.compile(r"@(!?)(%?\w+)\s+(.*)", re.DOTALL)
 
 
@@ -85,6 +87,10 @@ class Kernel:
     blocks: list[Block]
     registers: dict[str, str]
     """Name -> pred, b16, b32, b64."""
+    local: int = 0
+    """Bytes of memory that each thread has to itself."""
+    tables: dict[str, bytes] = field(default_factory=dict)
+    """Constants that the file brings along in global memory."""
 
 
 def parse(text: str) -> Kernel:
@@ -100,7 +106,10 @@ def parse(text: str) -> Kernel:
     blocks = [block for block in reader.blocks if block.instructions or block.labels]
     for index, instruction in enumerate(i for block in blocks for i in block.instructions):
         instruction.index = index
-    return Kernel(entry[1], parameters, blocks, reader.registers)
+    local = sum(int(size) for size in _LOCAL.findall(body))
+    tables = {name: bytes(int(n) for n in numbers.split(",")).ljust(int(size), b"\0")
+              for name, size, numbers in _TABLE.findall(text)}  # fmt: skip
+    return Kernel(entry[1], parameters, blocks, reader.registers, local, tables)
 
 
 @dataclass(slots=True)
@@ -139,7 +148,7 @@ class _Reader:
 
     def take(self, text: str, number: int) -> None:
         """Takes the statements of one line; one may go on in the next."""
-        if not text or text.startswith((".pragma", ".section", ".file", ".b8")):
+        if not text or text.startswith((".pragma", ".section", ".file", ".b8", ".local")):
             return
         text = f"{self.open} {text}".strip()
         self.open = ""

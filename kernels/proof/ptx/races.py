@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fasttfm.kernels.proof.ptx.memory import WORDS, Buffer
+from fasttfm.kernels.proof.ptx.atomics import Clocks
+from fasttfm.kernels.proof.ptx.memory import WORDS, Buffer, spread
 
 _THREAD, _WARP, _EPOCH = 0x3FF, 0x3E0, 10
 COLLECTIVE = 1 << 30
@@ -20,21 +21,21 @@ COLLECTIVE = 1 << 30
 
 
 def conflicting(one, other):
-    """Of pairs of codes (thread, and warp barriers passed << 10), which belong to threads that nothing orders."""
+    """Which pairs of codes (thread, and warp barriers passed << 10) belong to threads that nothing orders."""
     differ = one ^ other
     warp = (differ & ~np.int64(_THREAD) & np.int64(COLLECTIVE)) | (differ & _WARP)
     return ((differ & (_THREAD | COLLECTIVE)) != 0) & ((warp != 0) | ((differ >> _EPOCH) == 0))
 
 
 class SharedRaces:
-    """Of the programs of a chunk, in the stretch since their last barrier."""
+    """Races in the shared memory of a chunk of programs, in the stretch since their last barrier."""
 
     def __init__(self, run, size: int, grain: int) -> None:
         self.run, self.grain = run, grain
         self.shift = grain.bit_length() - 1
         self.writers = np.zeros((run.programs, -(-size // grain // 16) * 16 + 16), dtype=np.int64)
         self.events: list[tuple] = []
-        self.written = False
+        self.written = self.exchanged = False
         self.met = False
         """Whether a warp has met (bar.warp.sync) since."""
 
@@ -45,12 +46,18 @@ class SharedRaces:
         self.events.append(("write", index, address, mask, width, self.run.code if code is None else code))
         self.written = True
 
+    def exchange(self, index, address, mask, width) -> None:
+        """An atomic operation: ordered among its like, and by nothing with other accesses."""
+        self.events.append(("exchange", index, address, mask, width, self.run.code))
+        self.exchanged = True
+
     def barrier(self, arrived: np.ndarray | None) -> None:
         """Programs `here` (None: all) are at a barrier: compares their stretch and forgets it."""
-        if self.written:
+        if self.written or self.exchanged:
             self.compare(arrived)
         self.events = [] if arrived is None else list(_without(self.events, arrived))
         self.written = any(event[0] == "write" for event in self.events)
+        self.exchanged = any(event[0] == "exchange" for event in self.events)
         self.met = self.met and bool(self.events)
 
     def compare(self, arrived) -> None:
@@ -62,7 +69,11 @@ class SharedRaces:
         if self.met:  # then a later access of a warp may hide an earlier one
             _clear(self.follow(table, arrived, rows, self.events))  # lest threads that store alike be compared with it
         touched = self.follow(table, arrived, rows, [event for event in self.events if event[0] == "write"])
-        _clear(self.follow(table, arrived, rows, [event for event in self.events if event[0] == "read"], touched))
+        _clear(self.follow(table, arrived, rows, [event for event in self.events if event[0] != "write"], touched))
+        if self.exchanged:
+            atomic = [event for event in self.events if event[0] == "exchange"]
+            touched = self.follow(table, arrived, rows, [("written", *event[1:]) for event in atomic])
+            _clear(self.follow(table, arrived, rows, [event for event in self.events if event[0] == "read"], touched))
 
     def follow(self, table, arrived, rows, events, touched=None) -> list[tuple]:
         """Compares each event with what the table has and notes writers in it. Returns where it did."""
@@ -70,10 +81,10 @@ class SharedRaces:
         for kind, index, address, mask, width, code in events:
             words, slots, codes = self.cells(table, address, mask, width, code, arrived, rows)
             before = words.take(slots, axis=0)
-            if before.any():
+            if before.any() and kind != "written":
                 what = "written and read" if kind == "read" else "written twice"
                 self.judge(index, before, slots, codes, touched, what)
-            if kind == "write":
+            if kind in ("write", "written"):
                 words[slots] = codes + 1
                 touched.append((words, slots, index))
         return touched
@@ -90,9 +101,10 @@ class SharedRaces:
         if rows > 1:
             slots = slots + np.arange(rows, dtype=np.int64)[:, None] * (self.writers.shape[1] // span)
         if mask is not None:
-            shape = np.broadcast_shapes(slots.shape, code.shape, mask.shape)
-            chosen = np.broadcast_to(mask, shape)
-            slots, code = np.broadcast_to(slots, shape)[chosen], np.broadcast_to(code, shape)[chosen]
+            parts = (slots, code, mask)
+            shape = (max(part.shape[0] for part in parts), max(part.shape[1] for part in parts))
+            chosen = spread(mask, shape)
+            slots, code = spread(slots, shape)[chosen], spread(code, shape)[chosen]
         elif code.shape[1] != slots.shape[1]:
             slots, code = np.broadcast_arrays(slots, code)
         return words, slots, code[..., None]
@@ -122,13 +134,13 @@ def _without(accesses, arrived) -> Iterator[tuple]:
             yield kind, index, address, rest, width, code
 
 
-_PROGRAM, _BARRIERS = 36, 20
+_PROGRAM, _BARRIERS = 41, 20
 _HELD = 1 << 24
-_SEVERAL = np.int64(((1 << 26) - 1) << _PROGRAM)
+_SEVERAL = np.int64(((1 << 22) - 1) << _PROGRAM)
 
 
 class Traffic:
-    """Of one launch on global memory: who wrote each place last, and who read what."""
+    """The accesses of one launch to global memory: who wrote each place last, and who read what."""
 
     def __init__(self, launch, grain: int) -> None:
         self.launch, self.grain = launch, grain
@@ -136,6 +148,7 @@ class Traffic:
         self.instructions: dict[int, np.ndarray] = {}
         self.added: dict[int, np.ndarray] = {}
         """Who touched each place by atomic operations; _SEVERAL: more than one program."""
+        self.clocks = Clocks(launch.grid[0] * launch.grid[1] * launch.grid[2])
         self.reads: list[tuple] = []
         self.held = 0
 
@@ -158,9 +171,9 @@ class Traffic:
         tables = [t[buffer.base] for t in (self.writers, self.added) if buffer.base in t]
         if not tables:
             return
-        offsets, codes = np.broadcast_to(offsets, shape), np.broadcast_to(codes, shape)
+        offsets, codes = spread(offsets, shape), spread(codes, shape)
         if mask is not None:
-            chosen = np.broadcast_to(mask, shape)
+            chosen = spread(mask, shape)
             offsets, codes = offsets[chosen], codes[chosen]
         first = (offsets.ravel() // np.uint64(self.grain)).view(np.int64)
         codes = codes.ravel()
@@ -171,17 +184,36 @@ class Traffic:
                 written = before != 0
                 if not written.any():
                     continue
-                others, kind = self.unordered(before, codes)
-                wrong = written & others
+                others, kind = self.unordered(before, codes, late=late)
+                wrong = self.untold(buffer, slots, before, codes, written & others)
                 if wrong.any():
                     self.report(index, buffer, slots, before, codes, wrong, kind, late)
 
-    def unordered(self, before, codes):
-        """Pairs that nothing orders, and those of them that belong to two programs."""
+    def unordered(self, before, codes, *, late: bool = False):
+        """Pairs that nothing orders, and those of them that belong to two programs. late: codes may be the earlier."""
         foreign = (before >> _PROGRAM) != (codes >> _PROGRAM)
+        if foreign.any():
+            told = self.told(before, codes)
+            foreign = foreign & ~(told | self.told(codes, before) if late else told)
         low = np.int64((1 << _BARRIERS) - 1)
         same_stretch = ((before ^ codes) >> _BARRIERS) == 0
         return foreign | (same_stretch & conflicting(before & low, codes & low)), foreign
+
+    def told(self, before, codes) -> np.ndarray:
+        """Pairs of which the program of the second knew of the first by atomic operations."""
+        stretch = (before >> _BARRIERS) & ((1 << (_PROGRAM - _BARRIERS)) - 1)
+        later = np.where(codes >= _SEVERAL, 0, (codes >> _PROGRAM) - 1)
+        return self.clocks.ordered((before >> _PROGRAM) - 1, stretch, before & _THREAD, later) & (codes < _SEVERAL)
+
+    def untold(self, buffer, slots, before, codes, wrong) -> np.ndarray:
+        """The wrong ones, without plain accesses by a program that knows of all atomic operations of several there."""
+        several = wrong & (before == _SEVERAL)
+        if self.clocks.known is not None and several.any():
+            for lane in np.flatnonzero(several).tolist():
+                program = (int(codes[lane]) >> _PROGRAM) - 1
+                if self.clocks.all_told(buffer.base, int(slots[lane]), program):
+                    wrong[lane] = False
+        return wrong
 
     def report(self, index, buffer, slots, before, codes, wrong, foreign, late) -> None:
         run = self.launch.run
@@ -200,7 +232,7 @@ class Traffic:
     def write(self, index, buffer: Buffer, offsets, threads, width) -> None:
         run = self.launch.run
         table = self.table(self.writers, buffer)
-        codes = np.broadcast_to(self.codes(run), run.shape).reshape(-1)[threads]
+        codes = spread(self.codes(run), run.shape).reshape(-1)[threads]
         first = (offsets // np.uint64(self.grain)).view(np.int64)
         for step in range(max(1, width // self.grain)):
             slots = first + step
@@ -214,11 +246,11 @@ class Traffic:
                     self.report(index, buffer, slots, after, codes, foreign, foreign, False)
             self.instructions[buffer.base][slots] = index
 
-    def accumulate(self, index, buffer: Buffer, offsets, threads, width) -> None:
+    def accumulate(self, index, buffer: Buffer, offsets, threads, width, orders) -> None:
         """Atomic operations are ordered among themselves, and by nothing with other accesses."""
         run = self.launch.run
         table = self.table(self.added, buffer)
-        codes = np.broadcast_to(self.codes(run), run.shape).reshape(-1)[threads]
+        codes = spread(self.codes(run), run.shape).reshape(-1)[threads]
         first = (offsets // np.uint64(self.grain)).view(np.int64)
         for step in range(max(1, width // self.grain)):
             slots = first + step
@@ -228,6 +260,9 @@ class Traffic:
             foreign = (table[slots] >> _PROGRAM) != (codes >> _PROGRAM)
             table[slots[foreign]] = _SEVERAL
             self.instructions[buffer.base][slots] = index
+        programs = (codes >> _PROGRAM) - 1
+        stretches = (codes >> _BARRIERS) & ((1 << (_PROGRAM - _BARRIERS)) - 1)
+        self.clocks.exchange(buffer.base, first, programs, codes & _THREAD, stretches, *orders)
 
     def table(self, tables: dict[int, np.ndarray], buffer: Buffer) -> np.ndarray:
         if buffer.base not in tables:
@@ -241,7 +276,7 @@ class Traffic:
         if table is None or not (before := table[slots]).any():
             return
         others, foreign = self.unordered(before, codes)
-        wrong = (before != 0) & others
+        wrong = self.untold(buffer, slots, before, codes, (before != 0) & others)
         if wrong.any():
             self.report(index, buffer, slots, before, codes, wrong, foreign, False)
 

@@ -12,80 +12,49 @@ cache has it. What crosses blocks lies in S as unsigned bits, merged under m whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
+import torch
 
-from fasttfm.kernels.proof.ptx import arithmetic, rounding
+from fasttfm.kernels.proof.ptx import arithmetic, atomics, exact, forms, rounding, undefined
+from fasttfm.kernels.proof.ptx.control import CARRY, TYPE_OF, first_source, registers_of, results_and_sources
 from fasttfm.kernels.proof.ptx.faults import Unsupported
-from fasttfm.kernels.proof.ptx.memory import ACCUMULATED, POISON
-from fasttfm.kernels.proof.ptx.parse import Address, Block, Instruction, Kernel, Name, Number, Register, Vector
+from fasttfm.kernels.proof.ptx.operands import TYPES, variable, viewed
+from fasttfm.kernels.proof.ptx.parse import Address, Block, Instruction, Kernel, Name, Number, Vector
+from fasttfm.kernels.proof.ptx.warp_instructions import WarpInstructions
 
-_NAMES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
-_NAMES |= {f"{sign}{bits}": getattr(np, f"{word}{bits}") for sign, word in (("u", "uint"), ("i", "int"))
-           for bits in (8, 16, 32, 64)}  # fmt: skip
-_PLAIN = {"pred": "p", "b16": "u16", "b32": "u32", "b64": "u64"}
-_IGNORED = ("fence", "membar", "prefetch", "griddepcontrol")
-_REFUSED = ("tcgen05", "mbarrier", "setmaxnreg", "elect", "mapa", "cluster", "barrier", "call")
-PARAMETER = 16
-"""Bytes from one parameter to the next, in the addresses that a kernel may compute of them."""
-_SPACES = {"global": "memory", "shared": "shared"}
-_LOAD_MODES = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "weak"}
-_ATOMIC_MODES = {"global", "gpu", "cta", "sys", "cluster", "relaxed", "acquire", "release", "acq_rel", "noftz"}
-_ATOMIC_TYPES = {"f16": "f16", "f32": "f32", "f64": "f64", "b32": "u32", "u32": "u32", "s32": "i32", "b64": "u64",
-                 "u64": "u64", "s64": "i64"}  # fmt: skip
-_SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]", "%ctaid.z": "M.ctaid[2]",
-            "%nctaid.x": "M.nctaid[0]", "%nctaid.y": "M.nctaid[1]", "%nctaid.z": "M.nctaid[2]", "%laneid": "M.lane",
-            "%ntid.x": "M.ntid", "%warpid": "M.warp", "%tid.y": "M.zero", "%tid.z": "M.zero"}  # fmt: skip
+_IGNORED = ("fence", "membar", "prefetch", "prefetchu", "griddepcontrol")
+_SPACES = {"global": "memory", "shared": "shared", "local": "local"}
+_LOAD_MODES = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "weak", "volatile"}
+_ATOMIC_MODES = {"global", "shared", "shared::cta", "gpu", "cta", "sys", "cluster", "relaxed", "acquire", "release",
+                 "acq_rel", "noftz"}  # fmt: skip
 
 
-def translate(kernel: Kernel) -> list:
-    """A function for every block. Raises Unsupported for an opcode that is not known, with its line."""
+def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyType({})) -> list:
+    """A function for every block; tables: the kernel's constants. Raises Unsupported for an opcode that is not known,
+    with its line."""
     uses = [_uses(block) for block in kernel.blocks]
     crossing = {name: position for position, name in enumerate(sorted(set().union(*(u for u, _ in uses))))}
     labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
-    space: dict = {"np": np, **_NAMES, **{n: f for n, f in vars(rounding).items() if not n.startswith("_")}}
+    space: dict = {"np": np, **TYPES, **{n: f for n, f in vars(rounding).items() if not n.startswith("_")}}
+    space |= {variable(name): np.full((1, 1), table.data_ptr(), np.uint64) for name, table in tables.items()}
+    space |= {"exact": exact, "anded": undefined.anded, "ored": undefined.ored, "CROSSING": frozenset(crossing)}
     parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}
     everything = [i for block in kernel.blocks for i in block.instructions]
-    late = {r.name for i in everything if "mma_async" in i.opcode for r in registers_of(i.operands[0])}
+    products = [i for i in everything if "mma_async" in i.opcode]
+    late = {r.name for i in products for r in registers_of(i.operands[0])}
+    taken = late | {r.name for i in products for r in registers_of(i.operands[1]) if isinstance(i.operands[1], Vector)}
     copies = [tuple(r.name for o in i.operands for r in registers_of(o)) for i in everything if i.words[0] == "mov"]
     while late and (earlier := {c[0] for c in copies if len(c) == 2 and c[1] in late} - late):
         late |= earlier
-    read = {r.name for i in everything for o in i.operands[_first_source(i) :] for r in registers_of(o)}
+    read = {r.name for i in everything for o in i.operands[first_source(i) :] for r in registers_of(o)}
     lines: list[str] = []
     for number, block in enumerate(kernel.blocks):
-        lines += _Writer(number, block, crossing, labels, parameters, space, late, read).lines()
+        lines += _Writer(number, block, crossing, labels, parameters, space, late, taken, read).lines()
     exec(compile("\n".join(lines), f"<{kernel.name}>", "exec"), space)
     return [space[f"block_{number}"] for number in range(len(kernel.blocks))]
-
-
-def registers_of(operand: object) -> Iterator[Register]:
-    if isinstance(operand, Register):
-        yield operand
-    elif isinstance(operand, Vector):
-        for part in operand.parts:
-            yield from registers_of(part)
-    elif isinstance(operand, Address) and isinstance(operand.base, Register):
-        yield operand.base
-
-
-def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]:
-    """What an instruction writes and what it reads; a guarded one keeps, so reads, what it may write."""
-    first = _first_source(i)
-    written = [r for o in i.operands[:first] for r in registers_of(o)]
-    read = [r for o in i.operands[first:] for r in registers_of(o)]
-    if i.opcode.startswith("wgmma"):
-        read += written
-        if "mma_async" not in i.opcode:
-            written, read = [], []
-    if i.guard:
-        read += [i.guard, *written]
-    return written, read
-
-
-def _first_source(i: Instruction) -> int:
-    """Where the operands that are read begin: behind the result, if there is one."""
-    return 0 if i.words[0] in ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "fence", "membar", "red") else 1
 
 
 def _uses(block: Block) -> tuple[set[str], set[str]]:
@@ -99,16 +68,13 @@ def _uses(block: Block) -> tuple[set[str], set[str]]:
     return before, defined
 
 
-class _Writer:
-    def __init__(self, number, block, crossing, labels, parameters, space, late, read) -> None:
-        self.number, self.block, self.crossing = number, block, crossing
-        self.late, self.read = late, read
-        """Registers that asynchronous products write, and those that some instruction reads."""
-        self.labels, self.parameters, self.space = labels, parameters, space
-        self.body: list[str] = []
-        self.kinds: dict[str, str] = {}
-        """Variables that hold a value, and its type."""
-        self.changed: dict[str, str] = {}
+class _Writer(WarpInstructions):
+    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read) -> None:
+        super().__init__(number, block, crossing, labels, parameters, space)
+        self.late, self.taken, self.read = late, taken, read
+        """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
+        self.touched: set[str] = set()
+        """Of those that products take: touched by others since the last wgmma.fence of this block."""
 
     def lines(self) -> list[str]:
         last: dict[str, int] = {}
@@ -118,113 +84,43 @@ class _Writer:
         end = f"return {self.number + 1}"
         for position, i in enumerate(self.block.instructions):
             base = i.opcode.split(".")[0]
-            if base in ("bra", "ret", "exit"):
+            if base in ("bra", "ret", "exit") and forms.executed(i.opcode):
                 end = self.leave(i, base)
                 break
             self.instruction(i, base)
             dead = [n for n, p in last.items() if p == position and n in self.kinds and n not in self.changed]
             if dead:
-                self.emit(" = ".join(_variable(n) for n in dead) + " = None")
+                self.emit(" = ".join(variable(n) for n in dead) + " = None")
+        self.tell_touched()
+        self.emit("if T: U.keep(CROSSING)")
         for name, kind in self.changed.items():
-            where, plain = self.crossing[name], _PLAIN[kind]
-            value = _viewed(_variable(name), self.kinds[name], plain)
+            where, plain = self.crossing[name], TYPE_OF[kind]
+            value = viewed(variable(name), self.kinds[name], plain)
             self.emit(f"S[{where}] = {value} if m is None or S[{where}] is None else np.where(m, {value}, S[{where}])")
+        self.body.insert(0, "U = M.undefined; T = U.marks")
         return [f"def block_{self.number}(M, S, m):", *(f"    {line}" for line in [*self.body, end])]
-
-    def emit(self, line: str) -> None:
-        self.body.append(line)
 
     def leave(self, i: Instruction, base: str) -> str:
         target = -1 if base != "bra" else self.labels[i.operands[0].text]
         if i.guard is None:
             return f"return {target}"
         taken = self.value(i.guard, "p", i)
+        self.follow([i.guard.name], f"U.used({i.index}, ({i.guard.name!r},), None, 'branched upon')")
         return f"return {'~' if i.negated else ''}{taken}, {target}, {self.number + 1}"
-
-    # ------------------------------------------------------------------------------------------------- operands
-
-    def value(self, operand: object, kind: str, i: Instruction) -> str:
-        """An expression for an operand as numpy type `kind`."""
-        if isinstance(operand, Register):
-            name = operand.name
-            if name not in self.kinds:
-                plain = _PLAIN[operand.kind]
-                self.emit(f"{_variable(name)} = S[{self.crossing[name]}]")
-                if operand.kind != "pred":  # what was never written holds anything
-                    unknown = self.constant(Number(int(POISON[_bits(plain) // 8])), plain)
-                    self.emit(f"if {_variable(name)} is None: {_variable(name)} = {unknown}")
-                self.kinds[name] = plain
-            return _viewed(_variable(name), self.kinds[name], kind)
-        if isinstance(operand, Number):
-            return self.constant(operand, kind)
-        if isinstance(operand, Name):
-            if operand.text in _SPECIAL:
-                return _viewed(_SPECIAL[operand.text], "u32", kind)
-            if operand.text == "global_smem":
-                return self.constant(Number(0), kind)
-            if operand.text in self.parameters:
-                return self.constant(Number(PARAMETER * self.parameters[operand.text]), kind)
-        if isinstance(operand, Vector) and len(operand.parts) == 2:
-            narrow = "u16" if kind.endswith("32") else "u32"
-            low, high = (self.value(part, narrow, i) for part in operand.parts)
-            return _viewed(f"pack({low}, {high})", f"u{kind[1:]}", kind)
-        raise Unsupported(f"operand {operand} of {i.opcode} is not known", i.location)
-
-    def values(self, operands: Iterable[object], kind: str, i: Instruction) -> str:
-        """A tuple of such expressions."""
-        return "(" + "".join(f"{self.value(operand, kind, i)}, " for operand in operands) + ")"
-
-    def constant(self, number: Number, kind: str) -> str:
-        bits = 8 if kind == "p" else int(kind[1:])
-        if kind == "p":
-            made = np.array([[number.value != 0]])
-        else:
-            unsigned: np.ndarray = np.array([[number.value & ((1 << bits) - 1)]], dtype=_NAMES[f"u{bits}"])
-            made = unsigned.view(_NAMES[kind])
-        name = f"k_{kind}_{number.value & ((1 << 64) - 1):x}"
-        self.space[name] = made
-        return name
-
-    def address(self, operand: Address, kind: str, i: Instruction) -> str:
-        base = operand.base
-        if isinstance(base, Name) and base.text != "global_smem":
-            raise Unsupported(f"symbol {base.text} is not known", i.location)
-        text = self.value(base, kind, i)
-        return f"({text} + {self.constant(Number(operand.offset), kind)})" if operand.offset else text
-
-    def guard(self, i: Instruction) -> str:
-        if i.guard is None:
-            return "None"
-        return f"{'~' if i.negated else ''}{self.value(i.guard, 'p', i)}"
-
-    def assign(self, target: object, text: str, kind: str, i: Instruction, *, kept: bool = False) -> None:
-        """target = text, of type `kind`; kept: the text has the guard's doing in it already."""
-        if isinstance(target, Name) and target.text == "_":
-            return
-        if not isinstance(target, Register):
-            raise Unsupported(f"a result of {i.opcode} that is no register", i.location)
-        plain = _PLAIN[target.kind]
-        if _bits(kind) != _bits(plain):
-            text, kind = f"({text}).astype({plain})", plain
-        if i.guard is not None and not kept:
-            text = f"np.where({self.guard(i)}, {text}, {self.value(target, kind, i)})"
-        self.emit(f"{_variable(target.name)} = {text}")
-        self.kinds[target.name] = kind
-        if target.name in self.crossing:
-            self.changed[target.name] = target.kind
-
-    def assign_elements(self, targets: Iterable[object], kind: str, i: Instruction) -> None:
-        """The targets are the elements of v."""
-        for position, target in enumerate(targets):
-            self.assign(target, f"v[{position}]", kind, i)
 
     # --------------------------------------------------------------------------------------------- instructions
 
     def instruction(self, i: Instruction, base: str) -> None:
-        if base in _REFUSED:
+        if not forms.executed(i.opcode):
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
+        if i.opcode.startswith("fence.proxy.async") and self.taken:
+            self.emit("if M.shared.proxies is not None: M.shared.proxies.fence()")
         if base in _IGNORED:
             return
+        if i.guard is not None:
+            self.follow([i.guard.name], f"U.used({i.index}, ({i.guard.name!r},), None, 'a guard')")
+        if self.taken and base != "wgmma":
+            self.touched |= {r.name for registers in results_and_sources(i) for r in registers} & self.taken
         if self.late and "mma_async" not in i.opcode:
             early = sorted({r.name for r in results_and_sources(i)[1]} & self.late)
             if base == "mov" and early:  # where loops end, the compiler copies sums that are on their way
@@ -232,11 +128,13 @@ class _Writer:
                 self.emit(f"if M.groups.open: M.groups.move({names!r})")
             elif early:
                 self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
-        handler = getattr(self, f"_{base}", None)
-        if handler is not None:
-            handler(i)
-            return
-        self._computed(i)
+        handler = self._carrying if i.opcode in forms.carrying() else getattr(self, f"_{base}", self._computed)
+        handler(i)
+
+    def tell_touched(self) -> None:
+        if self.touched:
+            self.emit(f"M.groups.touched.update({tuple(sorted(self.touched))})")
+        self.touched = set()
 
     def _computed(self, i: Instruction) -> None:
         meant = arithmetic.known(i.opcode, i.location)
@@ -248,16 +146,71 @@ class _Writer:
         if len(sources) != len(meant.operands):
             raise Unsupported(f"{i.opcode} with {len(sources)} sources", i.location)
         values = [self.value(source, kind, i) for source, kind in zip(sources, meant.operands)]
+        self.mark(target, sources, self._marks_of(i, meant, sources, values), meant.result, i)
         self.assign(target, meant.expression.format(*values), meant.result, i)
         return None
+
+    def _carrying(self, i: Instruction) -> None:
+        """Sums with a carry: a word of a long one."""
+        target, *sources = i.operands
+        kind = arithmetic.TYPES[i.words[-1]]
+        plain = f"u{kind[1:]}"
+        *factors, first, last = (self.value(source, kind, i) for source in sources)
+        if i.words[0] in ("mad", "madc"):
+            factor, *_ = factors
+            first = f"multiply_high({factor}, {first})" if "hi" in i.words else f"({factor} * {first})"
+        carry = self.value(CARRY, "p", i) if i.words[0][-1] == "c" else self.constant(Number(0), "p")
+        how = "borrowed" if i.words[0].startswith("sub") else "carried"
+        self.emit(f"v = {how}({first}.view({plain}), {last}.view({plain}), {carry})")
+        given = [*sources, CARRY] if i.words[0][-1] == "c" else sources
+        names = tuple(r.name for source in given for r in registers_of(source))
+        for position, (to, each) in enumerate(((target, plain), (CARRY, "p"))):
+            if position == 0 or "cc" in i.words:
+                self.mark(to, given, f"U.whole({names}, {each!r})", each, i)
+                self.assign(to, f"v[{position}]", each, i)
+
+    def _createpolicy(self, i: Instruction) -> None:
+        """What a cache should keep: nothing that is computed."""
+        self.assign(i.operands[0], self.constant(Number(0), "u64"), "u64", i)
+
+    def _marks_of(self, i: Instruction, meant: arithmetic.Meaning, sources: list, values: list[str]) -> str:
+        """An expression for the marks of a result, of its type's width."""
+        base, names = i.words[0], tuple(r.name for source in sources for r in registers_of(source))
+        plain = [f"u{kind[1:]}" if kind[0] == "f" else kind for kind in (*meant.operands, meant.result)]
+        marks = [self.marks(source, kind) for source, kind in zip(sources, plain)]
+        unsigned = meant.result if meant.result == "p" else f"u{meant.result[1:]}"
+        if base in ("and", "or"):
+            return f"{base}ed({values[0]}, {values[1]}, {marks[0]}, {marks[1]})"
+        if base == "xor":
+            return f"{marks[0]} | {marks[1]}"
+        if base == "setp" and len(sources) == 3 and i.words[2] in ("and", "or"):
+            compared = meant.expression.format(values[0], values[1], i.words[2] == "and")  # with a neutral third
+            both = f"U.whole({names[:-1]}, 'p')"
+            return f"{i.words[2]}ed({compared}, {values[2]}, {both}, {marks[2]})"
+        data = arithmetic.moved(i.opcode, len(sources))
+        if data:
+            steering = tuple(r.name for source in sources[data:] for r in registers_of(source))
+            moved = meant.expression.format(*marks[:data], *values[data:])
+            return f"({moved})" + (f" | U.whole({steering}, {unsigned!r}).view({plain[-1]})" if steering else "")
+        if base == "cvt" and i.words[-2].endswith("x2") and len(sources) == 2:
+            high, low = (tuple(r.name for r in registers_of(source)) for source in sources)
+            half = f"u{int(meant.result[1:]) // 2}"
+            return f"pack(U.whole({low}, {half!r}), U.whole({high}, {half!r}))"
+        if i.words[-1].endswith("x2") and base != "cvt":
+            return f"U.halves({names}, {unsigned!r})"
+        return f"U.whole({names}, {unsigned!r})"
 
     def _compared_pairs(self, i: Instruction, meant, targets) -> None:
         """setp of pairs of halves: a predicate for the lower ones and one for the upper ones."""
         if not i.words[-1].endswith("x2"):
             raise Unsupported(f"form of {i.opcode}", i.location)
-        values = [self.value(source, "u32", i) for source in i.operands[1:]]
+        pair, joined = i.operands[1:3], i.operands[3:]
+        values = [self.value(source, "u32", i) for source in pair]
+        third = [self.value(source, "p", i) for source in joined]
+        names = tuple(r.name for source in i.operands[1:] for r in registers_of(source))
         for side, target in enumerate(targets):
-            self.assign(target, meant.expression.format(*(f"halves({v})[{side}]" for v in values)), "p", i)
+            self.mark(target, i.operands[1:], f"U.whole({names}, 'p')", "p", i)
+            self.assign(target, meant.expression.format(*(f"halves({v})[{side}]" for v in values), *third), "p", i)
 
     def _mov(self, i: Instruction) -> None:
         target, source = i.operands
@@ -268,89 +221,97 @@ class _Writer:
             part = int(whole[1:]) // 4
             self.emit(f"v = {self.value(source, whole, i)}")
             for position, destination in enumerate(target.parts):
+                shifted = f"({self.marks(source, whole)} >> {whole}({position * part})).astype(u{part})"
+                self.mark(destination, (source,), shifted, f"u{part}", i)
                 self.assign(destination, f"(v >> {whole}({position * part})).astype(u{part})", f"u{part}", i)
             return None
         half = f"u{int(whole[1:]) // 2}"
         self.emit(f"low, high = halves({self.value(source, whole, i)})")
-        for part, text in zip(target.parts, ("low", "high"), strict=True):
+        for side, (part, text) in enumerate(zip(target.parts, ("low", "high"), strict=True)):
+            self.mark(part, (source,), f"halves({self.marks(source, whole)})[{side}]", half, i)
             self.assign(part, text, half, i)
         return None
 
     def _ld(self, i: Instruction) -> None:
         space, kind, size, targets = self._access(i, i.operands[0])
         if space == "param":
-            base = i.operands[1].base
-            if isinstance(base, Name):
-                text = f"M.parameters[{self.parameters[base.text]}]"
-            else:
-                text = f"M.parameter({self.address(i.operands[1], 'u64', i)})"
-            self.assign(i.operands[0], f"{text}.astype(u{8 * size})", f"u{8 * size}", i)
-            return
+            return self._parameter(i, kind, size)
+        self.unhinted(i)
         address = self.address(i.operands[1], "u64" if space == "global" else "u32", i)
+        self.use(i.operands[1:], "an address", i)
         kept = "None" if i.guard is None else self.values(targets, f"u{8 * size}", i)
         call = f"M.{_SPACES[space]}.load({i.index}, {address}, {self.guard(i)}, {size}, {len(targets)}, {kept})"
         self.emit(f"v = {call}")
+        self.load_marks(targets, f"u{8 * size}", kind, i)
         for position, target in enumerate(targets):
-            self.assign(target, _viewed(f"v[{position}]", f"u{8 * size}", kind), kind, i, kept=True)
+            self.assign(target, viewed(f"v[{position}]", f"u{8 * size}", kind), kind, i, kept=True)
+        return None
+
+    def _parameter(self, i: Instruction, kind: str, size: int) -> None:
+        target, address = i.operands
+        if isinstance(address.base, Name):
+            text = f"M.parameter_part({self.parameters[address.base.text]}, {address.offset}, u{8 * size})"
+        else:
+            text = f"M.parameter({self.address(address, 'u64', i)}).astype(u{8 * size})"
+        self.assign(target, viewed(text, f"u{8 * size}", kind), kind, i)
 
     def _st(self, i: Instruction) -> None:
         space, _, size, sources = self._access(i, i.operands[1])
+        self.unhinted(i)
         address = self.address(i.operands[0], "u64" if space == "global" else "u32", i)
         values = self.values(sources, f"u{8 * size}", i)
-        self.emit(f"M.{_SPACES[space]}.store({i.index}, {address}, {self.guard(i)}, {size}, {values})")
+        self.use(i.operands[:1], "an address", i)
+        marks = ""
+        if space == "global":
+            self.use(i.operands[1:], "stored in global memory", i)
+        else:
+            names = [r.name for source in sources for r in registers_of(source)]
+            marks = f", U.taken({tuple(names)}, u{8 * size}) if T else None"
+        self.emit(f"M.{_SPACES[space]}.store({i.index}, {address}, {self.guard(i)}, {size}, {values}{marks})")
+
+    def unhinted(self, i: Instruction) -> None:
+        """Drops the last operand of an instruction that tells caches what to keep."""
+        if "L2::cache_hint" in i.words:
+            i.operands = i.operands[:-1]
 
     def _red(self, i: Instruction) -> None:
-        self._accumulate(i, *i.operands)
+        self._exchange(i, Name("_"), *i.operands)
 
     def _atom(self, i: Instruction) -> None:
-        target, *sources = i.operands
-        if any(r.name in self.read for r in registers_of(target)):
-            raise Unsupported(f"opcode {i.opcode} whose result is used is not executed by this machine", i.location)
-        self._accumulate(i, *sources)
+        self._exchange(i, *i.operands)
 
-    def _accumulate(self, i: Instruction, destination: Address, *values: object) -> None:
-        words = [w for w in i.words[1:] if w not in _ATOMIC_MODES]
-        known = len(words) == 2 and words[0] in ACCUMULATED and words[1] in _ATOMIC_TYPES
-        if i.words[1] != "global" or len(values) != 1 or not known:
-            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
-        kind = _ATOMIC_TYPES[words[1]]
-        value = self.value(values[0], f"u{_bits(kind)}" if kind != "f32" else "u32", i)
-        address = self.address(destination, "u64", i)
-        call = f"{i.index}, {address}, {self.guard(i)}, '{words[0]}', {kind}, {value}"
-        self.emit(f"M.memory.accumulate({call})")
+    def _exchange(self, i: Instruction, target: object, place: Address, *values: object) -> None:
+        """An atomic operation: cas compares with the first of two values and stores the second."""
+        modes = set(i.words[1:]) & _ATOMIC_MODES
+        operation, kind = (word for word in i.words[1:] if word not in _ATOMIC_MODES)
+        space = "shared" if modes & {"shared", "shared::cta"} else "global"
+        plain = f"u{8 * np.dtype(atomics.TYPES[kind]).itemsize}"
+        if len(values) != 1 + (operation == "cas"):
+            raise Unsupported(f"operands of {i.opcode}", i.location)
+        *compared, value = (self.value(each, plain, i) for each in values)
+        address = self.address(place, "u64" if space == "global" else "u32", i)
+        self.use([place, *values], f"taken into {space} memory", i)
+        wanted = any(r.name in self.read for r in registers_of(target))
+        orders = bool(modes & {"acquire", "acq_rel"}), bool(modes & {"release", "acq_rel"})
+        call = (
+            f"M.{_SPACES[space]}.exchange({i.index}, {address}, {self.guard(i)}, {(operation, kind)}, {orders}, {value}"
+        )
+        self.emit(f"v = {call}, {compared[0] if compared else None}, {wanted})")
+        self.mark(target, (), self.constant(Number(0), plain), plain, i)
+        if wanted:
+            self.assign(target, "v", plain, i)
 
     def _access(self, i: Instruction, data: object) -> tuple[str, str, int, tuple]:
-        """Of a load or store: address space, type, bytes an element, registers."""
+        """Address space, type, bytes an element and registers of a load or store."""
         words = [w for w in i.words[1:] if not w.startswith(("L1::", "L2::")) and w not in _LOAD_MODES]
-        space, kind = words[0].split("::")[0], arithmetic._TYPES.get(words[-1])
+        space, kind = words[0].split("::")[0], arithmetic.TYPES[words[-1]]
         count = int(words[1][1:]) if len(words) == 3 and words[1][0] == "v" else 1
-        if space not in ("param", "global", "shared") or kind is None or len(words) != (3 if count > 1 else 2):
-            raise Unsupported(f"opcode {i.opcode} is not known", i.location)
+        if int(kind[1:]) // 8 * count > 16:
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         registers = data.parts if isinstance(data, Vector) else (data,)
-        if len(registers) != count or len(i.operands) != 2:
+        if len(registers) != count or len(i.operands) != 2 + ("L2::cache_hint" in i.words):
             raise Unsupported(f"operands of {i.opcode}", i.location)
         return space, kind, int(kind[1:]) // 8, registers
-
-    def _shfl(self, i: Instruction) -> None:
-        target, source, lane, clamp, _ = i.operands
-        if isinstance(target, Vector) or i.words[1] != "sync" or not isinstance(clamp, Number):
-            raise Unsupported(f"form of {i.opcode}", i.location)
-        sources = f"{self.value(source, 'u32', i)}, {self.value(lane, 'u32', i)}, {clamp.value}"
-        self.assign(target, f"M.shuffle({i.index}, '{i.words[2]}', {sources})", "u32", i)
-
-    def _vote(self, i: Instruction) -> None:
-        target, source, _ = i.operands
-        mode = i.words[2]
-        self.assign(target, f"M.vote({i.index}, '{mode}', {self.value(source, 'p', i)})",
-                    "u32" if mode == "ballot" else "p", i)  # fmt: skip
-
-    def _bar(self, i: Instruction) -> None:
-        if i.opcode == "bar.warp.sync":
-            self.emit(f"M.warp_barrier({i.index})")
-        elif i.opcode == "bar.sync" and len(i.operands) == 1 and i.guard is None:
-            self.emit(f"M.barrier({i.index}, {self.value(i.operands[0], 'u32', i)})")
-        else:
-            raise Unsupported(f"form of {i.opcode}", i.location)
 
     def _cp(self, i: Instruction) -> None:
         if i.opcode == "cp.async.commit_group":
@@ -360,9 +321,13 @@ class _Writer:
         elif i.opcode == "cp.async.wait_all":
             self.emit(f"M.copies.commit({i.index})")
             self.emit(f"M.copies.wait({i.index}, 0)")
-        elif i.words[:3] in (["cp", "async", "ca"], ["cp", "async", "cg"]) and len(i.operands) in (3, 4):
+        elif i.words[:3] in (["cp", "async", "ca"], ["cp", "async", "cg"]):
+            self.unhinted(i)
+            if len(i.operands) not in (3, 4):
+                raise Unsupported(f"operands of {i.opcode}", i.location)
             destination, source = self.address(i.operands[0], "u32", i), self.address(i.operands[1], "u64", i)
             count = self.value(i.operands[3], "u32", i) if len(i.operands) == 4 else "None"
+            self.use(i.operands, "an address or a size", i)
             self.emit(
                 f"M.copies.issue({i.index}, {destination}, {source}, {self.guard(i)}, {i.operands[2].value}, {count})"
             )
@@ -372,14 +337,18 @@ class _Writer:
     def _ldmatrix(self, i: Instruction) -> None:
         count = self._fragments(i)
         address = self.address(i.operands[1], "u32", i)
+        self.use(i.operands[1:], "an address", i)
         self.emit(f"v = M.matrices.load({i.index}, {address}, {count}, {'trans' in i.words})")
+        self.load_marks(i.operands[0].parts, "u32", "u32", i)
         self.assign_elements(i.operands[0].parts, "u32", i)
 
     def _stmatrix(self, i: Instruction) -> None:
         count = self._fragments(i)
         address = self.address(i.operands[0], "u32", i)
         values = self.values(i.operands[1].parts, "u32", i)
-        self.emit(f"M.matrices.store({i.index}, {address}, {count}, {'trans' in i.words}, {values})")
+        self.use(i.operands[:1], "an address", i)
+        marks = f"U.taken({tuple(r.name for r in registers_of(i.operands[1]))}, u32) if T else None"
+        self.emit(f"M.matrices.store({i.index}, {address}, {count}, {'trans' in i.words}, {values}, {marks})")
 
     def _fragments(self, i: Instruction) -> int:
         words = [w for w in i.words[1:] if w != "trans"]
@@ -388,17 +357,26 @@ class _Writer:
         return int(words[3][1:])
 
     def _mma(self, i: Instruction) -> None:
-        shape, result, a, b, c = i.words[3], *i.words[-4:]
-        if (shape, a) not in _SHAPES or a != b or (result, c) != ("f32", "f32") or i.words[4:6] != ["row", "col"]:
-            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
+        of_sums, a, b, _ = i.words[-4:]
+        if i.guard is not None:
+            raise Unsupported(f"form of {i.opcode}", i.location)
         sums, *operands = i.operands
-        fragments = [self.values(o.parts, kind, i) for o, kind in zip(operands, ("u32", "u32", "f32"), strict=True)]
-        self.emit(f"v = M.matrices.multiply({i.index}, '{a}', {', '.join(fragments)})")
-        self.assign_elements(sums.parts, "f32", i)
+        register = "u64" if a == "f64" else "u32"
+        fragments = [self.values(operand.parts, register, i) for operand in operands]
+        names = [r.name for o in operands for r in registers_of(o)]
+        marks = ["(" + "".join(f"{self.marks(part, register)}, " for part in o.parts) + ")" for o in operands]
+        kinds = (a, b, of_sums)
+        self.follow(names, f"U.loaded(U.origin({tuple(names)}), M.matrices.unknown({kinds}, {', '.join(marks)}))")
+        self.load_marks(sums.parts, register, register, i)
+        held = "satfinite" in i.words
+        self.emit(f"v = M.matrices.multiply({i.index}, {kinds}, {held}, {', '.join(fragments)})")
+        self.assign_elements(sums.parts, register, i)
 
     def _wgmma(self, i: Instruction) -> None:
         word = i.words[1]
         if word == "fence":
+            self.touched = set()
+            self.emit("M.groups.fence()")
             return
         if word == "commit_group":
             self.emit(f"M.groups.commit({i.index})")
@@ -408,40 +386,29 @@ class _Writer:
             self._wgmma_product(i)
 
     def _wgmma_product(self, i: Instruction) -> None:
-        shape, result, a, b = i.words[4:]
-        if result != "f32" or a != b or a not in ("bf16", "f16", "tf32") or i.guard is not None:
+        shape, of_sums, a, b = i.words[4:8]
+        if i.guard is not None:
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         sums, left, right, scale, *signs = i.operands
         from_registers = isinstance(left, Vector)
         flags = [flag.value for flag in signs]  # the factors of a and b, then what lies transposed
-        if flags[:2] != [1, 1]:
+        if flags[:2] not in ([1, 1], []):  # whole numbers have none
             raise Unsupported(f"{i.opcode} with a sign turned", i.location)
         first = self.values(left.parts, "u32", i) if from_registers else self.values((left,), "u64", i)
-        old = self.values(sums.parts, "f32", i)
+        old = self.values(sums.parts, "u32", i)
         columns, depth = (int(n) for n in shape[4:].split("k"))
         names = tuple(part.name for part in sums.parts)
-        turned = tuple(flags[2:]) if not from_registers else (0, *flags[2:])
+        taken = names + (tuple(part.name for part in left.parts) if from_registers else ())
+        self.tell_touched()
+        self.emit(f"M.groups.check_fence({i.index}, {taken})")
+        self.use([right, scale] if from_registers else [left, right, scale], "a descriptor or a scale", i)
+        marks = f"U.taken({taken[len(names) :]}, u32) if T else None" if from_registers else "None"
+        transposed = [*flags[2:], 0, 0]  # of 16-bit types alone, and of what lies in shared memory
+        turned = (0, transposed[0]) if from_registers else tuple(transposed[:2])
         self.emit(
-            f"v = M.groups.multiply({i.index}, '{a}', {columns}, {depth}, {from_registers}, {first}, "
-            f"{self.value(right, 'u64', i)}, {self.value(scale, 'p', i)}, {turned}, {old}, {names!r})"
+            f"v = M.groups.multiply({i.index}, {(a, b, of_sums)}, {'satfinite' in i.words}, {columns}, {depth}, "
+            f"{from_registers}, {first}, {self.value(right, 'u64', i)}, {self.value(scale, 'p', i)}, {turned}, "
+            f"{old}, {names!r}, {marks})"
         )
-        self.assign_elements(sums.parts, "f32", i)
-
-
-_SHAPES = {("m16n8k16", "bf16"), ("m16n8k16", "f16"), ("m16n8k8", "tf32"), ("m16n8k8", "bf16"), ("m16n8k8", "f16")}
-
-
-def _bits(kind: str) -> int:
-    return 1 if kind == "p" else int(kind[1:])
-
-
-def _variable(name: str) -> str:
-    return name.replace("%", "").replace("$", "_")
-
-
-def _viewed(text: str, kind: str, wanted: str) -> str:
-    if kind == wanted:
-        return text
-    if _bits(kind) == _bits(wanted):
-        return f"{text}.view({wanted})"
-    return f"{text}.astype(u{_bits(wanted)})" + ("" if wanted[0] == "u" else f".view({wanted})")
+        self.follow(["", *names, *taken], f"U.summed({i.index}, {names}, {taken}, {self.value(scale, 'p', i)})")
+        self.assign_elements(sums.parts, "u32", i)

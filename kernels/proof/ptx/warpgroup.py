@@ -7,16 +7,20 @@ with 16, 32 or 64 elements of the rows, `stride` bytes lead to the next eight of
 elements of the rows. A swizzle exchanges address bits 4 to 6 by those that lie three higher.
 
 A product may read its operands, and its sums be unfinished, until wgmma.wait_group: sums that are used before are
-reported, and memory that is written before is a race.
+reported, and memory that is written before is a race. wgmma.fence must lie between any other instruction that touches
+its registers and the product, and before the first; fence.proxy.async between what threads wrote and the product that
+reads it (shared.py).
 Source: NVIDIA, "PTX ISA", chapters 9.7.15.5 (layouts and descriptors) and 9.7.15.5.2 (fragments).
 """
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from fasttfm.kernels.proof.ptx.faults import Unsupported
-from fasttfm.kernels.proof.ptx.matrices import widened
+from fasttfm.kernels.proof.ptx.matrices import SIZES, elements, marked, sum_marks, summed
 from fasttfm.kernels.proof.ptx.races import COLLECTIVE
 
 _SWIZZLES = {1: 128, 2: 64, 3: 32}
@@ -54,6 +58,18 @@ class Groups:
         """Registers whose product was not waited for, and its group."""
         self.reading: list[tuple] = []
         """(group, instruction, addresses) of operands that may still be read."""
+        self.touched: set[str] = set()
+        """Registers that other instructions read or wrote since the last wgmma.fence."""
+        self.fenced = False
+
+    def fence(self) -> None:
+        self.touched, self.fenced = set(), True
+
+    def check_fence(self, index: int, names) -> None:
+        """A product takes registers: a fence must have come since others touched them."""
+        if self.run.checks and (not self.fenced or not self.touched.isdisjoint(names)):
+            message = "a product takes registers that others touched with no wgmma.fence in between"
+            self.run.fault("fence", index, message)
 
     def commit(self, index: int) -> None:
         self.committed += 1
@@ -88,25 +104,40 @@ class Groups:
         if self.run.checks:
             self.run.races.read(index, address, mask, 2, np.full((1, 1), COLLECTIVE, np.int64))
 
-    def multiply(self, index, kind, columns, depth, from_registers, left, right, scale, turned, old, names):
-        """The new sums, columns / 2 registers a thread: (64, columns) for each of the program's warpgroups."""
+    def multiply(
+        self, index, kinds, held, columns, depth, from_registers, left, right, scale, turned, old, names, marks
+    ):
+        """The new sums, columns / 2 registers a thread: (64, columns) for each of the program's warpgroups. marks: of
+        the registers of the left operand, or None."""
         run = self.run
         if not self.count or run.width % 128:
             raise Unsupported("wgmma needs groups of four warps", run.launch.code.instructions[index].location)
+        unknown: list[np.ndarray] = []
+        """Whether elements of the sums are undefined: (programs, groups, 64 or 1, columns or 1)."""
         if from_registers:
-            a = self.fragments(left, kind)
+            a = self.fragments(left, kinds[0])
+            if marks is not None:
+                found = self.fragments([marked(r, kinds[0]) for r in map(run.spread, marks)], kinds[0])
+                unknown.append(found.any(-1, keepdims=True))
         else:
-            a = self.operand(index, left[0], 64, depth, kind, bool(turned[0]))
-        b = self.operand(index, right, columns, depth, kind, bool(turned[1]))
+            a = self.operand(index, left[0], 64, depth, kinds[0], bool(turned[0]), unknown)
+        b = self.operand(index, right, columns, depth, kinds[1], bool(turned[1]), unknown, across=True)
         product = np.matmul(a, b.swapaxes(-1, -2))  # (programs, groups, 64, columns)
-        tiles = product.reshape(len(product), self.count, 4, 2, 8, columns // 8, 4, 2)
-        shape = (len(product), run.width)
-        made = []
-        for position, before in enumerate(old):
-            piece = tiles[:, :, :, position // 2 % 2, :, position // 4, :, position % 2].reshape(shape)
-            made.append(np.where(scale, before + piece, piece))
-            self.open[names[position]] = self.committed
+        before = [np.where(scale, each, np.uint32(0)) for each in old]
+        made = summed([self.piece(product, position) for position in range(columns // 2)], before, kinds[2], held)
+        self.open.update(dict.fromkeys(names, self.committed))
+        if unknown:
+            shape = (run.programs, self.count, 64, columns)
+            found = functools.reduce(np.logical_or, (np.broadcast_to(each, shape) for each in unknown))
+            pieces = [self.piece(found, position) for position in range(columns // 2)]
+            run.undefined.loaded(index, sum_marks(pieces, [np.zeros((1, 1), np.uint32)] * len(old), kinds[2]))
         return made
+
+    def piece(self, sums: np.ndarray, position: int) -> np.ndarray:
+        """Each thread's register of this number of sums (programs, groups, 64, columns)."""
+        tiles = sums.reshape(len(sums), self.count, 4, 2, 8, sums.shape[-1] // 8, 4, 2)
+        shape = (len(sums), self.run.width)
+        return tiles[:, :, :, position // 2 % 2, :, position // 4, :, position % 2].reshape(shape)
 
     def fragments(self, registers, kind) -> np.ndarray:
         """Operand a from registers, (programs, groups, 64, depth): as mma's, 16 rows a warp."""
@@ -114,9 +145,10 @@ class Groups:
         warps = matrices.left(registers, kind)
         return warps.reshape(len(warps), self.count, 64, warps.shape[-1])
 
-    def operand(self, index, descriptor, rows, depth, kind, turned) -> np.ndarray:
-        """(programs, groups, rows, depth) float32, from shared memory."""
-        run, size = self.run, 4 if kind == "tf32" else 2
+    def operand(self, index, descriptor, rows, depth, kind, turned, unknown, *, across=False) -> np.ndarray:
+        """(programs, groups, rows, depth) numbers, from shared memory. unknown: takes its rows with undefined elements,
+        as columns of the sums where across."""
+        run, size = self.run, SIZES[kind]
         descriptor = run.spread(descriptor).reshape(descriptor.shape[0], self.count, 128)
         if (descriptor != descriptor[:, :, :1]).any():
             run.fault("divergence", index, "the threads of a warpgroup have different matrix descriptors")
@@ -126,13 +158,16 @@ class Groups:
             raise Unsupported(str(error), run.launch.code.instructions[index].location) from None
         flat = address.reshape(len(address), -1).astype(np.uint32)
         mask = run.active if run.active is None or run.active.shape[1] == 1 else run.active.any(1, keepdims=True)
-        inside = run.shared.positions(index, flat, mask, size)
-        raw = run.shared.flat[size].take(inside + run.shared.rows[size])
-        run.shared.check_written(index, raw, mask, size)
+        inside = run.shared.positions(index, flat, mask, size) + run.shared.rows[size]
+        shape = (run.programs, self.count, rows, depth)
+        if run.checks:
+            run.shared.proxies.check(index, inside, size, mask)
+            marks = run.shared.unwritten(inside, size)
+            if marks is not None:
+                found = marks.reshape(shape).any(-1)
+                unknown.append(found[:, :, None, :] if across else found[..., None])
+        raw = run.shared.flat[size].take(inside)
         entry = (self.committed, index, flat, mask)
         self.log(entry)
         self.reading.append(entry)
-        raw = raw.reshape(run.programs, self.count, rows, depth)
-        if kind == "tf32":
-            return widened(raw, kind)[..., 0]
-        return widened(np.ascontiguousarray(raw).view(np.uint32), kind).reshape(raw.shape)
+        return elements(raw.reshape(shape), kind)

@@ -1,0 +1,127 @@
+"""Which bytes of a tensor nobody wrote yet: kept from its allocation on, by PyTorch's operators and by kernels.
+
+Inside Allocations torch.empty and its like mark what they allocate; an operator that writes a tensor, or a view of one,
+takes the marks from its elements, and so does Tensor.numpy(), behind whose back anything may be written. What is
+marked holds POISON besides, a NaN, so that results which nobody computed are seen, and bytes that differ from it are
+taken for written. Marks go with their storage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+POISON = {2: np.uint16(0xFFA5), 4: np.uint32(0xFFA5FFA5), 8: np.uint64(0xFFA5FFA5FFA5FFA5)}
+_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+_marked: dict[int, tuple[StorageWeakRef, np.ndarray]] = {}
+"""Address of a storage -> the storage, and its bytes' marks: 0xFF where nobody wrote."""
+
+
+def mark(tensor: torch.Tensor) -> None:
+    """Nobody wrote this tensor's storage: fills it with POISON."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+        raw = bytes_of(storage)
+        raw[0::2], raw[1::2] = int(POISON[2]) & 255, int(POISON[2]) >> 8
+        _marked[storage.data_ptr()] = StorageWeakRef(storage), np.full(storage.nbytes(), 0xFF, dtype=np.uint8)
+
+
+def _kept(storage: torch.UntypedStorage) -> np.ndarray | None:
+    """The marks of this very storage: another may have lain at its address."""
+    found = _marked.get(storage.data_ptr())
+    if found is None:
+        return None
+    marked, marks = found
+    if marked.expired() or marked.cdata != StorageWeakRef(storage).cdata or len(marks) != storage.nbytes():
+        del _marked[storage.data_ptr()]
+        return None
+    return marks
+
+
+def marks_of(storage: torch.UntypedStorage) -> np.ndarray | None:
+    """The marks of a storage, to be changed in place by who writes it; None where all of it was written."""
+    marks = _kept(storage)
+    if marks is None:
+        return None
+    raw = bytes_of(storage)
+    marks[0::2][raw[0::2] != int(POISON[2]) & 255] = 0
+    marks[1::2][raw[1::2] != int(POISON[2]) >> 8] = 0
+    if not marks.any():
+        del _marked[storage.data_ptr()]
+        return None
+    return marks
+
+
+def written(tensor: torch.Tensor) -> None:
+    """Somebody wrote the elements of a tensor."""
+    if not _marked or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return
+    storage = tensor.untyped_storage()
+    kept = _kept(storage)
+    if kept is None:
+        return
+    width, marks = tensor.element_size(), torch.from_numpy(kept)
+    if tensor.is_contiguous() and tensor.numel() * width == len(marks):
+        del _marked[storage.data_ptr()]
+        return
+    elements = marks[: len(marks) // width * width].view(-1, width)
+    strides = (*(stride * width for stride in tensor.stride()), 1)
+    torch.as_strided(elements, (*tensor.shape, width), strides, tensor.storage_offset() * width).fill_(0)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> np.ndarray:
+    """A storage's memory itself, not a copy."""
+    raw: Any = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    return np.frombuffer(raw, dtype=np.uint8)
+
+
+class Allocations(TorchDispatchMode):
+    """Inside the block PyTorch's operators keep the marks."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and func._schema.name.split("::")[1] in _EMPTY:
+            if type(result) is torch.Tensor:
+                mark(result)
+            return result
+        if _marked:
+            views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+            given = [
+                a for a, s in _by_argument(func, args, kwargs) if s.alias_info is not None and s.alias_info.is_write
+            ]
+            for value in tree_leaves(given if views else [given, result]):
+                if type(value) in (torch.Tensor, torch.nn.Parameter):
+                    written(value)
+        return result
+
+    def __enter__(self):
+        self._numpy = mock.patch.object(torch.Tensor, "numpy", _seen(torch.Tensor.numpy))
+        self._numpy.start()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self._numpy.stop()
+        return super().__exit__(*error)
+
+
+def _by_argument(func, args, kwargs):
+    """Arguments of a call with their place in the operator's schema."""
+    declared = func._schema.arguments
+    yield from zip(args, declared)
+    named = {argument.name: argument for argument in declared}
+    yield from ((value, named[name]) for name, value in (kwargs or {}).items() if name in named)
+
+
+def _seen(numpy):
+    def as_array(tensor: torch.Tensor, *args: Any, **options: Any) -> np.ndarray:
+        written(tensor)
+        return numpy(tensor, *args, **options)
+
+    return as_array
