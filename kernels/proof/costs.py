@@ -15,14 +15,14 @@ _SINGLE = 4  # bytes of a float32
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one or more launches."""
+    """The cost of one or more launches."""
 
     flops: int = 0
     """Of matrix products, two a multiply-add; pointwise work is not counted."""
     bytes: int = 0
     launches: int = 0
     philox: int = 0
-    """Philox blocks drawn: four words, eight 16-bit lanes each."""
+    """Philox blocks drawn: four words, sixteen bytes each."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -58,8 +58,15 @@ H200 = Machine(flops=790e12, bandwidth=4.3e12)
 """Rates published for large cuBLAS products and copies; the floors of the plan are computed from them."""
 
 
-def _blocks(rows: int, columns: int) -> int:
-    return rows * -(-columns // 8)
+def _blocks(rows: int, columns: int, held: int = 8) -> int:
+    """Philox blocks that are drawn where a thread holds that many neighbours: row-wise kernels load 16 bytes of half
+    precision, and two threads draw a block each to take half of it."""
+    return rows * -(-columns // held)
+
+
+def _held(keys: int) -> int:
+    """Neighbouring keys of a thread in attention's scores (philox.spread)."""
+    return 16 if keys > 32 else 8 if keys > 16 else 4
 
 
 def linear(M: int, N: int, F: int, size: int) -> Cost:
@@ -80,7 +87,7 @@ def attention(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool
         flops=4 * B * H * scores * D,
         bytes=B * H * (size * D * (2 * L + 2 * S) + _SINGLE * L),
         launches=1,
-        philox=B * H * _blocks(L, S) if dropout else 0,
+        philox=B * H * _blocks(L, S, _held(S)) if dropout else 0,
     )
 
 
@@ -90,7 +97,7 @@ def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, 
         flops=10 * B * H * _scores(L, S, causal) * D,
         bytes=B * H * (size * D * (3 * L + 4 * S) + _SINGLE * L),
         launches=1,
-        philox=B * H * _blocks(L, S) if dropout else 0,
+        philox=B * H * _blocks(L, S, 16) if dropout else 0,
     )
 
 
@@ -99,7 +106,7 @@ def attention_backward_long(B: int, H: int, L: int, S: int, D: int, size: int, *
     scores = _scores(L, S, causal)
     queries = Cost(6 * B * H * scores * D, B * H * (size * D * (4 * L + 2 * S) + 2 * _SINGLE * L), 1)
     keys = Cost(8 * B * H * scores * D, B * H * (size * D * (2 * L + 4 * S) + 2 * _SINGLE * L), 1)
-    drawn = Cost(philox=2 * B * H * _blocks(L, S)) if dropout else Cost()
+    drawn = Cost(philox=B * H * (_blocks(L, S, _held(S)) + _blocks(L, S, 16))) if dropout else Cost()
     return queries + keys + drawn
 
 

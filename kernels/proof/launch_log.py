@@ -106,8 +106,8 @@ class _Operators(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _sort_launches(self, x: torch.Tensor) -> int:
-        """Of one row: places, their copy and the values', and the sort; or places, histogram, prefix sum and a pass a
-        byte (cub::DeviceRadixSort), whose clearing of counters is left out."""
+        """Launches that sort one row: places, their copy and the values', and the sort; or places, histogram, prefix
+        sum and a pass a byte (cub::DeviceRadixSort), whose clearing of counters is left out."""
         return 3 + x.element_size() if self._log.long_sorts or x.numel() > _SMALL_SORT else 4
 
 
@@ -128,7 +128,7 @@ def _interpreted_launches(log: LaunchLog) -> Iterator[None]:
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         log.triton[_name(self.fn)] += 1
-        with _disable_current_modes():  # what the interpreter does with tensors is no launch
+        with _disable_current_modes():  # what the interpreter does with tensors is not a launch
             return run(self, *args, **kwargs)
 
     with mock.patch.object(interpreter.GridExecutor, "__call__", counted):

@@ -29,13 +29,14 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import fasttfm.kernels
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import report as compile_report
+from fasttfm.kernels.proof.ledger import counted
+from fasttfm.kernels.proof.ledger.counted import Counted
 from fasttfm.kernels.proof.resources import Resources
 
 
@@ -53,6 +54,8 @@ class Outcome:
     resources: Resources | None
     error: str = ""
     """Why it did not compile, when resources is None."""
+    counted: Counted | None = None
+    """What the ledger read in the machine code."""
 
 
 @functools.cache
@@ -84,7 +87,7 @@ def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterat
 
 
 def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
-    """Of every kernel on every chip the first case and the recorded one with the most spills, then registers."""
+    """The first case of every kernel on every chip, and the recorded one with the most spills, then registers."""
     _, recorded = budgets.read()
     unknown = Resources(0, 0, 0, 0)
     chosen: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
@@ -96,51 +99,15 @@ def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
 
 
 def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
-    """The cases that budgets.csv does not have."""
+    """The cases that budgets.csv does not have, or has without a bound."""
     _, recorded = budgets.read()
-    return [task for task, case in cases.items() if budgets.key(CHIPS[task.chip], case) not in recorded]
-
-
-def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], list]]:
-    """Signature, constants and attributes as triton.compiler.ASTSource takes them: a value in a tuple by its path."""
-    constants: dict[tuple[int, ...], Any] = {}
-    attributes: dict[tuple[int, ...], list] = {}
-
-    def described(value: Any, path: tuple[int, ...], constant: bool = False) -> Any:
-        if isinstance(value, tuple) and not constant:
-            parts = [described(each, (*path, i)) for i, each in enumerate(value)]
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        if constant or not isinstance(value, str):
-            constants[path] = value
-            return "constexpr"
-        kind, _, divisor = value.partition(":")
-        if divisor or kind.startswith("*"):
-            attributes[path] = [["tt.divisibility", 16]]
-        return kind
-
-    signature = {
-        parameter.name: described(case.arguments[parameter.name], (index,), parameter.is_constexpr)
-        for index, parameter in enumerate(case.kernel.params)
-    }
-    return signature, constants, attributes
+    known = {key for key, needs in recorded.items() if needs.bound}
+    return [task for task, case in cases.items() if budgets.key(CHIPS[task.chip], case) not in known]
 
 
 def compile_case(chip: Chip, case: CompileCase) -> Resources:
-    """Compiles one case; Triton must not be in its interpreter."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from fasttfm.kernels.jit import OPTIONS
-    from fasttfm.kernels.proof import resources
-
-    target = GPUTarget("cuda", chip.capability, 32) if chip.capability else GPUTarget("hip", chip.name, 64)
-    compiled = triton.compile(
-        ASTSource(case.kernel, *specialization(case)),
-        target=target,
-        options={"num_warps": case.num_warps, "num_stages": case.num_stages, **OPTIONS},
-    )
-    return resources.read(compiled, compiled.metadata.shared)
+    """Compiles and counts one case; Triton must not be in its interpreter."""
+    return counted.of_case(chip, case).resources
 
 
 def _start_worker() -> None:
@@ -162,7 +129,8 @@ def _run(task: Task) -> Outcome:
     if os.getppid() not in _parent:  # nobody waits for the outcome any more
         os._exit(1)
     try:
-        return Outcome(compile_case(CHIPS[task.chip], _cases(task.family, task.chip)[task.index]))
+        found = counted.of_case(CHIPS[task.chip], _cases(task.family, task.chip)[task.index])
+        return Outcome(found.resources, counted=found)
     except Exception as error:  # whatever the compiler raises is the outcome
         reason = "; ".join(line for line in str(error).splitlines() if line.strip())
         return Outcome(None, f"{type(error).__name__}: {reason[:400]}")
@@ -247,7 +215,7 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
         "benchmark": "compile_matrix",
         "command": shlex.join(["python", "-m", "fasttfm.kernels.proof.matrix", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "triton": metadata.version("triton"),
         "chips": list(dict.fromkeys(task.chip for task in cases)),
         "cases": len(cases),
@@ -259,8 +227,8 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
         lines.write(json.dumps(record) + "\n")
 
 
-def _commit() -> str | None:
-    """Of the checkout; None where this is installed without one."""
+def commit() -> str | None:
+    """The commit of the checkout; None where this is installed without one."""
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(
@@ -271,7 +239,7 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
-def _progress() -> Callable[[int, int], None]:
+def progress_line() -> Callable[[int, int], None]:
     """Cases done and the time left: one line that is written over on a terminal, elsewhere a line a hundred."""
     began = time.monotonic()
 
@@ -316,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.unrecorded:
         cases = {task: cases[task] for task in unrecorded(cases)}
 
-    outcomes = compile_tasks(list(cases), args.workers, None if args.quiet else _progress())
+    outcomes = compile_tasks(list(cases), args.workers, None if args.quiet else progress_line())
     if args.update_budgets:
         _update(cases, outcomes)
     if args.record:

@@ -12,7 +12,7 @@ from typing import Any
 from fasttfm.kernels.chip import Chip
 
 _NVIDIA_MATRIX = re.compile(r"^\s*(?:@!?%p\d+\s+)?(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", re.MULTILINE)
-_AMD_MATRIX = re.compile(r"^\s*v_mfma_", re.MULTILINE)
+_AMD_MATRIX = re.compile(r"^\s*v_(?:mfma|wmma)_", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,10 @@ class Resources:
     """Bytes of shared memory."""
     matrix: int
     """Matrix instructions in the code (mma, wgmma, tcgen05; mfma), each counted once however often a loop runs it."""
+    bound: float = 0.0
+    """Cycles of a scheduler that the ledger's busiest unit needs for an element of the tile; 0 where not counted."""
+    outside: int = 0
+    """Instructions that no loop over tiles holds."""
 
 
 def read(compiled: Any, shared: int) -> Resources:

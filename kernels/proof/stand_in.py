@@ -38,20 +38,22 @@ class Start(NamedTuple):
 
 
 class StandIn:
-    """As much of a driver as a launch asks for. started: where launches are written down, if anywhere."""
+    """A driver with as much as a launch asks for. started: where launches are written down, if anywhere."""
 
     def __init__(self, chip: str, started: list[Start] | None = None) -> None:
         product = CHIPS[chip]
         self.chip = product
         self._device = _FIRST_DEVICE + list(CHIPS).index(chip)
-        self._target = GPUTarget("cuda", product.capability, 32) if product.capability else GPUTarget("hip", chip, 64)
+        self._target = (
+            GPUTarget("cuda", product.capability, 32) if product.capability else GPUTarget("hip", chip, product.warp)
+        )
         self._started = started
         self.utils = SimpleNamespace(
             load_binary=lambda name, binary, shared, device: (binary, name, 32, 0, 1024),
             get_device_properties=lambda device: {
                 "max_shared_mem": product.shared_memory,
                 "multiprocessor_count": product.processors,
-                "warpSize": 32 if product.capability else 64,
+                "warpSize": product.warp,
             },
         )
 

@@ -1,0 +1,51 @@
+"""Compiles a case for its chip with Triton, without a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.proof.resources import Resources
+
+
+def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], list]]:
+    """Signature, constants and attributes as triton.compiler.ASTSource takes them: a value in a tuple by its path."""
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list] = {}
+
+    def described(value: Any, path: tuple[int, ...], constant: bool = False) -> Any:
+        if isinstance(value, tuple) and not constant:
+            parts = [described(each, (*path, i)) for i, each in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if constant or not isinstance(value, str):
+            constants[path] = value
+            return "constexpr"
+        kind, _, divisor = value.partition(":")
+        if divisor or kind.startswith("*"):
+            attributes[path] = [["tt.divisibility", 16]]
+        return kind
+
+    signature = {
+        parameter.name: described(case.arguments[parameter.name], (index,), parameter.is_constexpr)
+        for index, parameter in enumerate(case.kernel.params)
+    }
+    return signature, constants, attributes
+
+
+def compiled(chip: Chip, case: CompileCase) -> tuple[Any, Resources]:
+    """What triton.compile() makes of a case, and its resources; Triton must not be in its interpreter."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from fasttfm.kernels.jit import OPTIONS
+    from fasttfm.kernels.proof import resources
+
+    target = GPUTarget("cuda", chip.capability, 32) if chip.capability else GPUTarget("hip", chip.name, chip.warp)
+    result = triton.compile(
+        ASTSource(case.kernel, *specialization(case)),
+        target=target,
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages, **OPTIONS},
+    )
+    return result, resources.read(result, result.metadata.shared)

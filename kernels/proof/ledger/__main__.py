@@ -1,0 +1,169 @@
+"""What the kernels' machine code asks of each chip's units, counted without a GPU: a lower bound, and no time.
+
+    ledger --kernels attention --chips sm_80,sm_90   every loop of these cases
+    ledger --record benchmarks/results/ledger.jsonl  all cases on all chips, for the record
+    ledger --peer lib.so --match 'flash_fwd.*<64,'   the cubins inside a shared library
+    ledger my_file.py --chips sm_90                  the Triton kernels that a file launches
+    ledger --search attention.forward --chips sm_80  tiles of a case, the best first
+    ledger --bytes                                   row kernels beside the bandwidth, of what is recorded
+    ledger --validate                                published times beside the bound
+
+ledger stands for python -m fasttfm.kernels.proof.ledger. docs/ledger.md says what such a count can tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.proof import matrix
+from fasttfm.kernels.proof.ledger import bandwidth, collect, peers, published, record, report, search
+from fasttfm.kernels.proof.ledger.report import Row
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    named = _among(parser, "chip", args.chips, CHIPS)
+    _among(parser, "dtype", args.dtypes, DTYPES)
+    for begin in _names(args.kernels) + _names(args.search or ""):
+        if not any(family.startswith(begin) for family in matrix.families()):
+            parser.error(f"no kernel file begins with {begin}: there are {', '.join(matrix.families())}")
+    if sum(map(bool, (args.file, args.peer, args.search, args.bytes, args.validate, args.record))) > 1:
+        parser.error("a file, --peer, --search, --bytes, --validate and --record exclude each other: give one")
+    if args.workers is not None and args.workers < 1:
+        parser.error(f"--workers {args.workers}: at least 1")
+    try:
+        args.match = re.compile(args.match)
+    except re.error as error:
+        parser.error(f"--match {args.match!r} is not a regular expression: {error}")
+    for file in (args.peer, args.file):
+        if file is not None and not file.is_file():
+            parser.error(f"there is no file {file}")
+    if args.record and (args.record.is_dir() or not args.record.parent.is_dir()):
+        parser.error(f"--record {args.record}: a file in a folder that is there")
+    if args.validate or args.bytes:
+        print(published.table() if args.validate else bandwidth.table())
+        return 0
+    if args.peer:
+        return _peer(args)
+    if args.file:
+        return _file(args, named)
+    return _search(args, named) if args.search else _cases(parser, args, named)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _among(parser: argparse.ArgumentParser, what: str, text: str, known: Collection[str]) -> list[str]:
+    """The names between commas; ends the program where one is not known."""
+    if unknown := [name for name in _names(text) if name not in known]:
+        parser.error(f"unknown {what} {', '.join(unknown)}: choose from {', '.join(known)}")
+    return _names(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m fasttfm.kernels.proof.ledger",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", nargs="?", type=Path, help="a Python file that launches Triton kernels on CPU tensors")
+    parser.add_argument("--kernels", default="", help="beginnings of kernel files' names, with commas (default: all)")
+    parser.add_argument("--chips", default="", help="with commas (default: all)")
+    parser.add_argument("--dtypes", default="", help=f"of {', '.join(DTYPES)}, with commas (default: all)")
+    parser.add_argument("--match", default="", help="regular expression that a kernel's name must have a match of")
+    parser.add_argument("--peer", type=Path, metavar="FILE", help="a shared library with CUDA kernels")
+    parser.add_argument(
+        "--search",
+        metavar="FAMILY",
+        help="as attention.forward: every tile of its first case, or of each that --match has",
+    )
+    parser.add_argument("--bytes", action="store_true", help="row kernels: instructions beside what bandwidth leaves")
+    parser.add_argument("--validate", action="store_true", help="the share of the bound that published times reach")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the outcome as JSON, a line a chip")
+    parser.add_argument("--workers", type=int, help="parallel processes (default: one a core)")
+    return parser
+
+
+def _file(args: argparse.Namespace, named: Sequence[str]) -> int:
+    try:
+        found = collect.run_file(args.file, named)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        return _nothing(f"{args.file} cannot be read as Python: {error}")
+    except SystemExit as error:
+        return _nothing(
+            f"{args.file} ended with {error!r} before its kernels were counted: it is run without arguments"
+        )
+    print(report.foreign(found, args.match))
+    return 0 if found else _nothing(f"{args.file} launches no Triton kernel")
+
+
+def _nothing(why: str) -> int:
+    print(why, file=sys.stderr)
+    return 1
+
+
+def _listed(args: argparse.Namespace, named: Sequence[str], kernels: str) -> dict[matrix.Task, CompileCase]:
+    chips = [CHIPS[name] for name in named or CHIPS]
+    dtypes = _names(args.dtypes)
+    return {
+        task: case
+        for task, case in matrix.enumerate_cases(chips, _names(kernels))
+        if (not dtypes or case.dtype in dtypes) and args.match.search(case.name)
+    }
+
+
+def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Sequence[str]) -> int:
+    cases = _listed(args, named, args.kernels)
+    if not cases:
+        parser.error(f"no case of these kernels, chips and dtypes has a match of {args.match.pattern!r}")
+    outcomes = matrix.compile_tasks(list(cases), args.workers, matrix.progress_line())
+    rows: list[Row] = []
+    for task, case in cases.items():
+        if (found := outcomes[task].counted) is not None:
+            rows.append((CHIPS[task.chip], case, found))
+        else:
+            print(f"{task.chip} {case.name} {case.dtype}: {outcomes[task].error}", file=sys.stderr)
+    if args.record:
+        record.write(args.record, rows)
+    else:
+        print(report.table(rows))
+    return 0 if len(rows) == len(cases) else 1
+
+
+def _peer(args: argparse.Namespace) -> int:
+    try:
+        found = list(peers.peers(args.peer, args.match))
+    except ValueError as error:
+        return _nothing(str(error))
+    print(report.of_peers(found))
+    return 0 if found else _nothing(f"no kernel of {args.peer} has a match of {args.match.pattern!r}")
+
+
+def _search(args: argparse.Namespace, named: Sequence[str]) -> int:
+    cases = _listed(args, named, args.search)
+    if not cases:
+        return _nothing(f"no case of {args.search} and these chips and dtypes has a match of {args.match.pattern!r}")
+    chosen: dict[tuple[str, str], tuple[matrix.Task, CompileCase]] = {}
+    for task, case in cases.items():
+        chosen.setdefault((task.chip, "" if not args.match.pattern else case.name + case.dtype), (task, case))
+    for task, case in chosen.values():
+        tried = search.search(CHIPS[task.chip], case)
+        print(report.tried(CHIPS[task.chip], tried))
+        print(search.reason(CHIPS[task.chip], tried, case), end="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was counted is kept")

@@ -1,0 +1,108 @@
+"""Kernels that move bytes: their instructions for an element beside the time that its bytes take.
+
+    share = cycles an element of the busiest unit / cycles in which the memory brings and takes the element's bytes
+
+Below 1 the memory is what such a kernel waits for, if enough warps are resident. Bytes are those that must move:
+each operand once. Cycles are those of the loop that walks over a row, or of the whole program where it has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fasttfm.kernels.compile_case import CHIPS, DTYPES, CompileCase
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof.ledger.products import PRODUCTS, Product
+from fasttfm.kernels.proof.report import aligned
+
+_MOVED = (
+    (r"cross_entropy\.forward/loss", 1),
+    (r"cross_entropy\.", 2),
+    (r"embedding\.forward", 2),
+    (r"embedding\.sum_rows", 1),
+    (r"feed_forward\.activate", 2),
+    (r"feed_forward\.gate/\d", 3),
+    (r"feed_forward\.gate", 4),
+    (r"layer_norm\.forward/.*residual", 4),
+    (r"layer_norm\.forward", 2),
+    (r"layer_norm\w*\.backward/.*(ds|twice).*dropout", 5),
+    (r"layer_norm\w*\.backward/.*(ds|twice|dropout)", 4),
+    (r"layer_norm\w*\.backward", 3),
+    (r"layer_norm_wide\.column_sums", 2),
+    (r"masked_softmax\.(forward/.*dropout|backward)", 3),
+    (r"masked_softmax\.forward", 2),
+    (r"partial_sums", 1),
+    (r"residual_add", 3),
+    (r"rotary", 4),
+)
+"""Beginning of a case's name -> tensors of its dtype of which an element of the tile is read or written; of rotary's
+pairs both halves."""
+
+MOST = 0.70
+"""The share that no kernel of ours may go above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    product: Product
+    case: str
+    dtype: str
+    instructions: float
+    """Cycles of the busiest unit an element."""
+    leaves: float
+    """Cycles in which its bytes move."""
+
+    @property
+    def share(self) -> float:
+        return self.instructions / self.leaves
+
+
+def bytes_moved(name: str, dtype: str) -> int | None:
+    """Bytes that must move for an element of a case's tile; None for a kernel that multiplies matrices."""
+    tensors = next((number for pattern, number in _MOVED if re.match(pattern, name)), None)
+    if tensors is None:
+        return None
+    size = 4 if name.startswith("partial_sums") else DTYPES[dtype]
+    wider = 2 * (4 - size) if "fp32-residual" in name else 0  # the residual stream, read and written
+    return tensors * size + wider
+
+
+def shares(cases: Iterable[tuple[str, str, str, float]]) -> Iterator[Share]:
+    """cases: chip, name, dtype, bound in cycles an element. Of every product with such a chip."""
+    for chip, name, dtype, bound in cases:
+        moved = bytes_moved(name, dtype)
+        if moved is None or not bound:
+            continue
+        for product in PRODUCTS.values():
+            if product.chip == chip:
+                cycle = product.bandwidth / product.clock / product.schedulers  # bytes a cycle and scheduler
+                yield Share(product, name, dtype, bound, moved * CHIPS[chip].warp / cycle)
+
+
+def recorded() -> list[Share]:
+    """The shares of all cases with a bound in budgets.csv, in order of their products."""
+    _, known = budgets.read()
+    order = list(PRODUCTS)
+    found = shares((chip, name, dtype, needs.bound) for (chip, name, dtype), needs in known.items())
+    return sorted(found, key=lambda each: (each.case, each.dtype, order.index(each.product.name)))
+
+
+def table(rows: Iterable[Share] | None = None) -> str:
+    """For every kernel, dtype and product the case with the largest share."""
+    worst: dict[tuple[str, str, str], Share] = {}
+    for each in recorded() if rows is None else rows:
+        key = (each.case.split("/")[0], each.dtype, each.product.name)
+        if key not in worst or worst[key].share < each.share:
+            worst[key] = each
+    lines = [("kernel at its worst", "dtype", "product", "cycles an element", "bandwidth leaves", "share")]
+    for each in worst.values():
+        cycles = (f"{each.instructions:.1f}", f"{each.leaves:.1f}", f"{each.share:.0%}")
+        lines.append((each.case, each.dtype, each.product.name, *cycles))
+    return aligned(lines, names=3)
+
+
+def is_row_kernel(case: CompileCase) -> bool:
+    """Whether a case moves bytes and multiplies no matrices."""
+    return bytes_moved(case.name, case.dtype) is not None

@@ -1,0 +1,159 @@
+"""Machine code as a list of instructions, its control flow and its loops, whichever disassembler it came from."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Control(NamedTuple):
+    """What the compiler tells NVIDIA's scheduler beside an instruction."""
+
+    stall: int
+    """Cycles until the warp's next instruction may be issued."""
+    write_barrier: int | None
+    """The scoreboard (0 to 5) that is free again when the result is written."""
+    read_barrier: int | None
+    """The scoreboard that is free again when the operands have been read."""
+    waits: tuple[int, ...]
+    """Scoreboards that must be free before the instruction is issued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    address: int
+    opcode: str
+    """With its modifiers, as HMMA.16816.F32.BF16 or v_mfma_f32_32x32x8_bf16."""
+    operands: str
+    guard: str = ""
+    """The predicate, as @!P0; nothing where it is always executed."""
+    target: int | None = None
+    """The address that a branch goes to."""
+    ends: bool = False
+    """Whether the next instruction is never the one that follows it: an unconditional branch or an exit."""
+    control: Control | None = None
+
+    @property
+    def name(self) -> str:
+        """The opcode without modifiers."""
+        return self.opcode.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A natural loop: what lies on a way from its first instruction back to it."""
+
+    places: frozenset[int]
+    """Of all its instructions in the function."""
+    own: tuple[Instruction, ...]
+    """Its instructions, those of loops inside it left out."""
+    inner: int
+    """Instructions of the longest loop inside it; 0 where it is innermost."""
+    depth: int
+    """Loops around it."""
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @functools.cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """Every loop, by its first instruction."""
+        bodies = _loops(_Flow.of(self.instructions))
+        result = []
+        for body in bodies:
+            inside = [other for other in bodies if other < body]
+            held = frozenset[int]().union(*inside)
+            own = tuple(self.instructions[place] for place in sorted(body - held))
+            longest = max(map(len, inside), default=0)
+            result.append(Loop(body, own, longest, sum(body < other for other in bodies)))
+        return tuple(result)
+
+    @functools.cached_property
+    def outside(self) -> tuple[Instruction, ...]:
+        """The instructions that no loop holds: what a program executes once, at most."""
+        inside = frozenset[int]().union(*(loop.places for loop in self.loops))
+        return tuple(
+            each for place, each in enumerate(self.instructions) if place not in inside and each.name not in _PADDING
+        )
+
+
+_PADDING = ("NOP", "s_nop", "s_code_end")
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Basic blocks, in the order of the code, and the edges between them."""
+
+    starts: tuple[int, ...]
+    """Place of the first instruction of each block, and the number of instructions."""
+    successors: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, code: tuple[Instruction, ...]) -> _Flow:
+        place = {each.address: index for index, each in enumerate(code)}
+        targets = [place.get(each.target) if each.target is not None else None for each in code]
+        leaders = {0, *(target for target in targets if target is not None)}
+        leaders |= {i + 1 for i, each in enumerate(code) if (targets[i] is not None or each.ends) and i + 1 < len(code)}
+        starts = sorted(leaders)
+        block = {start: number for number, start in enumerate(starts)}
+        edges = []
+        for number, end in enumerate([*starts[1:], len(code)]):
+            last, target = code[end - 1], targets[end - 1]
+            following = () if last.ends or end == len(code) else (number + 1,)
+            edges.append((*following, *(() if target is None else (block[target],))))
+        return cls((*starts, len(code)), tuple(edges))
+
+    def places(self, blocks: set[int]) -> frozenset[int]:
+        return frozenset(i for number in blocks for i in range(self.starts[number], self.starts[number + 1]))
+
+
+def _dominators(flow: _Flow) -> list[int]:
+    """For each block, as bits of a number, the blocks on every way to it from the first; 0 where no way leads."""
+    count = len(flow.successors)
+    everything = (1 << count) - 1
+    result = [1, *[everything] * (count - 1)]
+    before: list[list[int]] = [[] for _ in range(count)]
+    for number, following in enumerate(flow.successors):
+        for each in following:
+            before[each].append(number)
+    changed = True
+    while changed:
+        changed = False
+        for number in range(1, count):
+            common = everything
+            for each in before[number]:
+                common &= result[each]
+            new = (common | 1 << number) if before[number] else 0
+            if new != result[number]:
+                result[number], changed = new, True
+    return result
+
+
+def _loops(flow: _Flow) -> list[frozenset[int]]:
+    """The places of every natural loop; loops with one first block are one."""
+    dominators = _dominators(flow)
+    before: dict[int, list[int]] = {}
+    for number, following in enumerate(flow.successors):
+        for each in following:
+            before.setdefault(each, []).append(number)
+    bodies: dict[int, set[int]] = {}
+    for number, following in enumerate(flow.successors):
+        for head in following:
+            if dominators[number] >> head & 1 and dominators[number]:
+                body, waiting = bodies.setdefault(head, {head}), [number]
+                while waiting:
+                    block = waiting.pop()
+                    if block not in body:
+                        body.add(block)
+                        waiting += before.get(block, [])
+    # The end of the code branches to itself for ever, which is not a loop; spinning on a barrier is one.
+    found = [(head, body) for head, body in sorted(bodies.items()) if not _idles(flow, head, body)]
+    return [flow.places(body) for _, body in found]
+
+
+def _idles(flow: _Flow, head: int, body: set[int]) -> bool:
+    return body == {head} and flow.starts[head + 1] - flow.starts[head] == 1 and flow.successors[head] == (head,)
