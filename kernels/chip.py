@@ -20,5 +20,10 @@ class Chip:
     matrix_units: bool
     """Whether tl.dot of half-precision tiles is issued to matrix units (Triton does so from sm_80 and on CDNA)."""
 
+    @property
+    def warp(self) -> int:
+        """Threads of a warp, which AMD calls a wave."""
+        return 64 if self.name.startswith("gfx9") else 32
+
 
 INTERPRETER = Chip(name="interpreter", capability=0, shared_memory=1 << 30, processors=4, matrix_units=False)

@@ -2,6 +2,7 @@
 
     $FASTTFM_CACHE, else $XDG_CACHE_HOME/fasttfm, else ~/.cache/fasttfm
         tuned/NVIDIA-H200-<digest of chip, driver and versions>.json
+        tuned/AMD-EPYC-8-threads-<the same of a processor, which cpu/thresholds.py reads>.json
 
 A file that cannot be used (damaged, or of another driver or version) is left alone, with one warning, and what ships is
 in force: the tables, and before them what others have measured on the same product and sent in, in such files too
@@ -117,14 +118,20 @@ def write(system: System, answers: list[Answer]) -> Path:
 
 
 def read(system: System) -> list[Answer]:
-    """The answers kept for a place; none where nothing is kept. Raises ValueError for a damaged file."""
-    return parse(system.file)[1] if system.file.exists() else []
+    """The answers kept for a place; none where nothing is kept. Raises ValueError for a file that is damaged or of
+    another place."""
+    if not system.file.exists():
+        return []
+    other, answers = parse(system.file)
+    if other != system:
+        raise ValueError(f"it was measured on {other.device} {other.driver} with {other.versions}")
+    return answers
 
 
 def parse(file: Path) -> tuple[System, list[Answer]]:
     """What a file holds. Raises ValueError where it is damaged."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))  # noqa: TID251 (kernels know nothing of fasttfm)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(str(error)) from None
     try:
@@ -133,7 +140,7 @@ def parse(file: Path) -> tuple[System, list[Answer]]:
         answers = [Answer(**{**entry, "size_class": tuple(entry["size_class"])}) for entry in content["answers"]]
         hash(tuple((answer.choice, answer.size_class) for answer in answers))  # they are looked up by these
         return System(*(content[name] for name in ("device", "chip", "driver", "versions"))), answers
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"unexpected content ({error!r})") from None
 
 

@@ -33,13 +33,55 @@ from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Stride, Varying
 from fasttfm.kernels.tiles.rows import CROSS_ENTROPY, ClassTile
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def _gradient(below, columns, target, share, factor, smoothing, V):
-    """factor * d loss / d x for a tile (C,) of a row, in float32; below: x - top; share: 1 / total, the largest logit's
-    probability."""
-    gradient = tl.exp(below) * share - smoothing / V
-    return factor * tl.where(columns == target, gradient - (1.0 - smoothing), gradient)
+def _gradient(below, share, factor, smoothing, V):
+    """factor * d loss / d x, in float32, where the class is not the target; below: x - top; share: 1 / total, the
+    largest logit's probability."""
+    return tl.exp2(below * LOG2E) * (share * factor) - factor * (smoothing / V)
+
+
+@triton.jit
+def _store_target(row, t, exists, below, share, factor, smoothing, V):
+    """Writes the target's gradient over what a tile has stored there, so that no other element is compared with it."""
+    tl.debug_barrier()
+    out = _gradient(below, share, factor, smoothing, V) - factor * (1.0 - smoothing)
+    tl.store(row + t, out.to(row.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _walk(top, total, distance, base, row, first, V, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
+    """Takes a tile of a row into the running maximum () and sums (COLUMNS,); base: what distance is taken from."""
+    columns = first + tl.arange(0, COLUMNS)
+    if CHECKED:
+        x = tl.load(row + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+    else:
+        x = tl.load(row + columns).to(tl.float32)
+    higher = tl.maximum(top, tl.max(x, axis=0))
+    lower = base
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # a tile that is masked everywhere
+    below = x - base
+    total = total * tl.exp2((top - base) * LOG2E) + tl.exp2(below * LOG2E)
+    if CHECKED:
+        below = tl.where(columns < V, below, 0.0)
+    distance += (lower - base) * (first // COLUMNS) + below
+    return higher, total, distance, base
+
+
+@triton.jit
+def _overwrite(row, first, top, share, factor, smoothing, V, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
+    """The gradient of a tile in the place of its logits."""
+    columns = first + tl.arange(0, COLUMNS)
+    if CHECKED:
+        x = tl.load(row + columns, mask=columns < V, other=0.0).to(tl.float32)
+        out = _gradient(x - top, share, factor, smoothing, V)
+        tl.store(row + columns, out.to(row.dtype.element_ty), mask=columns < V)
+    else:
+        x = tl.load(row + columns).to(tl.float32)
+        out = _gradient(x - top, share, factor, smoothing, V)
+        tl.store(row + columns, out.to(row.dtype.element_ty))
 
 
 @jit
@@ -65,29 +107,26 @@ def _forward(
     if counted:
         # A class that does not exist gives a loss that is not a number, and reads nothing.
         exists = (t >= 0) & (t < V)
-        wanted = tl.where(exists, t, -1).to(tl.int32)
+        whole = V // COLUMNS * COLUMNS
         picked = tl.load(logits + t, mask=exists, other=float("nan")).to(tl.float32)
         if ONE_TILE:
             columns = tl.arange(0, COLUMNS)
             x = tl.load(logits + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
             top = tl.max(x, axis=0)
             below = x - top
-            total = tl.sum(tl.exp(below), axis=0)
+            total = tl.sum(tl.exp2(below * LOG2E), axis=0)
             distance = tl.sum(tl.where(columns < V, below, 0.0), axis=0)
         else:
             top = tl.full((), float("-inf"), tl.float32)
-            total = tl.full((), 0.0, tl.float32)
-            distance = tl.full((), 0.0, tl.float32)  # the sum of x - base so far
+            total = tl.zeros((COLUMNS,), tl.float32)
+            distance = tl.zeros((COLUMNS,), tl.float32)  # the sums of x - base so far
             base = tl.full((), 0.0, tl.float32)
-            for first in range(0, V, COLUMNS):
-                columns = first + tl.arange(0, COLUMNS)
-                x = tl.load(logits + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
-                higher = tl.maximum(top, tl.max(x, axis=0))
-                lower = base
-                base = tl.where(higher == float("-inf"), 0.0, higher)  # a tile that is masked everywhere
-                total = total * tl.exp(top - base) + tl.sum(tl.exp(x - base), axis=0)
-                distance += (lower - base) * first + tl.sum(tl.where(columns < V, x - base, 0.0), axis=0)
-                top = higher
+            for first in range(0, whole, COLUMNS):
+                top, total, distance, base = _walk(top, total, distance, base, logits, first, V, COLUMNS, False)
+            if whole < V:
+                top, total, distance, base = _walk(top, total, distance, base, logits, whole, V, COLUMNS, True)
+            total = tl.sum(total, axis=0)
+            distance = tl.sum(distance, axis=0)
         logarithm = tl.log(total)
         share = 1.0 / total
         nll = logarithm + (top - picked)
@@ -104,15 +143,14 @@ def _forward(
                 scale = tl.load(factor)
             if ONE_TILE:
                 tl.debug_barrier()  # every thread of the program has read `picked` before one overwrites it
-                out = _gradient(below, columns, wanted, share, scale, smoothing, V)
+                out = _gradient(below, share, scale, smoothing, V)
                 tl.store(logits + columns, out.to(logits.dtype.element_ty), mask=columns < V)
             else:
-                tiles = tl.cdiv(V, COLUMNS)
-                for done in range(tiles):
-                    columns = (tiles - 1 - done) * COLUMNS + tl.arange(0, COLUMNS)
-                    x = tl.load(logits + columns, mask=columns < V, other=0.0).to(tl.float32)
-                    out = _gradient(x - top, columns, wanted, share, scale, smoothing, V)
-                    tl.store(logits + columns, out.to(logits.dtype.element_ty), mask=columns < V)
+                if whole < V:
+                    _overwrite(logits, whole, top, share, scale, smoothing, V, COLUMNS, True)
+                for done in range(COLUMNS, whole + 1, COLUMNS):
+                    _overwrite(logits, whole - done, top, share, scale, smoothing, V, COLUMNS, False)
+            _store_target(logits, t, exists, picked - top, share, scale, smoothing, V)
     else:
         tl.store(losses + row, 0.0)
         tl.store(losses + M + row, 0.0)
@@ -144,13 +182,19 @@ def _backward(
     row = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     t = tl.load(target + row)
+    logits += row.to(tl.int64) * stride
+    gradient += row.to(tl.int64) * V
     out = tl.zeros((COLUMNS,), tl.float32)
     if t != ignore_index:
-        x = tl.load(logits + row.to(tl.int64) * stride + columns, mask=columns < V, other=0.0).to(tl.float32)
-        top, share = tl.load(statistics + row), tl.load(statistics + M + row)
-        wanted = tl.where((t >= 0) & (t < V), t, -1).to(tl.int32)
-        out = _gradient(x - top, columns, wanted, share, tl.load(factor), smoothing, V)
-    tl.store(gradient + row.to(tl.int64) * V + columns, out.to(gradient.dtype.element_ty), mask=columns < V)
+        x = tl.load(logits + columns, mask=columns < V, other=0.0).to(tl.float32)
+        top, share, scale = tl.load(statistics + row), tl.load(statistics + M + row), tl.load(factor)
+        out = _gradient(x - top, share, scale, smoothing, V)
+        tl.store(gradient + columns, out.to(gradient.dtype.element_ty), mask=columns < V)
+        mine = (t >= 0) & (t < V) & (t // COLUMNS == tl.program_id(1))
+        below = tl.load(logits + t, mask=mine, other=0.0).to(tl.float32) - top
+        _store_target(gradient, t, mine, below, share, scale, smoothing, V)
+    else:
+        tl.store(gradient + columns, out.to(gradient.dtype.element_ty), mask=columns < V)
 
 
 @jit

@@ -25,7 +25,7 @@ from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, keep_mask
+from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, dropped, with_seed
 from fasttfm.kernels.tiles.rows import EMBEDDING, RowTile
 
 _NONE = -(1 << 31)
@@ -105,8 +105,7 @@ def _sum_rows(
         offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
         value = tl.load(dy + offsets, mask=row_inside[:, None] & column_inside[None, :], other=0.0).to(tl.float32)
         if dropout.seed is not None:
-            keep = keep_mask(tl.load(dropout.seed), dropout.site, 0, rows, first_column, dropout.threshold, COLUMNS)
-            value = tl.where(keep, value * dropout.keep_scale, 0.0)
+            value = dropped(value, with_seed(dropout), 0, rows, first_column, COLUMNS)
         total += value
     result = tl.sum(total, axis=0) * scale
     tl.store(out + run.to(tl.int64) * N + columns, result.to(out.dtype.element_ty), mask=column_inside)

@@ -44,14 +44,15 @@ from torch import Tensor
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import ceil_div, chip
+from fasttfm.kernels.launch import ceil_div, chip, product_kind
 from fasttfm.kernels.parameter import Float32Pointer, Int32Pointer, Pointer, Shape
-from fasttfm.kernels.philox import Dropout, dropout_arguments, keep_tile, with_seed
+from fasttfm.kernels.philox import Dropout, dropout_arguments, lanes, select
 from fasttfm.kernels.product import (
     BiasParts,
     ProductSizes,
     bias_gradients,
     gate_launch,
+    needs_neighbours,
     parts_for,
     product_launch,
     route_of,
@@ -82,8 +83,8 @@ def _gelu(u, ACTIVATION: tl.constexpr):
 def _dropped(first, second, dropout, rows, first_column, COLUMNS: tl.constexpr):
     """Both, zero where dropout drops them; not scaled."""
     if dropout.seed is not None:
-        keep = keep_tile(with_seed(dropout), 0, rows, first_column, COLUMNS)
-        first, second = tl.where(keep, first, 0.0), tl.where(keep, second, 0.0)
+        lane = lanes(tl.load(dropout.seed), dropout.site, 0, rows, first_column, COLUMNS)
+        first, second = select(first, lane, dropout.threshold), select(second, lane, dropout.threshold)
     return first, second
 
 
@@ -107,25 +108,30 @@ def _forward(
     dropout: Dropout,
     ACTIVATION: tl.constexpr,
     EVEN_K: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     M, N, _ = sizes
-    _, tile_n, rows, columns, value = tile_of_product(x, weight, sizes, True, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION)
+    _, tile_n, rows, columns, value = tile_of_product(
+        x, weight, sizes, True, EVEN_K, NEIGHBOURS, ROWS, COLUMNS, DEPTH, PRECISION
+    )
     if bias is not None:
         value += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     rounded = value.to(hidden.dtype.element_ty)
     if ACTIVATION == "relu":
         shut = rounded.to(tl.float32) <= 0.0  # a NaN is open: it must show
         if dropout.seed is not None:
-            shut = shut | (keep_tile(with_seed(dropout), 0, rows, tile_n * COLUMNS, COLUMNS) == 0)
+            lane = lanes(tl.load(dropout.seed), dropout.site, 0, rows, tile_n * COLUMNS, COLUMNS)
+            shut = shut | (lane < dropout.threshold)
+        # A column past the last has sum and bias 0 and is shut; a row past the last stores no word.
+        bit = (1 << (tl.arange(0, COLUMNS) % 32))[None, :]
+        opened = tl.reshape(tl.where(shut, 0, bit), (ROWS, COLUMNS // 32, 32))
         inside = (rows < M)[:, None] & (columns < N)[None, :]
         rounded = tl.where(shut, tl.zeros_like(rounded), rounded)
         tl.store(hidden + rows.to(tl.int64)[:, None] * N + columns[None, :], rounded, mask=inside)
-        lanes = tl.arange(0, 32)[None, None, :]
-        opened = tl.reshape((inside & (shut == 0)).to(tl.int32), (ROWS, COLUMNS // 32, 32)) << lanes
         words, words_inside = _words(bits, rows, tile_n, M, N, COLUMNS)
         tl.store(words, tl.sum(opened, axis=2), mask=words_inside)
     else:
@@ -156,15 +162,15 @@ def _backward(
 ):
     M, N, K = sizes
     tile_m, tile_n, rows, columns, value = tile_of_product(
-        dout, weight, sizes, False, EVEN_K, ROWS, COLUMNS, DEPTH, PRECISION
+        dout, weight, sizes, False, EVEN_K, False, ROWS, COLUMNS, DEPTH, PRECISION
     )
     inside, offsets = tile_offsets(rows, columns, M, N)
     if ACTIVATION == "relu":
         if bits is not None:
             words, words_inside = _words(bits, rows, tile_n, M, N, COLUMNS)
             word = tl.load(words, mask=words_inside, other=0)
-            lanes = tl.arange(0, 32)[None, None, :]
-            opened = tl.reshape((word[:, :, None] >> lanes) & 1, (ROWS, COLUMNS)) != 0
+            bit = tl.arange(0, 32)[None, None, :]
+            opened = tl.reshape((word[:, :, None] >> bit) & 1, (ROWS, COLUMNS)) != 0
         else:
             opened = (tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32) <= 0.0) == 0
         value = tl.where(opened & inside, value * dropout.keep_scale, 0.0)
@@ -291,9 +297,10 @@ def _fused_forward(
     if M:
         grid, options = product_launch(x.dtype, x.device, M, N, K)
         weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+        device = chip(x.device)
         _forward[grid](
             x, weight, bias, before, hidden, bits if relu else None, ProductSizes(M, N, K), dropout,
-            ACTIVATION=activation, **options,
+            ACTIVATION=activation, NEIGHBOURS=needs_neighbours(device, product_kind(x.dtype, device)), **options,
         )  # fmt: skip
     return hidden, hidden if before is None else before, bits
 
@@ -392,25 +399,32 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         even: dict[str, Any] = {"EVEN_K": True, "PRECISION": "tf32" if kind == "tf32" else "ieee"}
         odd = even | {"EVEN_K": False, "K": "i32"}
         lighter = kind == "bf16"
+        neighbours = {"NEIGHBOURS": needs_neighbours(chip, kind)}
         for tile in dict.fromkeys((small, large)):
             given = even | relu
-            yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=given)
+            yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=given | neighbours)
             if lighter:
-                yield kernel_case(_forward, "feed_forward.forward/plain", kind, tile, given=given | {"seed": None})
-            yield kernel_case(_forward, "feed_forward.forward/erf+dropout", kind, tile, given=even | gelu)
+                yield kernel_case(
+                    _forward, "feed_forward.forward/plain", kind, tile, given=given | {"seed": None} | neighbours
+                )
+            yield kernel_case(_forward, "feed_forward.forward/erf+dropout", kind, tile, given=even | gelu | neighbours)
             given = even | relu_backward
             yield kernel_case(_backward, "feed_forward.backward/bits", kind, tile, given=given | {"kept": None})
             if lighter:
                 yield kernel_case(_backward, "feed_forward.backward/sign", kind, tile, given=given | {"bits": None})
         for tile in dict.fromkeys(map(of_two_results, (small, large))):
             yield kernel_case(_backward, "feed_forward.backward/erf+dropout", kind, tile, given=even | gelu)
-        yield kernel_case(_forward, "feed_forward.forward/dropout+odd-depth", kind, small, given=odd | relu)
+        yield kernel_case(
+            _forward, "feed_forward.forward/dropout+odd-depth", kind, small, given=odd | relu | neighbours
+        )
         if lighter:
             given = odd | gelu
-            yield kernel_case(_forward, "feed_forward.forward/erf+dropout+odd-depth", kind, small, given=given)
+            yield kernel_case(
+                _forward, "feed_forward.forward/erf+dropout+odd-depth", kind, small, given=given | neighbours
+            )
             for name, variant in (("tanh+dropout", {"ACTIVATION": "gelu_tanh"}), ("erf", {"seed": None})):
                 given = even | gelu | variant
-                yield kernel_case(_forward, f"feed_forward.forward/{name}", kind, large, given=given)
+                yield kernel_case(_forward, f"feed_forward.forward/{name}", kind, large, given=given | neighbours)
                 tile = of_two_results(large)
                 yield kernel_case(_backward, f"feed_forward.backward/{name}", kind, tile, given=given)
     for dtype in ("fp32", "fp16", "bf16"):

@@ -35,7 +35,7 @@ _NEUTRAL = 7
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """As @triton.jit, for a function that is launched; what only kernels call takes @triton.jit itself.
+    """Compile a function that is launched, as @triton.jit does; what only kernels call takes @triton.jit itself.
 
     It is launched as function[grid](*arguments, **constants): pointers, numbers and NamedTuples of them by position,
     and what is annotated tl.constexpr, the last parameters, by name. Triton specialises on no integer that parameter.py

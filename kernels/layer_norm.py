@@ -47,7 +47,7 @@ from fasttfm.kernels.parameter import (
     Shape,
 )
 from fasttfm.kernels.partial_sums import add_parts
-from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, keep_mask
+from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, dropped, with_seed
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS, NARROWEST
 
 WIDEST = 4096
@@ -170,8 +170,7 @@ def _backward(
         tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
         if dx is not None:
             if dropout.seed is not None:
-                keep = keep_mask(tl.load(dropout.seed), dropout.site, 0, rows, 0, dropout.threshold, COLUMNS)
-                total = tl.where(keep, total * dropout.keep_scale, 0.0)
+                total = dropped(total, with_seed(dropout), 0, rows, 0, COLUMNS)
             tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
         if x_parts is not None:
             dx_bias += tl.where(inside, total, 0.0)
@@ -421,5 +420,5 @@ def _backward_case(
 
 
 def _variant(words: list[str], dtypes: Mapping[str, str]) -> str:
-    """As in a case's name."""
+    """The variant in a case's name."""
     return "+".join([*(words or ["plain"]), *(f"{dtype}-{what}" for what, dtype in dtypes.items())])

@@ -24,7 +24,7 @@ from fasttfm.kernels.parameter import (
     ResidualPointer,
     Shape,
 )
-from fasttfm.kernels.philox import Dropout, keep_mask
+from fasttfm.kernels.philox import Dropout, dropped, with_seed
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM_WIDE
 
 _SHARES = 32
@@ -82,8 +82,7 @@ def _backward(
         tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
         if dx is not None:
             if dropout.seed is not None:
-                keep = keep_mask(tl.load(dropout.seed), dropout.site, 0, rows, start, dropout.threshold, COLUMNS)
-                total = tl.where(keep, total * dropout.keep_scale, 0.0)
+                total = dropped(total, with_seed(dropout), 0, rows, start, COLUMNS)
             tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
 
 

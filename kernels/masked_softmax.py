@@ -34,7 +34,7 @@ from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import Dropout, dropout_arguments, keep_tile, with_seed
+from fasttfm.kernels.philox import Dropout, dropout_arguments, dropped, with_seed
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX, Tile
 
 ONE_PASS = 8192
@@ -88,8 +88,8 @@ def _store(
     offsets = rows.to(tl.int64)[:, None] * S + columns[None, :]
     tl.store(p + offsets, weights.to(p.dtype.element_ty), mask=inside)
     if dropout.seed is not None:
-        keep = keep_tile(dropout, plane, rows, column, COLUMNS)
-        tl.store(kept + offsets, tl.where(keep, weights * dropout.keep_scale, 0.0).to(p.dtype.element_ty), mask=inside)
+        weights = dropped(weights, dropout, plane, rows, column, COLUMNS)
+        tl.store(kept + offsets, weights.to(p.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -164,12 +164,11 @@ def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: 
     weights = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(dkept + offsets, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.where(weights == 0.0, 0.0, gradient)  # of a hidden key it may have overflowed half precision
-    dropped = weights
+    kept = weights
     if dropout.seed is not None:
-        keep = keep_tile(dropout, plane, rows, column, COLUMNS)
-        gradient = tl.where(keep, gradient * dropout.keep_scale, 0.0)
-        dropped = tl.where(keep, weights * dropout.keep_scale, 0.0)
-    return weights, gradient, dropped
+        gradient = dropped(gradient, dropout, plane, rows, column, COLUMNS)
+        kept = dropped(weights, dropout, plane, rows, column, COLUMNS)
+    return weights, gradient, kept
 
 
 @jit

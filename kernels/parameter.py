@@ -96,7 +96,7 @@ NOTATION = {
 
 
 class Shape(NamedTuple):
-    """Of a matrix."""
+    """The shape of a matrix."""
 
     M: Varying
     N: Size

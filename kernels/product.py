@@ -22,7 +22,7 @@ from fasttfm.kernels.tiles.rows import RowTile
 
 
 class ProductSizes(NamedTuple):
-    """Of a (M, K) times b (K, N)."""
+    """The sizes of a (M, K) times b (K, N)."""
 
     M: Varying
     N: Size
@@ -48,6 +48,7 @@ def tile_of_product(
     sizes,  # ProductSizes
     B_TRANSPOSED: tl.constexpr,
     EVEN_K: tl.constexpr,  # K divides by DEPTH
+    NEIGHBOURS: tl.constexpr,  # each thread shall get 8 neighbouring columns: needs_neighbours()
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -65,15 +66,23 @@ def tile_of_product(
     tile_m, tile_n = first + within % height, within // height
     rows = tile_m * ROWS + tl.arange(0, ROWS)
     columns = tile_n * COLUMNS + tl.arange(0, COLUMNS)
+    taken = columns
+    if NEIGHBOURS:
+        # A thread of a matrix unit's four gets the products 8 n + 2 t and the next one, for every n, and warps take
+        # turns with 8. Columns are taken in such an order that these are 8 neighbours, and a warp's 32 are.
+        WARPS: tl.constexpr = min(COLUMNS // 32, 4)
+        place = tl.arange(0, COLUMNS)
+        group = place // (32 * WARPS) * WARPS + place // 8 % WARPS
+        taken = tile_n * COLUMNS + group * 32 + place // 2 % 4 * 8 + place // (8 * WARPS) % 4 * 2 + place % 2
 
     depth = tl.arange(0, DEPTH)
     row_inside = (rows < M)[:, None]
-    column_inside = (columns < N)[None, :]
+    column_inside = (taken < N)[None, :]
     a = a + rows.to(tl.int64)[:, None] * K + depth[None, :]
     if B_TRANSPOSED:
-        b = b + columns[None, :] * K + depth[:, None]
+        b = b + taken[None, :] * K + depth[:, None]
     else:
-        b = b + depth[:, None] * N + columns[None, :]
+        b = b + depth[:, None] * N + taken[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, K, DEPTH):
         if EVEN_K:
@@ -89,7 +98,19 @@ def tile_of_product(
             total = tl.dot(left, right, total, input_precision=PRECISION)
         a += DEPTH
         b += DEPTH if B_TRANSPOSED else DEPTH * N
+    if NEIGHBOURS:  # no element goes to another thread
+        total = tl.reshape(total, (ROWS, COLUMNS // (32 * WARPS), 4, WARPS, 4, 2))
+        total = tl.reshape(tl.permute(total, (0, 1, 3, 4, 2, 5)), (ROWS, COLUMNS))
     return tile_m, tile_n, rows, columns, total
+
+
+def needs_neighbours(chip: Chip, kind: str) -> bool:
+    """Whether matrix units share a product's columns out among threads, as NVIDIA's do; kind as product_kind()'s.
+
+    Elsewhere a thread has neighbours anyway. There the order must stay as it is: over columns that lie in lanes with
+    gaps between, Triton 3.7.1 sums wrongly, as the executed PTX shows.
+    """
+    return chip.capability >= 80 and kind != "fp32"
 
 
 @triton.jit

@@ -31,7 +31,7 @@ _FEWEST = 16
 
 
 class Sizes(NamedTuple):
-    """Of what is turned."""
+    """The sizes of what is turned."""
 
     M: Varying
     """B * L * H."""

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention.forward import long_cases
-from fasttfm.kernels.attention.launch import distinct, launch_options, like_heads, prepare, strides, unit
+from fasttfm.kernels.attention.launch import distinct, launch_options, like_heads, prepare, stages_for, strides, unit
 from fasttfm.kernels.attention.tile import (
     LOG2E,
     LineStrides,
@@ -33,6 +33,7 @@ from fasttfm.kernels.attention.tile import (
     key_range,
     keys_of,
     line_of,
+    load_keys,
     load_rows,
     load_tile,
     locate,
@@ -50,7 +51,7 @@ from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
-from fasttfm.kernels.philox import Dropout, keep_tile, with_seed
+from fasttfm.kernels.philox import Dropout, keep_transposed, lanes_of, select, with_seed
 from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, Tile
 
 
@@ -84,15 +85,15 @@ def _walk_keys(
     rows = first_row + tl.arange(0, ROWS)
     for column in range(first, last, COLUMNS):
         offset = tl.cast(column, tl.int64)
-        k_tile = load_rows(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
+        k_tile = load_keys(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
         s = product(q_tile, tl.trans(k_tile), PRECISION) * scale  # (ROWS, COLUMNS)
         s = hide_keys(s, first_row, column, head, masking, CAUSAL, CHECKED)
         p = tl.exp2(s - lse_tile[:, None])
-        v_tile = load_rows(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
+        v_tile = load_keys(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
         dp = product(dout_tile, tl.trans(v_tile), PRECISION)
         if dropout.seed is not None:
-            keep = keep_tile(dropout, head.plane, rows, column, COLUMNS)
-            dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
+            lane = lanes_of(dropout, head.plane, rows, column, COLUMNS)
+            dp = select(dp, lane, dropout.threshold) * dropout.keep_scale
         ds = p * (dp - delta_tile[:, None])
         acc += product(ds.to(k_tile.dtype), k_tile, PRECISION)
     return acc
@@ -203,7 +204,7 @@ def _walk_queries(
         dp = product(v_tile, tl.trans(dout_tile), PRECISION)
         kept = p
         if dropout.seed is not None:
-            keep = tl.trans(keep_tile(dropout, head.plane, rows, first_column, COLUMNS))
+            keep = keep_transposed(dropout, head.plane, rows, first_column, COLUMNS)
             kept = tl.where(keep, p, 0.0)
             dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
         dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
@@ -333,13 +334,13 @@ def backward(
         _backward_queries[(ceil_div(call.queries, of_queries.rows) * call.planes,)](
             query, key, value, output, grad, dq, lse, delta, *call.arguments,
             strides(query, key, value, output, grad, dq), LineStrides(*lse.stride()[:2]),
-            **call.constants, **launch_options(of_queries),
+            **call.constants, **launch_options(of_queries, stages_for(call.chip, of_queries, key, value)),
         )  # fmt: skip
     if call.planes and call.keys:
         _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
             query, key, value, grad, dk, dv, lse, delta,
             strides(query, key, value, grad, dk, dv), LineStrides(*lse.stride()[:2]), *call.arguments,
-            **call.constants, **launch_options(of_keys),
+            **call.constants, **launch_options(of_keys, stages_for(call.chip, of_keys, query, grad)),
         )  # fmt: skip
     return dq, dk, dv
 
@@ -348,6 +349,6 @@ def backward(
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """As forward.py's."""
+    """The cases of both kernels: every tile in the heaviest variant that takes it, as in forward.py."""
     yield from distinct(long_cases(chip, _backward_queries, "attention.backward.queries", queries_tile))
     yield from distinct(long_cases(chip, _backward_keys, "attention.backward.keys", keys_tile))

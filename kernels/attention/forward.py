@@ -9,7 +9,7 @@ A program owns ROWS queries of one head and walks over the keys in tiles of COLU
 
 Tiles right of the diagonal and tiles past the visible keys are never touched; only the tiles that cross one of these
 borders pay for comparisons. 4 * B * H * L * S * D floating-point operations (half of it when causal); reads Q, K, V,
-writes O and 4 bytes of log-sum-exp a row. Dropout draws L * S / 8 Philox blocks a head.
+writes O and 4 bytes of log-sum-exp a row. Dropout draws L * S / 16 Philox blocks a head.
 Query heads that share a head of keys (Ainslie et al. 2023) are neighbours in the grid and read the same K and V.
 Source: Vaswani et al. 2017, equation 1.
 """
@@ -33,9 +33,11 @@ from fasttfm.kernels.attention.launch import (
     head_constants,
     launch_options,
     like_heads,
+    positive,
     prepare,
     product_kinds,
     spills,
+    stages_for,
     strides,
     unit,
     variant_name,
@@ -50,13 +52,14 @@ from fasttfm.kernels.attention.tile import (
     key_range,
     keys_of,
     line_of,
-    load_rows,
+    load_keys,
     load_tile,
     locate_queries,
     masking_of,
     product,
     rows_of,
     store_tile,
+    unscaled,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
@@ -64,7 +67,7 @@ from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
-from fasttfm.kernels.philox import Dropout, keep_tile, with_seed
+from fasttfm.kernels.philox import Dropout, lanes_of, select, with_seed
 from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
 
@@ -97,21 +100,24 @@ def _walk(
     rows = first_row + tl.arange(0, ROWS)
     for column in range(first, last, COLUMNS):
         offset = tl.cast(column, tl.int64)
-        k_tile = load_rows(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
-        s = product(q_tile, tl.trans(k_tile), PRECISION) * scale  # (ROWS, COLUMNS)
+        k_tile = load_keys(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
+        s = product(q_tile, tl.trans(k_tile), PRECISION)  # (ROWS, COLUMNS)
+        s, factor = unscaled(s, masking, scale)
         s = hide_keys(s, first_row, column, head, masking, CAUSAL, CHECKED)
-        highest = tl.maximum(peak, tl.max(s, 1))
+        highest = tl.maximum(peak, tl.max(s, 1) * factor)
         base = highest
         if CHECKED or masking.mask is not None:
             base = tl.where(highest == float("-inf"), 0.0, highest)  # no key seen yet: -inf - -inf would be NaN
-        p = tl.exp2(s - base[:, None])
+        p = tl.exp2(s * factor - base[:, None])
         fade = tl.exp2(peak - base)
         total = total * fade + tl.sum(p, 1)
         peak = highest
+        v_tile = load_keys(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
+        weights = p.to(v_tile.dtype)
         if dropout.seed is not None:
-            p = tl.where(keep_tile(dropout, head.plane, rows, column, COLUMNS), p, 0.0)
-        v_tile = load_rows(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
-        acc = acc * fade[:, None] + product(p.to(v_tile.dtype), v_tile, PRECISION)
+            lane = lanes_of(dropout, head.plane, rows, column, COLUMNS)
+            weights = select(weights, lane, dropout.threshold)
+        acc = acc * fade[:, None] + product(weights, v_tile, PRECISION)
     return acc, peak, total
 
 
@@ -150,17 +156,18 @@ def _forward(
     if masking.mask is not None:
         masking = masking_of(masking, head)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
+    scale = tl.maximum(scale * LOG2E, 1e-37)  # of 0 times -inf there would be no number
 
     end, free = key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)
     acc = tl.zeros((ROWS, block(DV)), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, 0, free, first_row, head, masking, dropout, scale * LOG2E,
+        acc, peak, total, q_tile, k, v, 0, free, first_row, head, masking, dropout, scale,
         k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
     )  # fmt: skip
     acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, free, end, first_row, head, masking, dropout, scale * LOG2E,
+        acc, peak, total, q_tile, k, v, free, end, first_row, head, masking, dropout, scale,
         k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
     )  # fmt: skip
     empty = total == 0.0
@@ -181,8 +188,8 @@ def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
 
 @choice("attention.forward", alternatives=_alternatives)
 def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
-    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; extras: how
-    many of mask and dropout there are."""
+    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; extras as
+    launch.extras() counts them."""
     return FORWARD(chip, kind, width, extras)
 
 
@@ -202,6 +209,7 @@ def forward(
 
     Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for them.
     """
+    query, options = positive(query, options)
     query, key, value = unit(query), unit(key), unit(value)
     call = prepare(query, key, value, **options)
     output, lse = out or outputs(query, value.shape[-1])
@@ -210,7 +218,7 @@ def forward(
         _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
             query, key, value, output, lse,
             strides(query, key, value, output), LineStrides(*lse.stride()[:2]), *call.arguments,
-            **call.constants, **launch_options(tile),
+            **call.constants, **launch_options(tile, stages_for(call.chip, tile, key, value)),
         )  # fmt: skip
     return output, lse
 

@@ -62,17 +62,17 @@ class Call:
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
         masking, dropout = self.arguments[1:3]
         beside = extras(
-            self.kind, masking.mask is not None, dropout.seed is not None, shared=self.constants["GROUP"] > 1
+            self.kind, dropout.seed is not None, masking.mask is not None, shared=self.constants["GROUP"] > 1
         )
         return self.chip, self.kind, width, beside
 
 
-def extras(kind: str, *given: bool, shared: bool) -> int:
-    """How many of mask and dropout take registers as well, two at most. Shared keys count as one where there is
-    neither, and beside these in float32, whose products take the most."""
-    if kind in ("fp32", "tf32"):
-        return min(2, sum(given) + shared)
-    return max(sum(given), int(shared))
+def extras(kind: str, dropout: bool, mask: bool, *, shared: bool) -> int:
+    """What takes registers beside the scores: 0 nothing, 1 dropout, 2 a mask, which takes the most. Shared keys count
+    as dropout does, and beside it as a mask in float32, whose products take much."""
+    if mask or (dropout and shared and kind in ("fp32", "tf32")):
+        return 2
+    return int(dropout or shared)
 
 
 def key_class(keys: int) -> int:
@@ -140,7 +140,7 @@ def by_head(x: Tensor, batch: int) -> Tensor:
 
 
 def strides(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Of each tensor those of batch, head and row."""
+    """The strides of each tensor's batch, head and row."""
     return tuple([x.stride()[:3] for x in tensors])
 
 
@@ -210,16 +210,38 @@ def prepare(
     )  # fmt: skip
 
 
+def positive(query: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """Queries and options of prepare() with the same scores, and a scale that is not negative: the largest score is
+    then the largest before it is scaled."""
+    if options.get("scale", 1.0) >= 0.0:
+        return query, options
+    return -query, {**options, "scale": -options["scale"]}
+
+
 def precision(kind: str) -> str:
-    """As product() takes it."""
+    """The precision of products, as product() takes it."""
     if kind == "tf32":
         return "tf32"
     return "upcast" if kind == "bf16" and interpreted() else "ieee"
 
 
-def launch_options(tile: Tile) -> dict[str, int]:
-    """A tile as a launch takes it."""
-    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.warps, "num_stages": tile.stages}
+def launch_options(tile: Tile, stages: int | None = None) -> dict[str, int]:
+    """A tile as a launch takes it; stages: fewer than its own."""
+    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.warps, "num_stages": stages or tile.stages}
+
+
+def stages_for(chip: Chip, tile: Tile, *walked: Tensor) -> int:
+    """The stages with which a loop over `walked`, the operands that it loads in each step, is right.
+
+    One where some of them start at multiples of 16 and others do not. Copies of the first are then asynchronous and
+    those of the others are not; on sm_90 and sm_100 Triton 3.7.1 puts the one fence.proxy.async of a step behind the
+    stores of the others, when the copies have begun and not arrived, and matrix units read what no fence made visible
+    to them. Of a single stage nothing is asynchronous.
+    """
+    if tile.stages == 1 or not 90 <= chip.capability < 120:
+        return tile.stages
+    even = {x.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in x.stride()[:-1]) for x in walked}
+    return tile.stages if len(even) == 1 else 1
 
 
 def compile_case(

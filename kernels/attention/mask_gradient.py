@@ -33,7 +33,7 @@ from fasttfm.kernels.attention.tile import (
     Masking,
     Sizes,
     head_of,
-    hide_keys,
+    hide,
     keys_of,
     line_of,
     load_tile,
@@ -45,7 +45,7 @@ from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides, Varying
-from fasttfm.kernels.philox import Dropout, keep_tile, with_seed
+from fasttfm.kernels.philox import Dropout, keep_mask, with_seed
 from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
 
 
@@ -130,11 +130,15 @@ def _gradient(
         lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # no weight in rows past the end
         delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
         s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
-        s = hide_keys(s, row, column, head, masking_of(masking, head), CAUSAL, True)
+        # Keys as they lie: a mask's tile is read, and its gradient written, in rows of neighbours.
+        s = hide(
+            s, row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking_of(masking, head),
+            head.queries, head.visible, CAUSAL, True,
+        )  # fmt: skip
         p = tl.exp2(s - lse_tile[:, None])
         dp = product(dout_tile, tl.trans(v_tile), PRECISION)
         if dropout.seed is not None:
-            keep = keep_tile(dropout, head.plane, rows, column, COLUMNS)
+            keep = keep_mask(dropout.seed, dropout.site, head.plane, rows, column, dropout.threshold, COLUMNS)
             dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
         acc += p * (dp - delta_tile[:, None])
     columns_kept = S if MS else 1

@@ -35,6 +35,7 @@ from fasttfm.kernels.attention.launch import (
     key_class,
     launch_options,
     like_heads,
+    positive,
     prepare,
     product_kinds,
     strides,
@@ -51,6 +52,7 @@ from fasttfm.kernels.attention.tile import (
     hide_keys,
     keys_of,
     line_of,
+    load_keys,
     load_rows,
     load_tile,
     locate,
@@ -61,6 +63,7 @@ from fasttfm.kernels.attention.tile import (
     sizes_of_keys,
     store_rows,
     store_tile,
+    unscaled,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
@@ -68,7 +71,7 @@ from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
-from fasttfm.kernels.philox import Dropout, keep_tile, with_seed
+from fasttfm.kernels.philox import Dropout, keep_mask, keep_transposed, lanes_of, select, with_seed
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
 
 
@@ -104,21 +107,39 @@ def _forward(
     count = head.queries - first_row
     row = head.first_query + first_row
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
-    k_tile = load_tile(k, k_strides, keys_of(head, GROUP), head.first_key, head.visible, COLUMNS, D)
-    v_tile = load_tile(v, v_strides, keys_of(head, GROUP), head.first_key, head.visible, COLUMNS, DV)
-    s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
-    query, key = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    if masking.mask is not None:
+    k_rows = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
+    v_rows = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
+    if masking.mask is None:
+        k_tile = load_keys(k_rows, k_strides[2], head.visible, COLUMNS, D)
+        v_tile = load_keys(v_rows, v_strides[2], head.visible, COLUMNS, DV)
+    else:
+        # Keys as they lie: a mask's tile is read in rows of neighbours.
+        k_tile = load_rows(k_rows, k_strides[2], head.visible, COLUMNS, D)
+        v_tile = load_rows(v_rows, v_strides[2], head.visible, COLUMNS, DV)
         masking = masking_of(masking, head)
-    s = hide(s, first_row, 0, query, key, masking, head.queries, head.visible, CAUSAL, True)
-    peak = tl.max(s, 1)
+    scale = tl.maximum(scale * LOG2E, 1e-37)  # of 0 times -inf there would be no number
+    s, factor = unscaled(product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
+    if masking.mask is None:
+        s = hide_keys(s, first_row, 0, head, masking, CAUSAL, True)
+    else:
+        s = hide(
+            s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking, head.queries,
+            head.visible, CAUSAL, True,
+        )  # fmt: skip
+    peak = tl.max(s, 1) * factor
     peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row that sees no key: -inf - -inf would be NaN
-    p = tl.exp2(s - peak[:, None])
+    p = tl.exp2(s * factor - peak[:, None])
     total = tl.sum(p, 1)
+    weights = p.to(v_tile.dtype)
     if dropout.seed is not None:
-        p = tl.where(keep_tile(with_seed(dropout), head.plane, rows, 0, COLUMNS), p, 0.0)
+        seeded = with_seed(dropout)
+        if masking.mask is None:
+            weights = select(weights, lanes_of(seeded, head.plane, rows, 0, COLUMNS), dropout.threshold)
+        else:
+            keep = keep_mask(seeded.seed, seeded.site, head.plane, rows, 0, dropout.threshold, COLUMNS)
+            weights = tl.where(keep, weights, 0.0)
     total = tl.where(total == 0.0, 1.0, total)
-    acc = product(p.to(v_tile.dtype), v_tile, PRECISION) * (dropout.keep_scale / total)[:, None]
+    acc = product(weights, v_tile, PRECISION) * (dropout.keep_scale / total)[:, None]
     store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
     tl.store(lse + line_of(lse_strides, head, head.first_query) + rows, peak + tl.log2(total), mask=rows < head.queries)
 
@@ -186,7 +207,7 @@ def _backward(
             dp = product(v_tile, tl.trans(dout_tile), PRECISION)
             kept = p
             if dropout.seed is not None:
-                keep = tl.trans(keep_tile(dropout, reader.plane, rows, 0, COLUMNS))
+                keep = keep_transposed(dropout, reader.plane, rows, 0, COLUMNS)
                 kept = tl.where(keep, p, 0.0)
                 dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
             dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
@@ -234,7 +255,7 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int, keys: int) -> T
 
 @choice("attention.short.backward", alternatives=_alternatives)
 def backward_tile(chip: Chip, kind: str, width: int, extras: int, keys: int) -> Tile:
-    """As forward_tile()."""
+    """The tile of the backward pass; arguments as forward_tile()'s."""
     return SHORT_BACKWARD(chip, kind, width, keys, extras)
 
 
@@ -250,7 +271,8 @@ def forward(
     tile: Tile | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """As forward.forward(), as far as launch.fits_short()."""
+    """Attention over rows that launch.fits_short() takes; arguments and results as forward.forward()'s."""
+    query, options = positive(query, options)
     query, key, value = unit(query), unit(key), unit(value)
     call = prepare(query, key, value, **options)
     output, lse = out or outputs(query, value.shape[-1])
@@ -300,7 +322,7 @@ def backward(
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """As forward.py's."""
+    """The cases of both kernels: every tile in the heaviest variant that takes it, as in forward.py."""
     yield from distinct(_cases(chip))
 
 

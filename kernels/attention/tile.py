@@ -1,8 +1,8 @@
 """What every attention kernel does: find its head, load and store rows, multiply, hide keys, draw the keep-mask.
 
-Scores are kept in base 2: s = q k^T * scale * log2(e), so that weights are exp2(s - log-sum-exp). A hidden key has the
-score -inf and therefore the weight 0; a row that sees no key at all has the log-sum-exp 0, so that its weights are
-exp2(-inf) = 0 again when a backward pass computes them anew.
+Scores are in base 2: s = q k^T * scale * log2(e), where unscaled() may leave scale to the exponent; weights are
+exp2(s - log-sum-exp). A hidden key has the score -inf and therefore the weight 0; a row that sees no key at all has the
+log-sum-exp 0, so that its weights are exp2(-inf) = 0 again when a backward pass computes them anew.
 
 The kernels of this folder share their parameters' meaning:
 
@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from fasttfm.kernels.parameter import MaskPointer, Stride, Varying
+from fasttfm.kernels.philox import spread
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -200,7 +201,17 @@ def load_rows(
     WHOLE: tl.constexpr = False,  # all of them exist
 ):
     """(ROWS, block(WIDTH)), zero where there is nothing."""
-    row = tl.arange(0, ROWS)[:, None]
+    return _load(x, tl.arange(0, ROWS)[:, None], stride, count, WIDTH, WHOLE)
+
+
+@triton.jit
+def load_keys(x, stride, count, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr = False):
+    """load_rows() in the order of spread()."""
+    return _load(x, spread(COLUMNS)[:, None], stride, count, WIDTH, WHOLE)
+
+
+@triton.jit
+def _load(x, row, stride, count, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
     column = tl.arange(0, block(WIDTH))[None, :]
     pointers = x + row * stride + column
     if WHOLE and block(WIDTH) == WIDTH:
@@ -267,16 +278,33 @@ def hide(
             else:
                 s += added
     if CHECKED:
-        seen = columns < visible - column
-        if CAUSAL:
-            seen = seen & (columns + column <= rows + (row + masking.causal_offset))  # 2-D only in the comparison
+        # One comparison an element: both borders meet in a number of each row, or each column of transposed scores.
+        offset = row - column + masking.causal_offset  # of the diagonal: query i sees the tile's keys up to i + offset
+        if not CAUSAL:
+            seen = columns < visible - column
+        elif rows.shape[1] == 1:
+            seen = columns < tl.minimum(visible - column, rows + (offset + 1))
+        else:
+            seen = rows >= tl.where(columns < visible - column, columns - offset, queries - row)
         s = tl.where(seen, s, float("-inf"))
     return s
 
 
 @triton.jit
+def unscaled(s, masking, scale):
+    """Scores s of a product as hide() takes them, and the factor that they are then still to be multiplied by: that and
+    a subtraction are one instruction. What a mask is added to must be scaled before."""
+    factor = scale
+    if masking.mask is not None:  # noqa: SIM102 Triton reads both sides of `and`
+        if masking.mask.dtype.element_ty != tl.uint8:
+            s *= scale
+            factor = 1.0
+    return s, factor
+
+
+@triton.jit
 def hide_keys(
-    s,  # scores in base 2: (ROWS, COLUMNS), or (COLUMNS, ROWS)
+    s,  # scores in base 2: (ROWS, COLUMNS), the keys in the order of spread(), or (COLUMNS, ROWS)
     row,  # the tile's first query
     column,  # the tile's first key
     head,
@@ -291,5 +319,5 @@ def hide_keys(
         columns = tl.arange(0, s.shape[0])[:, None]
     else:
         rows = tl.arange(0, s.shape[0])[:, None]
-        columns = tl.arange(0, s.shape[1])[None, :]
+        columns = spread(s.shape[1])[None, :]
     return hide(s, row, column, rows, columns, masking, head.queries, head.visible, CAUSAL, CHECKED)

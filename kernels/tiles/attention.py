@@ -1,11 +1,12 @@
 """The tiles of attention and of its softmax between two cuBLAS products: rows are queries, columns keys.
 
 kind is how products are computed (launch.product_kind), width the larger head size in classes of 64, 128 and 256,
-extras how many of mask and dropout there are, keys the power of two from 16 to 128 that holds a row.
+extras 1 with dropout or shared keys and 2 with a mask, keys the power of two from 16 to 128 that holds a row.
 
 They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/compile-matrix.md says what others
-compiled), and that a program of an older chip fits 48 KiB of shared memory. Dropout's random numbers take as many
-registers as the scores, and a mask's tile does likewise: hence the extras. Where two rows differ by the chip alone, the
+compiled), that a program of an older chip fits 48 KiB of shared memory, and in half precision on sm_80 and sm_90 so
+that no unit of the chip is asked for more than the tensor cores where that can be. Dropout takes registers, and a
+mask's tile as many as the scores: hence the extras. Where two rows differ by the chip alone, the
 larger tile spills on the other chip. None of them has been timed.
 """
 
@@ -64,15 +65,18 @@ LONG_WIDTH = Table(
 )
 
 # attention/forward.py. A warp group's matrix instructions (sm_90, sm_100) read operands from shared memory; there is
-# enough of it for three stages on sm_80, sm_90 and sm_100. fp32 from sm_86 on: of 32x32 the compiler spills a little,
-# on purpose, so that more programs run at a time; so it does of 16x32 on sm_86 and sm_89 behind a boolean mask.
+# enough of it for three stages on sm_80, sm_90 and sm_100. fp32: of 32x32 by eight warps the compiler spills a little,
+# on purpose, so that more programs run at a time.
 FORWARD = Table(
     Tile,
     """
     chips                     kind       width  extras | rows  columns  warps  stages
-    simt,sm_80,amd            fp32       64     *      | 32    32       8      1
-    sm_90,sm_100              fp32       64     *      | 16    32       4      1
-    sm_86,sm_89,sm_120        fp32       64     *      | 32    16       8      1
+    simt,amd                  fp32       64     *      | 32    32       8      1
+    sm_80                     fp32       64     *      | 16    64       8      1    # 32x32w8 spills 8 bytes
+    sm_90                     fp32       64     *      | 32    32       4      1
+    sm_100                    fp32       64     *      | 16    32       4      1
+    sm_86,sm_89               fp32       64     *      | 32    16       4      1    # 32x16w8 spills 16 bytes
+    sm_120                    fp32       64     *      | 32    16       8      1
     simt,amd                  fp32       128    *      | 16    32       8      1
     amd,simt                  fp32       256    *      | 16    16       8      1
     sm_120                    tf32       64     2      | 64    32       8      1
@@ -85,17 +89,21 @@ FORWARD = Table(
     sm_120                    fp16,bf16  64     0,1    | 64    32       4      2
     amd                       fp16,bf16  64     *      | 64    32       4      1
     sm_86,sm_89               fp16,bf16  64     1      | 64    32       4      2
-    sm_90                     fp16,bf16  64     1      | 64    64       4      3
-    sm_80                     fp16,bf16  64     1,2    | 64    32       4      3
-    sm_100                    fp16,bf16  64     1,2    | 64    64       4      3
+    sm_90                     fp16,bf16  64     1      | 128   64       4      3
+    sm_80                     fp16,bf16  64     1      | 128   64       8      3
+    sm_80                     fp16,bf16  64     2      | 64    32       4      3
+    sm_100                    fp16,bf16  64     1      | 64    64       4      3
+    sm_100                    fp16,bf16  64     2      | 64    64       8      3
     sm_86,sm_89,sm_120        fp16,bf16  64     2      | 64    32       8      2
     sm_90                     fp16,bf16  64     2      | 64    32       4      3
     simt                      fp16,bf16  128    *      | 16    32       8      1
-    sm_80                     fp16,bf16  128    0      | 64    64       8      3
+    sm_80                     fp16,bf16  128    0,1    | 128   64       8      2
     sm_86,sm_89,sm_120        fp16,bf16  128    0      | 64    64       8      2
     sm_90,sm_100              fp16,bf16  128    0      | 128   64       8      3
     amd                       fp16,bf16  128    *      | 64    32       4      1
     sm_86,sm_89               fp16,bf16  128    1      | 64    32       4      2
+    sm_90                     fp16,bf16  128    1      | 128   64       8      2
+    sm_100                    fp16,bf16  128    2      | 64    64       8      3    # 64x32w4 spills 8 bytes
     sm_80,sm_90,sm_100        fp16,bf16  128    1,2    | 64    32       4      3
     sm_120                    fp16,bf16  128    1,2    | 64    32       8      2
     sm_86,sm_89               fp16,bf16  128    2      | 64    32       8      2
@@ -113,24 +121,30 @@ BACKWARD_QUERIES = Table(
     chips                            kind       width  extras | rows  columns  warps  stages
     *                                fp32       64     *      | 32    32       8      1
     simt,amd                         fp32       128    *      | 16    16       8      1
-    amd,simt                         fp32       256    *      | 16    16       8      1
+    amd                              fp32       256    *      | 32    16       4      1    # 16x16w8 spills 48 bytes
+    simt                             fp32       256    *      | 16    16       8      1
     sm_80+                           tf32       64     *      | 32    32       8      1
-    sm_80,sm_90,sm_100               tf32       128    *      | 32    32       4      1
-    sm_86,sm_89                      tf32       128    *      | 16    32       4      1
+    sm_80                            tf32       128    0,1    | 16    64       4      1    # 32x32 spills 48 bytes
+    sm_90,sm_100                     tf32       128    0,1    | 32    32       4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100   tf32       128    *      | 16    32       4      1
     sm_120                           tf32       128    *      | 16    32       8      1
     sm_80+                           tf32       256    *      | 16    32       8      1
     simt                             fp16,bf16  64     *      | 32    32       8      1
-    sm_80,sm_86,sm_89,sm_90,sm_120   fp16,bf16  64     0      | 128   64       8      2
+    sm_80,sm_90                      fp16,bf16  64     0,1    | 128   64       8      2
+    sm_86,sm_89,sm_120               fp16,bf16  64     0      | 128   64       8      2
     sm_100                           fp16,bf16  64     0      | 64    64       8      2
     amd                              fp16,bf16  64     *      | 32    32       4      1
+    sm_86,sm_89                      fp16,bf16  64     2      | 32    64       4      2    # 64x32 spills 8 bytes
     sm_80,sm_86,sm_89,sm_90,sm_100   fp16,bf16  64     1,2    | 64    32       4      2
     sm_120                           fp16,bf16  64     1,2    | 64    32       8      2
     simt                             fp16,bf16  128    *      | 16    16       8      1
+    sm_80,sm_90                      fp16,bf16  128    0,1    | 128   32       8      2
     sm_80+                           fp16,bf16  128    0      | 64    32       4      2
     amd                              fp16,bf16  128    *      | 32    32       4      1
     sm_100                           fp16,bf16  128    1      | 64    32       8      2
+    sm_80,sm_100                     fp16,bf16  128    2      | 32    32       8      2
+    sm_120                           fp16,bf16  128    2      | 32    64       8      2    # 64x32 spills 88 bytes
     sm_80,sm_86,sm_89,sm_90,sm_120   fp16,bf16  128    1,2    | 64    32       8      2
-    sm_100                           fp16,bf16  128    2      | 32    32       8      2
     simt                             fp16,bf16  256    *      | 16    16       8      1
     sm_80,sm_86,sm_89,sm_100,sm_120  fp16,bf16  256    0      | 64    32       8      1
     sm_90                            fp16,bf16  256    0      | 32    32       8      2
@@ -139,8 +153,8 @@ BACKWARD_QUERIES = Table(
     """,
 )
 
-# attention/backward.py, dK and dV. 128x32: eight warps share 128 queries; of 64 keys they would share 16 rows each,
-# every row twice, and spill.
+# attention/backward.py, dK and dV, whose products have a tile's keys for rows: a warp takes 16, a warp group 64. Eight
+# warps share 128 keys, or of 32 keys 128 queries; of 64 keys they would compute every score twice.
 BACKWARD_KEYS = Table(
     Tile,
     """
@@ -149,21 +163,29 @@ BACKWARD_KEYS = Table(
     sm_80,sm_86,sm_89               fp32       64     2      | 16    16       8      1      # shared keys spill 8 bytes
     *                               fp32       64     *      | 16    32       8      1
     simt,amd                        fp32       128    *      | 16    16       8      1
-    amd,simt                        fp32       256    *      | 16    16       8      1
-    sm_90                           tf32       64     2      | 32    32       8      1      # 4 warps spill 16 bytes
+    amd                             fp32       256    *      | 16    32       4      1    # 16x16w8 spills 448 bytes
+    simt                            fp32       256    *      | 16    16       8      1
+    sm_90                           tf32       64     2      | 16    16       4      1      # 32x32 spills 16 bytes
     sm_80+                          tf32       64     *      | 32    32       4      1
     sm_80+                          tf32       128    *      | 32    32       8      1
     sm_80+                          tf32       256    *      | 16    16       8      1
     simt                            fp16,bf16  64     *      | 16    32       8      1
-    sm_90,sm_100                    fp16,bf16  64     0      | 64    64       8      2
-    sm_80,sm_86,sm_89,sm_120        fp16,bf16  64     0,1    | 128   32       8      2
+    sm_80                           fp16,bf16  64     0      | 32    128      8      2
+    sm_80                           fp16,bf16  64     1      | 32    128      8      1
+    sm_90                           fp16,bf16  64     0      | 64    128      8      1
+    sm_90                           fp16,bf16  64     1      | 32    128      8      2
+    sm_100                          fp16,bf16  64     0      | 64    64       8      2
+    sm_86,sm_89,sm_120              fp16,bf16  64     0,1    | 128   32       8      2
     amd                             fp16,bf16  64     *      | 32    32       4      1
-    sm_90,sm_100                    fp16,bf16  64     1      | 32    64       8      2
+    sm_100                          fp16,bf16  64     1      | 32    64       8      2
     sm_80+                          fp16,bf16  64     2      | 32    64       8      1
     simt                            fp16,bf16  128    *      | 16    16       8      1
     sm_100                          fp16,bf16  128    0      | 32    64       8      2
-    sm_80,sm_86,sm_89,sm_90,sm_120  fp16,bf16  128    0,1    | 32    64       8      2
-    amd                             fp16,bf16  128    *      | 32    32       8      1
+    sm_80                           fp16,bf16  128    0,1    | 16    128      8      1
+    sm_90                           fp16,bf16  128    0      | 32    128      8      2
+    sm_90                           fp16,bf16  128    1      | 16    128      8      1      # 32x128: shared keys spill
+    sm_86,sm_89,sm_120              fp16,bf16  128    0,1    | 32    64       8      2
+    amd                             fp16,bf16  128    *      | 16    64       8      1    # 32x32w8 spills 108 bytes
     sm_100                          fp16,bf16  128    1,2    | 32    32       8      1
     sm_80,sm_86,sm_89,sm_90,sm_120  fp16,bf16  128    2      | 32    32       8      1
     simt,amd                        fp16,bf16  256    *      | 16    16       8      1
@@ -181,14 +203,15 @@ MASK_GRADIENT = Table(
     simt,amd                                 fp32       128   | 16    16       8      1
     amd,simt                                 fp32       256   | 16    16       8      1
     sm_80+                                   tf32       64    | 32    32       8      1
-    sm_80+                                   tf32       128   | 16    16       8      1
+    sm_80+                                   tf32       128   | 16    64       8      1
     sm_80+                                   tf32       256   | 16    32       8      1
     simt                                     fp16,bf16  64    | 16    16       4      1
     *                                        fp16,bf16  64    | 32    32       4      1
     simt                                     fp16,bf16  128   | 16    16       8      1       # 32x32w4 spills 5 KB
-    *                                        fp16,bf16  128   | 32    32       4      1
+    *                                        fp16,bf16  128   | 16    32       4      1
     simt,sm_100                              fp16,bf16  256   | 16    16       8      1
-    *                                        fp16,bf16  256   | 16    16       4      1
+    sm_90                                    fp16,bf16  256   | 64    32       8      1       # 16x32w4 spills 8 bytes
+    *                                        fp16,bf16  256   | 16    32       4      1
     """,
 )
 
@@ -231,10 +254,9 @@ SHORT_BACKWARD = Table(
     """
     chips                                    kind       width  keys  extras | rows  columns  warps  stages
     *                                        fp32       64     16    *      | 16    16       4      1
-    sm_86,sm_89                              fp32       64     32    *      | 16    32       16     1  # 8 spill 8 bytes
-    simt,sm_80,sm_90,sm_100,amd              fp32       64     32    *      | 16    32       8      1
-    sm_80,sm_90,sm_100,sm_120                tf32       64     16    *      | 16    16       2      1
-    sm_86,sm_89                              tf32       64     16    *      | 16    16       4      1
+    sm_86,sm_89,sm_90                        fp32       64     32    *      | 16    32       16     1  # 8 spill 8 bytes
+    simt,sm_80,sm_100,amd                    fp32       64     32    *      | 16    32       8      1
+    sm_80+                                   tf32       64     16    *      | 16    16       2      1
     sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     32    0,1    | 32    32       8      1
     sm_120                                   tf32       64     32    0,1    | 32    32       4      1
     sm_100,sm_120                            tf32       64     32    2      | 16    32       4      1
@@ -248,11 +270,11 @@ SHORT_BACKWARD = Table(
     sm_80+,amd                               fp16,bf16  64     32    0,1    | 32    32       4      1
     sm_80+,amd                               fp16,bf16  64     32    2      | 16    32       4      1
     simt                                     fp16,bf16  64     64    *      | 16    64       8      1
+    sm_100                                   fp16,bf16  64     64    0,1    | 32    64       8      1   # 4 spill 8
     sm_80+,amd                               fp16,bf16  64     64    0,1    | 32    64       4      1
     sm_80+,amd                               fp16,bf16  64     64    2      | 16    64       4      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   0,1    | 32    128      8      1
     sm_80,sm_86,sm_89,sm_90                  fp16,bf16  64     128   2      | 16    128      8      1
-    sm_100                                   fp16,bf16  64     128   2      | 16    128      4      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   *      | 32    128      8      1
     simt                                     fp16,bf16  128    16    *      | 16    16       8      1
     sm_80+,amd                               fp16,bf16  128    16    *      | 16    16       2      1
     simt                                     fp16,bf16  128    32    *      | 16    32       8      1
@@ -269,6 +291,9 @@ MASKED_SOFTMAX = Table(
     """
     chips       keys | rows  columns  warps  stages
     sm_86,sm_89 2048 | 1     2048     16     1
+    sm_90       2048 | 1     2048     4      1
+    sm_90       4096 | 1     4096     8      1
+    sm_120      1024 | 1     1024     4      1
     sm_120      8192 | 1     8192     32     1
     nvidia 16   | 32    16       4      1
     nvidia 32   | 32    32       4      1

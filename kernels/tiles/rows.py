@@ -45,6 +45,7 @@ LAYER_NORM_FORWARD = Table(
     amd    8192    | 1    8192    8
     amd    16384   | 1    16384   8
     *      128     | 16   128     4
+    sm_80,sm_86,sm_89  256     | 4    256     2      # eight rows by four warps spill in float32
     *      256     | 8    256     4
     *      512     | 4    512     4
     *      1024    | 2    1024    4

@@ -25,7 +25,7 @@ def main() -> int:
     constants = {"ROWS": 16, "COLUMNS": 64, "num_warps": 4, "num_stages": 1}
 
     def arguments(x=x, seed=seed, site=0, M=32, N=64):
-        return x, x, x, Dropout(seed, site, 6554, 1.1), Shape(M, N)
+        return x, x, x, Dropout(seed, site, 26, 256 / 230), Shape(M, N)
 
     def again(*args, grid=(2, 1), **changed) -> tuple[bool, bool]:
         """Whether Triton was asked, and whether the kernel is another one than at first. The arguments must arrive."""

@@ -6,6 +6,7 @@ import math
 import keep_mask
 import pytest
 import torch
+import triton.language as tl
 
 from fasttfm import reference
 from fasttfm.kernels import philox
@@ -22,6 +23,23 @@ def kernel_mask(shape, p, seed, site=0, **tile):
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_the_kernel_draws_the_references_mask(shape, p):
     assert torch.equal(kernel_mask(shape, p, SEED, 3), reference.keep_mask(shape, p, SEED, 3))
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64, 128])
+@pytest.mark.parametrize("how", [tl.float32, tl.float16, tl.bfloat16, "transposed"], ids=str)
+def test_attention_draws_the_references_mask_in_its_own_order(columns, how):
+    out = torch.empty((2, 18, 150), dtype=torch.int8)
+    keep_mask.write_as_attention_does(out, SEED, 3, 77, how, columns=columns)
+    assert torch.equal(out.bool(), reference.keep_mask(out.shape, 77 / 256, SEED, 3))
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 26, 127, 128, 129, 200, 254, 255, 256])
+@pytest.mark.parametrize("how", [tl.float16, "transposed"], ids=str)
+def test_every_threshold_cuts_the_lanes_where_it_should(threshold, how):
+    """4,096 lanes have all 256 values many times; transposed, four of them are compared at once."""
+    out = torch.empty((1, 32, 128), dtype=torch.int8)
+    keep_mask.write_as_attention_does(out, SEED, 0, threshold, how)
+    assert torch.equal(out.bool(), reference.keep_mask(out.shape, threshold / 256, SEED))
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 2**32])
@@ -58,11 +76,9 @@ def test_a_probability_outside_0_and_1_is_refused(p):
 
 def test_the_scale_undoes_the_rate_that_is_really_drawn():
     for p in (0.1, 0.3, 0.7):
-        assert reference.dropout_scale(p) * (1 - reference.dropout_threshold(p) / 65536) == pytest.approx(
-            1.0, abs=1e-15
-        )
+        assert reference.dropout_scale(p) * (1 - reference.dropout_threshold(p) / 256) == pytest.approx(1.0, abs=1e-15)
     assert reference.dropout_scale(1.0) == 0.0
-    assert philox.dropout_arguments(0.1, SEED, 3) == (SEED, 3, 6554, reference.dropout_scale(0.1))
+    assert philox.dropout_arguments(0.1, SEED, 3) == (SEED, 3, 26, reference.dropout_scale(0.1))
     assert philox.dropout_arguments(0.1, None, 3) == philox.dropout_arguments(0.0, SEED, 3) == (None, 3, 0, 1.0)
 
 
@@ -91,13 +107,13 @@ def test_the_rate_is_p_along_every_coordinate(p, along):
     else:
         mask = reference.keep_mask((32, 64, 64), p, SEED)
         groups = {
-            "lane": mask.view(32 * 64, 8, 8).permute(2, 0, 1),
+            "lane": mask.view(32 * 64, 4, 16).permute(2, 0, 1),
             "row": mask.permute(1, 0, 2),
             "plane": mask,
-        }[along].reshape({"lane": 8, "row": 64, "plane": 32}[along], -1)
+        }[along].reshape({"lane": 16, "row": 64, "plane": 32}[along], -1)
     size = groups.shape[1]
     kept = groups.sum(1)
-    rate = 1 - reference.dropout_threshold(p) / 65536
+    rate = 1 - reference.dropout_threshold(p) / 256
     counts = torch.stack([kept, size - kept], 1)
     expected = torch.tensor([size * rate, size * (1 - rate)], dtype=torch.float64)
     assert chi_square(counts, expected) < chi_square_limit(len(groups))
@@ -106,8 +122,9 @@ def test_the_rate_is_p_along_every_coordinate(p, along):
 def pairs():
     mask = reference.keep_mask((16, 64, 256), 0.3, SEED)
     yield "neighbouring lanes", mask[..., ::2], mask[..., 1::2]
-    yield "the two halves of a word's neighbour", mask[..., 1:-1:2], mask[..., 2::2]
-    yield "neighbouring blocks", mask[..., :128:8], mask[..., 8:136:8]
+    yield "neighbouring pairs of lanes", mask[..., 1:-1:2], mask[..., 2::2]
+    yield "neighbouring words", mask.unflatten(2, (-1, 4))[:, :, :-1], mask.unflatten(2, (-1, 4))[:, :, 1:]
+    yield "neighbouring blocks", mask[..., :-16], mask[..., 16:]
     yield "neighbouring rows", mask[:, ::2], mask[:, 1::2]
     yield "neighbouring planes", mask[::2], mask[1::2]
     yield "rows and columns swapped", mask[:, :64, :64], mask[:, :64, :64].transpose(1, 2).roll(1, 1)
@@ -120,7 +137,7 @@ def pairs():
 @pytest.mark.parametrize(("first", "second"), [pair[1:] for pair in pairs()], ids=[pair[0] for pair in pairs()])
 def test_neighbours_are_independent(first, second):
     """The four-field table of two masks, against the product of their rates."""
-    rate = 1 - reference.dropout_threshold(0.3) / 65536
+    rate = 1 - reference.dropout_threshold(0.3) / 256
     count = torch.bincount((first.reshape(-1).int() * 2 + second.reshape(-1).int()), minlength=4)
     one = torch.tensor([1 - rate, rate], dtype=torch.float64)
     expected = (one[:, None] * one).reshape(-1) * count.sum()
