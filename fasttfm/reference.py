@@ -23,16 +23,16 @@ _CHUNK_BLOCKS = 65536  # Philox blocks computed at a time: large enough for two 
 
 
 def dropout_threshold(p: float) -> int:
-    """Lanes below it, of 65536, are dropped. Raises ValueError unless 0 <= p <= 1."""
+    """Lanes below it, of 256, are dropped. Raises ValueError unless 0 <= p <= 1."""
     if not 0.0 <= p <= 1.0:
-        raise ValueError(f"dropout probability {p} must lie in [0, 1]")
-    return round(p * 65536)
+        raise ValueError(f"dropout_p {p} must lie in [0, 1]")
+    return round(p * 256)
 
 
 def dropout_scale(p: float) -> float:
     """What kept values are multiplied by: one over the exact probability of keeping; 0 when nothing is kept."""
     threshold = dropout_threshold(p)
-    return 65536 / (65536 - threshold) if threshold < 65536 else 0.0
+    return 256 / (256 - threshold) if threshold < 256 else 0.0
 
 
 def _philox(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -65,10 +65,10 @@ def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int = 0
     planes, rows, columns = shape
     device = seed.device
     threshold = dropout_threshold(p)
-    if threshold in (0, 65536):
+    if threshold in (0, 256):
         return torch.full(shape, threshold == 0, dtype=torch.bool, device=device)
     key = int(seed.item())
-    blocks = (columns + 7) // 8
+    blocks = (columns + 15) // 16
     column = torch.arange(blocks, device=device).view(1, 1, blocks)
     plane = torch.arange(first_plane, first_plane + planes, device=device).view(planes, 1, 1)
     call = torch.full((1, 1, 1), site, device=device)
@@ -80,12 +80,12 @@ def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int = 0
             row = torch.arange(r0, min(r0 + step, rows), device=device).view(1, -1, 1)
             w0, w1, w2, w3 = _philox(key, column, row, plane[p0 : p0 + planes_at_once], call)
             into = lanes[p0 : p0 + planes_at_once, r0 : r0 + step]
-            # little-endian: an int64 viewed as four int16 gives the lanes in order
+            # little-endian: an int64 viewed as eight bytes gives the lanes in order
             torch.bitwise_or(w0, w1 << 32, out=into[..., 0])
             torch.bitwise_or(w2, w3 << 32, out=into[..., 1])
-    lanes = lanes.view(torch.int16).view(planes, rows, blocks * 8)
-    torch.ge(lanes, threshold - 32768, out=lanes)  # to bool directly takes the CPU five times as long
-    return lanes.to(torch.int8).view(torch.bool)[..., :columns]
+    lanes = lanes.view(torch.uint8).view(planes, rows, blocks * 16)
+    torch.ge(lanes, threshold, out=lanes)  # to bool directly takes the CPU longer
+    return lanes.view(torch.bool)[..., :columns]
 
 
 def dropout(x: Tensor, p: float, seed: Tensor | None, site: int = 0) -> Tensor:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.blocks import merging
 from fasttfm.blocks.cache import AttentionCache
-from fasttfm.blocks.dropout import NO_DROPOUT, Dropout
 from fasttfm.blocks.inspect import ATTENTION, ordinary, untouched
 from fasttfm.blocks.merging import Projection
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, last_product
-from fasttfm.blocks.step_cache import AncestorAttention, MemoryAttention
-from fasttfm.functional.linear import linear
+from fasttfm.cpu.linear import linear
+from fasttfm.cpu.step_cache import AncestorAttention, MemoryAttention
+from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.functional.merging import attention_bias_parts
 from fasttfm.functional.operator import casts
 
@@ -45,8 +45,8 @@ def project(x: Tensor, projection: Projection, heads: int) -> Tensor:
 
 
 def projections(weight: Tensor, bias: Tensor | None, *, split: bool, sums: bool) -> list[Projection]:
-    """Of in_proj_weight (3 * d, d) and in_proj_bias: to queries, keys and values at once; or split, to the queries, and
-    to keys and values. sums: attention sums the gradient of the bias.
+    """The projections that in_proj_weight (3 * d, d) and in_proj_bias hold: one to queries, keys and values; or, split,
+    one to queries and one to keys and values. sums: attention sums the gradient of the bias.
     """
     weights, biases = (weight,), (bias,)
     if split:  # once for both parts, or autograd would add two gradients of the whole
@@ -208,7 +208,8 @@ class Attention(nn.Module):
         return Projected(joint, query, None if memory_sums is None else (memory_sums, to_query.bias_sums))
 
     def _cached(self, y: Tensor, memory: Tensor | None, memory_lengths: Lengths, cache: Any) -> Tensor:
-        """As joined_heads(), of the new positions y (R, L, d) over all that the cache keeps with them."""
+        """Attention of the new positions y (R, L, d) over all that the cache keeps, theirs included; shapes as
+        joined_heads()'s."""
         assert not isinstance(memory_lengths, Packing)
         if isinstance(cache, AncestorAttention | MemoryAttention):
             part = slice(None) if cache.grows else slice(0, y.shape[-1])

@@ -8,24 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fasttfm.blocks.inspect import DROPOUT, untouched
-
-
-class Dropout(NamedTuple):
-    """One dropout, as the operators of fasttfm.functional take it."""
-
-    p: float = 0.0
-    """Probability of a zero."""
-    seed: Tensor | None = None
-    """(1,) int64; None: drawn from torch's generator."""
-    site: int = 0
-    """Two dropouts of one seed draw the same mask at the same site alone."""
-
-    def options(self) -> dict[str, Any]:
-        """As keyword arguments."""
-        return {"dropout_p": self.p, "seed": self.seed, "site": self.site}
-
-
-NO_DROPOUT = Dropout()
+from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 
 
 def dropout_of(module: Any, seed: Tensor | None = None, site: int = 0) -> Any:

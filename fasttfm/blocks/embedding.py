@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.dropout import Dropout
 from fasttfm.blocks.inspect import EMBEDDING, ordinary, untouched
 from fasttfm.blocks.packing import Packing
+from fasttfm.functional.dropout import Dropout
 from fasttfm.reference import positional_encoding
 
 
@@ -88,4 +88,4 @@ def embed(
             **dropout.options(),
         )
     x = embedding(tokens) * scale + table[first_position : first_position + tokens.shape[1]]
-    return nn.functional.dropout(x.masked_fill((tokens == pad_id)[..., None], 0.0), dropout.p)
+    return nn.functional.dropout(x.masked_fill((tokens == pad_id)[..., None], 0.0), dropout.dropout_p)

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.dropout import Dropout
 from fasttfm.blocks.inspect import LINEAR, fused_activation, ordinary, untouched
 from fasttfm.blocks.merging import gradient_parts, read
 from fasttfm.blocks.residual import Output, last_product
-from fasttfm.functional.linear import frozen, linear
+from fasttfm.cpu.linear import frozen, linear
+from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.merging import norm_adds_bias
 
 
@@ -37,8 +37,8 @@ def feed_forward(
         hidden = activation(hidden)
         if not isinstance(dropout, Dropout):
             hidden = dropout(hidden)
-        elif dropout.p:
-            hidden = nn.functional.dropout(hidden, dropout.p)
+        elif dropout.dropout_p:
+            hidden = nn.functional.dropout(hidden, dropout.dropout_p)
         return last_product(hidden, linear2, leave_bias=leave_bias)
     if frozen(x):  # a ReLU rides in the product, and nothing is kept for a gradient
         hidden = linear(x, read(linear1.weight), read(linear1.bias), relu=fused == "relu")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fasttfm import functional as F
 from fasttfm.blocks.inspect import LINEAR, ordinary, untouched
-from fasttfm.functional.linear import linear
+from fasttfm.cpu.linear import linear
 
 
 def logits(hidden: Tensor, output: Any) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fasttfm.blocks.inspect import ATTENTION, LINEAR, NORM, fused_activation, hooked, untouched
 from fasttfm.functional.merging import attention_bias_parts, feed_forward_bias_parts, norm_adds_bias, norm_parts
-from fasttfm.functional.parameters import Part, Sum, read_parameters
+from fasttfm.functional.parameters import Slice, Sum, read_parameters
 
 _thread = threading.local()
 
@@ -169,8 +169,8 @@ class _Plan:
         self.complete = True
         self.parts: dict[Hashable, int | None] = {}
         """What _parts() was told."""
-        self.products: dict[Hashable, list[Part]] = {}
-        self.biases: dict[Hashable, list[Part]] = {}
+        self.products: dict[Hashable, list[Slice]] = {}
+        self.biases: dict[Hashable, list[Slice]] = {}
         self.sums: dict[Hashable, Sum] = {}
         layers: list[Any] = list(dict.fromkeys(work.stack.layers))  # a layer may be used several times
         self.cross = [layer.multihead_attn for layer in layers if hasattr(layer, "multihead_attn")]
@@ -223,15 +223,15 @@ class _Plan:
             self._vector(norm.bias)
 
     def _whole(self, parameter: Tensor) -> None:
-        self.products[id(parameter)] = [Part(parameter)]
+        self.products[id(parameter)] = [Slice(parameter)]
 
     def _vector(self, parameter: Tensor) -> None:
         """A parameter of a norm, or the bias that the norm adds."""
         parts = self._parts(norm_parts, self.rows.tokens, parameter.shape[0], self.device)
         if parts is not None:
-            self.sums[id(parameter)] = Sum(Part(parameter), parts)
+            self.sums[id(parameter)] = Sum(Slice(parameter), parts)
 
-    def _attention_bias(self, key: Hashable, part: Part, keys: int, head_size: int) -> bool:
+    def _attention_bias(self, key: Hashable, part: Slice, keys: int, head_size: int) -> bool:
         """Whether attention sums the gradient of this bias of a projection."""
         parts = self._parts(attention_bias_parts, self.rows.sequences, keys, head_size, self.dtype, self.device)
         if parts is None:
@@ -242,16 +242,16 @@ class _Plan:
     def _self_attention(self, attention: Any) -> None:
         weight, bias = attention.in_proj_weight, attention.in_proj_bias
         self._whole(weight)
-        summed = self._attention_bias(id(bias), Part(bias), self.rows.longest, weight.shape[1] // attention.heads)
-        (self.biases if summed else self.products)[id(bias)] = [Part(bias)]
+        summed = self._attention_bias(id(bias), Slice(bias), self.rows.longest, weight.shape[1] // attention.heads)
+        (self.biases if summed else self.products)[id(bias)] = [Slice(bias)]
         self._last(attention.out_proj)
 
     def _cross_attention(self, attention: Any) -> None:
         assert self.memory_rows is not None
         weight, bias = attention.in_proj_weight, attention.in_proj_bias
         width = weight.shape[1]
-        self.products[_query(attention, "weight")] = [Part(weight, 0, width)]
-        key, part = _query(attention, "bias"), Part(bias, 0, width)
+        self.products[_query(attention, "weight")] = [Slice(weight, 0, width)]
+        key, part = _query(attention, "bias"), Slice(bias, 0, width)
         summed = self._attention_bias(key, part, self.memory_rows.longest, width // attention.heads)
         (self.biases if summed else self.products)[key] = [part]
         self._last(attention.out_proj)
@@ -262,8 +262,8 @@ class _Plan:
             return
         assert self.memory_rows is not None
         width, keys = self.cross[0].in_proj_weight.shape[1], self.memory_rows.longest
-        self.products["memory weight"] = [Part(attention.in_proj_weight, width) for attention in self.cross]
-        parts = [Part(attention.in_proj_bias, width) for attention in self.cross]
+        self.products["memory weight"] = [Slice(attention.in_proj_weight, width) for attention in self.cross]
+        parts = [Slice(attention.in_proj_bias, width) for attention in self.cross]
         head_size = width // self.cross[0].heads
         summed = [
             self._attention_bias(_memory(attention), part, keys, head_size)
@@ -288,5 +288,5 @@ class _Plan:
             parts = self._parts(feed_forward_bias_parts, self.rows.tokens, hidden, out, self.dtype, self.device)
             assert parts is not None
             self.biases[id(first.bias)] = self.products.pop(id(first.bias))
-            self.sums[id(first.bias)] = Sum(Part(first.bias), parts)
+            self.sums[id(first.bias)] = Sum(Slice(first.bias), parts)
         self._last(second, ends_in_norm=ends_in_norm)

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.dropout import Dropout
 from fasttfm.blocks.inspect import LINEAR, NORM, ordinary, untouched
 from fasttfm.blocks.merging import read
-from fasttfm.functional.linear import linear
+from fasttfm.cpu.linear import linear
+from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.merging import norm_adds_bias
 
 
@@ -85,7 +85,7 @@ class Residual(NamedTuple):
         return self.stream if self.waiting is None else _add(self.waiting[0].whole(), self.stream, self.waiting[1])
 
     def like(self, x: Tensor | Residual) -> Any:
-        """The stream for who gave one, its value for who gave a tensor."""
+        """The stream where one was given, its value where a tensor was given."""
         return self if isinstance(x, Residual) else self.value()
 
 
@@ -97,7 +97,7 @@ def last_product(x: Tensor, module: Any, *, leave_bias: bool = True) -> Output:
 
 
 def linear_output(x: Tensor, weight: Tensor, bias: Tensor | None, *, leave_bias: bool = True) -> Output:
-    """last_product() of the parameters themselves, for who reads them without calling their module."""
+    """last_product() of the parameters themselves, for callers that read them without calling their module."""
     weight, bias = read(weight), read(bias)
     if bias is not None and leave_bias and norm_adds_bias(x):
         return Output(linear(x, weight), bias)
@@ -143,5 +143,5 @@ def _add(output: Tensor, stream: Tensor, dropout: Any) -> Tensor:
     if isinstance(dropout, Dropout):
         if ordinary(output, stream):
             return F.residual_add(output, stream, **dropout.options())
-        return stream + nn.functional.dropout(output, dropout.p)
+        return stream + nn.functional.dropout(output, dropout.dropout_p)
     return stream + dropout(output)

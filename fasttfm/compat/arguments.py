@@ -19,12 +19,26 @@ def refuse(function: str, **given: tuple[Any, Any]) -> None:
             raise ValueError(f"{function}: {name}{shown} is not supported: leave it at {off!r}")
 
 
-def causal_of_window(function: str, window: tuple[int, int], causal: bool = False) -> bool:
-    """Whether (left, right) is the causal triangle, or asked for beside it; ValueError for a true window."""
-    left, right = window
+def causal_of_window(
+    function: str, window: tuple[int | None, int | None] | None, lengths: tuple[int, int], causal: bool = False
+) -> bool:
+    """Whether (left, right) is the causal triangle, or asked for beside it; ValueError for a true window.
+
+    window: None, or None in it, is no window, and so is a side that reaches past lengths, those of the longest queries
+    and keys: the last query sees the last key, and what it lets all see hides nothing.
+    """
+    left, right = (-1 if side is None else side for side in (window or (-1, -1)))
+    queries, keys = lengths
+    shown = tuple(window or (-1, -1))
+    if left >= keys - 1:  # the last query, which looks back furthest, sees the first key
+        left = -1
+    if causal:
+        right = 0
+    elif right >= queries - 1:  # the first query sees the last key
+        right = -1
     if left >= 0 or right > 0:
-        raise ValueError(f"{function}: window_size={tuple(window)} is not supported: give (-1, -1) or, causal, (-1, 0)")
-    return causal or right == 0
+        raise ValueError(f"{function}: window_size={shown} is not supported: give (-1, -1) or, causal, (-1, 0)")
+    return right == 0
 
 
 def check_heads(function: str, query: Tensor, *shared: Tensor) -> None:

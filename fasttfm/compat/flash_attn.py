@@ -14,10 +14,22 @@ from torch import Tensor
 
 from fasttfm.compat.arguments import causal_of_window, check_heads, corner_offset, refuse
 from fasttfm.functional import attention, varlen_attention
+from fasttfm.functional.signature import names_arguments
 
-Window = tuple[int, int]
+Window = tuple[int | None, int | None] | None
 
 
+def _check_rank(function: str, rank: int, parts: int | None = None, **tensors: Tensor) -> None:
+    """Raises TypeError or ValueError unless each tensor has that many dimensions, the third from the right of parts."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{function}: {name} is a {type(x).__name__}: a tensor is needed")
+        if x.dim() != rank or (parts is not None and x.shape[-3] != parts):
+            wanted = f"{rank} dimensions" + ("" if parts is None else f", {parts} in the third from the right")
+            raise ValueError(f"{function}: {name} {tuple(x.shape)} must have {wanted}")
+
+
+@names_arguments
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -33,7 +45,8 @@ def flash_attn_func(
 ) -> Tensor:
     """softmax(Q K^T * softmax_scale) V: (B, L, H, D). Raises ValueError for what is not computed."""
     name = "flash_attn_func"
-    causal = causal_of_window(name, window_size, causal)
+    _check_rank(name, 4, q=q, k=k, v=v)
+    causal = causal_of_window(name, window_size, (q.shape[1], k.shape[1]), causal)
     refuse(
         name, softcap=(softcap, 0.0), alibi_slopes=(alibi_slopes, None), return_attn_probs=(return_attn_probs, False)
     )
@@ -50,6 +63,7 @@ def flash_attn_func(
     return output.transpose(1, 2)
 
 
+@names_arguments
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -62,11 +76,13 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for qkv (B, L, 3, H, D)."""
+    _check_rank("flash_attn_qkvpacked_func", 5, 3, qkv=qkv)
     q, k, v = qkv.unbind(2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_func(q, k, v, *options)
 
 
+@names_arguments
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -80,11 +96,13 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for kv (B, S, 2, Hk, D)."""
+    _check_rank("flash_attn_kvpacked_func", 5, 2, kv=kv)
     k, v = kv.unbind(2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_func(q, k, v, *options)
 
 
+@names_arguments
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -108,14 +126,15 @@ def flash_attn_varlen_func(
     causal with two sets of starts needs one surplus of keys in all sequences, else ValueError.
     """
     name = "flash_attn_varlen_func"
-    causal = causal_of_window(name, window_size, causal)
     refuse(
         name,
         softcap=(softcap, 0.0),
         alibi_slopes=(alibi_slopes, None),
         return_attn_probs=(return_attn_probs, False),
-        block_table=(block_table, None),
+        block_table=(block_table, None),  # before ranks: keys in pages have one dimension more
     )
+    _check_rank(name, 3, q=q, k=k, v=v)
+    causal = causal_of_window(name, window_size, (max_seqlen_q, max_seqlen_k), causal)
     check_heads(name, q, k, v)
     return varlen_attention(
         q,
@@ -132,6 +151,7 @@ def flash_attn_varlen_func(
     )
 
 
+@names_arguments
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -146,6 +166,31 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for qkv (T, 3, H, D)."""
+    _check_rank("flash_attn_varlen_qkvpacked_func", 4, 3, qkv=qkv)
     q, k, v = qkv.unbind(1)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options)
+
+
+@names_arguments
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """The same for q (Tq, H, D) and kv (Tk, 2, Hk, D)."""
+    _check_rank("flash_attn_varlen_kvpacked_func", 4, 2, kv=kv)
+    k, v = kv.unbind(1)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)

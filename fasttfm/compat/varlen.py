@@ -8,8 +8,10 @@ from torch import Tensor
 
 from fasttfm.compat.arguments import causal_of_window, check_heads, corner_offset, refuse
 from fasttfm.functional import varlen_attention
+from fasttfm.functional.signature import names_arguments
 
 
+@names_arguments
 def varlen_attn(
     query: Tensor,
     key: Tensor,
@@ -21,7 +23,7 @@ def varlen_attn(
     *,
     return_aux: Any = None,
     scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int | None, int | None] | None = (-1, -1),
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
@@ -35,7 +37,7 @@ def varlen_attn(
     on a split. dropout_p in [0, 1] is an addition. Returns (Tq, H, D).
     """
     name = "varlen_attn"
-    causal = causal_of_window(name, window_size)
+    causal = causal_of_window(name, window_size, (max_q, max_k))
     refuse(name, return_aux=(return_aux, None), seqused_k=(seqused_k, None), block_table=(block_table, None))
     if key.shape[-2] != query.shape[-2] and not enable_gqa:
         raise ValueError(

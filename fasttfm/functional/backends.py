@@ -29,6 +29,9 @@ except ValueError as error:
     raise UserError(str(error)) from None
 
 
+_checks_on_gpu = os.environ.get("FASTTFM_CHECK", "0") == "1"
+
+
 @contextlib.contextmanager
 def backend(choice: str) -> Iterator[None]:
     """Computes fasttfm's operators one way inside the block: auto (the default), triton or torch.
@@ -54,6 +57,16 @@ def _triton_installed() -> bool:
 @functools.cache
 def _warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def values_are_checked(values: torch.Tensor) -> bool:
+    """Whether an operator looks at the numbers in starts and positions, and not at their shapes alone: on a CPU; on a
+    GPU, where the host waits for them, with FASTTFM_CHECK=1 in the environment. Never while a graph is made."""
+    if torch.compiler.is_compiling() or type(values) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return values.is_cpu or (values.is_cuda and _checks_on_gpu)
 
 
 def chosen() -> str:

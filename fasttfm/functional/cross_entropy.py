@@ -13,10 +13,20 @@ from torch import Tensor
 
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.loss import check, counted_rows, mean_factor, plain_gradient, scale_gradients, sums
-from fasttfm.functional.operator import Gradients, Operator, Overwritten
+from fasttfm.functional.loss import (
+    check,
+    check_classes,
+    counted_rows,
+    mean_factor,
+    plain_gradient,
+    scale_gradients,
+    sums,
+)
+from fasttfm.functional.operator import Gradients, Operator, Overwritten, Whole
+from fasttfm.functional.signature import is_flag, names_arguments
 
 
+@names_arguments
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -38,6 +48,8 @@ def cross_entropy(
     check(target, label_smoothing)
     if logits.dim() != 2 or target.shape != logits.shape[:1]:
         raise ValueError(f"logits {tuple(logits.shape)} and target {tuple(target.shape)} must be (M, V) and (M,)")
+    check_classes("logits", logits)
+    is_flag("inplace", inplace)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}: choose mean or sum")
     options = _Loss(float(label_smoothing), ignore_index, reduction == "mean")
@@ -60,7 +72,7 @@ class _Loss(NamedTuple):
 
 class _Call(NamedTuple):
     logits: Tensor
-    target: Tensor
+    target: Whole
     loss: _Loss
     route: str
 
@@ -140,7 +152,7 @@ _cross_entropy = Operator(
 
 class _Consumed(NamedTuple):
     logits: Overwritten
-    target: Tensor
+    target: Whole
     loss: _Loss
     route: str
 

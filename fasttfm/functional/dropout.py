@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.functional import training_passes
+from fasttfm.cpu import training_passes
+from fasttfm.functional.record import Whole
 
 _HALF = (torch.float16, torch.bfloat16)
 _INT32 = 1 << 31
@@ -29,15 +30,22 @@ def draw_seed(device: torch.device | str | None = None) -> Tensor:
 
 
 class Dropout(NamedTuple):
-    """What an operator is told of its dropout, by the names that kernels give it."""
+    """One dropout, as an operator takes it."""
 
-    dropout_p: float
-    seed: Tensor | None
-    site: int
+    dropout_p: float = 0.0
+    """Probability of a zero."""
+    seed: Whole | None = None
+    """(1,) int64; None: drawn from torch's generator by an operator, and nothing is dropped in a kernel."""
+    site: int = 0
+    """Two dropouts of one seed draw the same mask only at the same site."""
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that an operator takes."""
+        return {"dropout_p": self.dropout_p, "seed": self.seed, "site": self.site}
 
     @property
     def active(self) -> bool:
-        """Whether any element can be dropped; p below 1/131072 rounds to no dropout."""
+        """Whether any element can be dropped; p below 1/512 rounds to no dropout."""
         return self.seed is not None and reference.dropout_threshold(self.dropout_p) > 0
 
     @property
@@ -46,7 +54,7 @@ class Dropout(NamedTuple):
         return reference.dropout_scale(self.dropout_p) if self.active else 1.0
 
 
-_NO_DROPOUT = Dropout(0.0, None, 0)
+NO_DROPOUT = Dropout()
 
 
 def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, site: int) -> Dropout:
@@ -55,7 +63,7 @@ def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, sit
     Raises ValueError unless 0 <= dropout_p <= 1, and for a seed or a site that kernels would take for another.
     """
     if dropout_p == 0.0:
-        return _NO_DROPOUT
+        return NO_DROPOUT
     if reference.dropout_threshold(dropout_p) == 0:
         return Dropout(dropout_p, None, 0)
     if not 0 <= site < _INT32:

@@ -10,9 +10,11 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, fake_keep_mask, keep_mask, wide
-from fasttfm.functional.operator import Gradients, Operator, Size
+from fasttfm.functional.operator import Gradients, Operator, Size, Whole
+from fasttfm.functional.signature import names_arguments
 
 
+@names_arguments
 def embed(
     tokens: Tensor,
     weight: Tensor,
@@ -37,6 +39,8 @@ def embed(
         raise ValueError(f"tokens {tuple(tokens.shape)} and weight {tuple(weight.shape)} must be (B, L) and (V, N)")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"tokens are {tokens.dtype}: they must be int64")
+    if weight.shape[0] == 0 and tokens.numel():
+        raise ValueError(f"weight {tuple(weight.shape)} has no rows: tokens {tuple(tokens.shape)} need theirs")
     if positions is not None:
         last = first_position + tokens.shape[1]
         if (
@@ -48,7 +52,7 @@ def embed(
                 f"positions {tuple(positions.shape)} must be (at least {last}, {weight.shape[1]}): tokens "
                 f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
             )
-    table = _Table(float(scale), pad_id, first_position, dropout_for(weight.device, float(dropout_p), seed, site))
+    table = _Table(scale, pad_id, first_position, dropout_for(weight.device, dropout_p, seed, site))
     return _embed(tokens, weight, positions, table, chosen())[0]
 
 
@@ -62,7 +66,7 @@ class _Table(NamedTuple):
 
 
 class _Call(NamedTuple):
-    tokens: Tensor
+    tokens: Whole
     weight: Tensor
     positions: Tensor | None
     table: _Table
@@ -70,7 +74,7 @@ class _Call(NamedTuple):
 
 
 class _Shapes(NamedTuple):
-    """Of the gradients; 0 rows where none is wanted."""
+    """Shapes of the gradients; 0 rows where none is wanted."""
 
     vocabulary: Size
     positions: Size
@@ -211,4 +215,5 @@ _embed = Operator(
     decide=lambda call: kernel_route(call.route, call.weight),
     save=_save,
     backward=_differentiate,
+    rows=("tokens",),
 )

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional import training_passes
+from fasttfm.cpu import training_passes
 from fasttfm.functional.activations import FUSED
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, keep_mask
 from fasttfm.functional.operator import Gradients, Operator, lower_precision
 from fasttfm.functional.rows import as_rows, shaped
+from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
 Derivatives = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -26,6 +27,7 @@ Derivatives = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 _NO_DROPOUT = Dropout(0.0, None, 0)
 
 
+@names_arguments
 def feed_forward(
     x: Tensor,
     weight1: Tensor,
@@ -43,7 +45,7 @@ def feed_forward(
 
     x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's, all of one
     floating dtype (autocast casts them to its own); a bias may be None. bias1_parts (P, F) float32 takes the gradient
-    of bias1 in its stead, as parts that read_parameters() adds up. dropout_p in [0, 1], rounded to 1/65536; seed (1,)
+    of bias1 in its stead, as parts that read_parameters() adds up. dropout_p in [0, 1], rounded to 1/256; seed (1,)
     int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model
     apart. activation: relu, gelu (x * Phi(x), BERT's) or gelu_tanh (its approximation by tanh, GPT-2's) in the place of
     max(0, .). Returns (..., N').
@@ -186,14 +188,15 @@ def _dropped(x: Tensor, keep: Tensor) -> Tensor:
 
 def _gelu(before: Tensor, keep: Tensor, activation: str) -> Tensor:
     """gelu(before), zero where it is dropped, not scaled."""
-    if activation == "gelu_tanh" and training_passes.takes(before):
+    if activation == "gelu_tanh" and training_passes.takes("gelu_tanh", before):
         return training_passes.gelu_tanh(before, keep)
     return _dropped(torch.nn.functional.gelu(before, approximate=_approximate(activation)), keep)
 
 
 def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """The gradient of what GELU is applied to, in the memory of that of its result, and its result; (M, F)."""
-    if activation == "gelu_tanh" and training_passes.takes(before, dhidden) and dhidden.is_contiguous():
+    name = "gelu_tanh_gradient"
+    if activation == "gelu_tanh" and training_passes.takes(name, before, dhidden) and dhidden.is_contiguous():
         return training_passes.gelu_tanh_gradient(dhidden, before, keep)
     dhidden = _dropped(dhidden, keep)
     dbefore = torch.ops.aten.gelu_backward(dhidden, before, approximate=_approximate(activation))
@@ -201,7 +204,7 @@ def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: st
 
 
 def _approximate(activation: str) -> str:
-    """As torch's gelu takes it."""
+    """The value of torch's `approximate` for a GELU."""
     return "tanh" if activation == "gelu_tanh" else "none"
 
 
@@ -316,5 +319,6 @@ _feed_forward = Operator(
     decide=_decide,
     save=_save,
     backward=_differentiate,
+    rows=("x",),
     autocast=_autocast,
 )

@@ -10,15 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional import step_passes, training_passes
+from fasttfm.cpu import step_passes, training_passes
+from fasttfm.cpu.linear import frozen
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask, wide
-from fasttfm.functional.linear import frozen
 from fasttfm.functional.operator import Gradients, Operator
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
+from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 
+@names_arguments
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension (Ba et al. 2016).
 
@@ -30,6 +32,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return _layer_norm(x, weight, bias, eps, False, chosen())[0]
 
 
+@names_arguments
 def branch_layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
@@ -42,6 +45,7 @@ def branch_layer_norm(
     return y, again[0] if again else x
 
 
+@names_arguments
 def residual_layer_norm(
     x: Tensor,
     residual: Tensor,
@@ -61,7 +65,7 @@ def residual_layer_norm(
     dtype, s in residual's. x_bias (N,): the bias of the product that made x, if that left it out; a kernel adds it, and
     sums its gradient, without reading anything more. The next residual is s for a pre-norm model, and y once more with
     post_norm (the paper's order); gradients of both outputs flow back in one pass. dropout_p in [0, 1], rounded to
-    1/65536; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts
+    1/256; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts
     of one model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     _check(x, weight, bias, x_bias)
@@ -133,6 +137,9 @@ class _NormBackward(NamedTuple):
 def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """x (M, N) -> y, mean (M,), rstd (M,), by torch's own kernel, in float32 at least."""
     dtype = wide(x.dtype)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and parameter.dim() != 1:
+            raise ValueError(f"layer_norm: {name} {tuple(parameter.shape)} is in parts, which only kernels add up")
     if x.is_cpu and weight is None and x.dtype != dtype:
         weight = torch.ones(x.shape[-1], dtype=dtype)
     # Half-precision x with float32 parameters is a pair that torch takes on the CPU alone, statistics in float32.
@@ -256,6 +263,8 @@ _layer_norm = Operator(
     save=_save,
     backward=_differentiate,
     again=lambda call, outputs: call.x if call.branch else None,
+    internal=2,
+    rows=("x",),
 )
 
 # ---------------------------------------------------------------------------------------------- residual_layer_norm
@@ -313,8 +322,9 @@ def _residual_compute(call: _ResidualNorm) -> tuple[Tensor, Tensor, Tensor, Tens
                 y, s = step_passes.add_layer_norm(rows, residual, weight, bias, eps)
                 absent = x.new_empty(0)
                 return shaped(y, x), shaped(s, x), absent, absent, x.new_empty(0, dtype=torch.bool)
-        if training_passes.takes_norm(rows, residual, weight, bias, drops=dropout.active):
-            y, s, *saved = training_passes.residual_layer_norm(rows, residual, weight, bias, eps, dropout)  # type: ignore[arg-type]
+        name = "residual_layer_norm" if dropout.active else "residual_layer_norm_without_dropout"
+        if training_passes.takes_norm(name, rows, residual, weight, bias):
+            y, s, *saved = training_passes.residual_layer_norm(rows, residual, weight, bias, eps, *dropout)  # type: ignore[arg-type]
             return shaped(y, x), shaped(s, x), *saved  # type: ignore[return-value]
         # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
         keep = keep_mask(rows, dropout)
@@ -391,7 +401,8 @@ def _residual_rows_backward(
     rows = as_rows(s)
     dx: Tensor | None
     alike = dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
-    if weight is not None and alike and training_passes.takes_norm(dy, rows, weight, bias, drops=False):
+    name = "residual_layer_norm_gradient"
+    if weight is not None and alike and training_passes.takes_norm(name, dy, rows, weight, bias):
         dx, dresidual, dweight, dbias = training_passes.residual_layer_norm_gradient(
             dy, ds, rows, (mean, rstd), weight, saved.keep, saved.dropout.scale
         )
@@ -426,6 +437,8 @@ _residual_layer_norm = Operator(
     decide=lambda call: norm_route(call.route, call.x, call.residual),
     save=_residual_save,
     backward=_residual_differentiate,
+    internal=3,
+    rows=("x", "residual"),
     differentiable=2,
     again=lambda call, outputs: outputs[0] if call.post_norm else None,
 )

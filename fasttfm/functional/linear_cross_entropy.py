@@ -12,12 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.loss import check, scale_gradients, sums
-from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.loss import check, check_classes, scale_gradients, sums
+from fasttfm.functional.operator import Gradients, Operator, Whole
+from fasttfm.functional.signature import names_arguments
 
 
+@names_arguments
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -45,6 +48,7 @@ def linear_cross_entropy(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and target {tuple(target.shape)} must be "
             "(..., N), (V, N) and (...)"
         )
+    check_classes("weight", weight, 0)
     need_hidden, need_weight = (torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
     rows = hidden.reshape(-1, hidden.shape[-1])
     edge = _gradient_edge(rows, weight) if need_hidden or need_weight else None
@@ -66,7 +70,7 @@ class _Options(NamedTuple):
 class _Call(NamedTuple):
     hidden: Tensor
     weight: Tensor
-    target: Tensor
+    target: Whole
     edge: Tensor | None
     """From _gradient_edge()."""
     options: _Options
@@ -84,8 +88,7 @@ class _Saved(NamedTuple):
     edge: Tensor | None
 
 
-_CHUNK = 1 << 22
-"""Logits that exist at a time on the CPU: 8 MiB in half precision."""
+_CHUNK = fixed("loss_chunk")
 
 
 def _chunk(hidden: Tensor, columns: int, low_memory: bool) -> int:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.operator import Operator
 
-_BLOCK = 1 << 19
-"""Logits that are worked on in float32 at a time on the CPU: 2 MiB, the second-level caches of two cores."""
+_BLOCK = fixed("loss_block")
 
 
 def check(target: Tensor, label_smoothing: float) -> None:
@@ -25,6 +25,12 @@ def check(target: Tensor, label_smoothing: float) -> None:
         raise ValueError(f"target is {target.dtype}: it must hold int64 class numbers")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing {label_smoothing} must lie in [0, 1]")
+
+
+def check_classes(name: str, x: Tensor, dim: int = 1) -> None:
+    """Raises ValueError where there are rows and no class that could be theirs."""
+    if x.shape[dim] == 0:
+        raise ValueError(f"{name} {tuple(x.shape)} has no classes: at least one is needed")
 
 
 def _blocks(logits: Tensor, target: Tensor, counted: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor, Any]]:

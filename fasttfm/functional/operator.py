@@ -14,7 +14,8 @@ __init__.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -26,10 +27,14 @@ from torch.autograd import profiler as _profiler  # noqa: F401 in _CALL
 from torch.nn import Parameter  # noqa: F401 in _CALL
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.record import Layout, Overwritten, Size, flat, layout_of
+from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, layout_of
 
-__all__ = ["Gradients", "Operator", "Overwritten", "Size", "casts", "lower_precision"]
+__all__ = [
+    "MASK", "REAL", "WHOLE", "Gradients", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
+    "lower_precision", "transformed"
+]  # fmt: skip
 
 _library = torch.library.Library(NAMESPACE, "DEF")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
@@ -43,9 +48,11 @@ _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 )
 
 # Looked up once: each is asked in every call.
+_has_storage = torch._C._has_storage
+_is_view = Tensor._is_view
 _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._are_functorch_transforms_active
+transformed = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled  # takes no argument: half the price of asking for a device
 _autocast_enabled = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
@@ -58,17 +65,17 @@ _CALL = """
 def _written(_kind, _compute, _differentiate):
     def __call__(_self, {fields}):
         if (
-            _compiling() or _transforms() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+            _compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
             or (_dispatch_modes() and not _all_see_through())
             or not ({plain})
         ):
-            return _self.dispatched(*flat(({fields},)))
-        if {first}.is_cpu:
+            return _self._seen(flat(({fields},)))
+        if {on_cpu}:
             _device = "cpu"
-        elif {first}.is_cuda and {first}.get_device() == _current_gpu():
+        elif {first}.is_cuda and (_device := {first}.get_device()) == _current_gpu() and {on_gpu}:
             _device = "cuda"
-        else:  # a meta tensor, another GPU than the current one, another kind of device
-            return _self.dispatched(*flat(({fields},)))
+        else:  # a meta tensor, another GPU than the current one, another kind of device, or several
+            return _self._seen(flat(({fields},)))
         _gradient = ({gradient}) and _grad_enabled()
         _call = _new(_kind, ({fields},))
         if not _any_autocast() or not _autocast_enabled(_device):
@@ -109,6 +116,8 @@ class Operator(Generic[Fields]):
     again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
         come to backward separately and need no launch of their own to be added. The two share memory, which the
         dispatcher does not allow: only a direct call that makes a gradient has the additional output.
+    internal: how many outputs, the last ones, no caller sees; these alone may be views.
+    rows: the tensors that torch.vmap may fold its samples into, as batching_rule() takes them.
     """
 
     def __init__(
@@ -126,16 +135,19 @@ class Operator(Generic[Fields]):
         differentiable: int = 1,
         autocast: Callable[[Any, torch.dtype], Any] | None = None,
         again: Callable[[Any, Any], Tensor | None] | None = None,
+        rows: Sequence[str] = (),
+        internal: int = 0,
     ) -> None:
         self.name, self._kind = name, call
         layout = layout_of(call)
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
         self._decide, self._cast = decide, autocast
+        self._check = None if backward is None else functools.partial(layout.check, name)
 
         def run(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             with _below_autograd():
-                if not _transforms():
+                if not transformed():
                     return dispatched.redispatch(keys & _after_autograd, *args)
                 with torch.enable_grad():  # a Function turns it off, also for the outer levels of torch.func
                     return dispatched.redispatch(keys & _after_autograd, *args)
@@ -143,6 +155,7 @@ class Operator(Generic[Fields]):
         def settled(args: tuple) -> Any:
             return self._settled(layout.build(args))
 
+        compute = _without_views(compute, internal)
         rule = _Rule(name, layout, save, saved, backward, differentiable)
         direct: Any = rule.refuse
         differentiate: Any = rule.refuse
@@ -155,19 +168,30 @@ class Operator(Generic[Fields]):
             tensors = [a for a in args if isinstance(a, Tensor)]
             if _grad_enabled() and any(t.requires_grad for t in tensors):
                 args = args if decide is None else flat(settled(args))
-                if not _transforms():
+                if not transformed():
                     return differentiate(keys, *args)
                 with enable_single_level_autograd_function():  # one level of torch.func: this kernel is called for each
                     return differentiate(keys, *args)
             if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-                raise RuntimeError(f"{NAMESPACE}::{name} has no forward-mode derivative: use fasttfm.reference for it")
+                raise RuntimeError(
+                    f"{NAMESPACE}::{name} has no forward-mode derivative: use fasttfm.reference for it, or reverse mode"
+                )
             return run(keys, *args)
 
-        self._register(layout, autograd, lambda args: compute(settled(args)), batched=backward is None)
-        torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args: fake(settled(args)), lib=_library)
+        self._register(layout, autograd, lambda args: compute(settled(args)))
 
-    def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any], *, batched: bool) -> None:
-        """Tells the dispatcher what runs by device, under autocast, with a gradient and, unless batched, under vmap."""
+        def without_numbers(*args: Any) -> Any:
+            if self._check is not None:  # a meta tensor among others leads here, whoever calls
+                self._check(args)
+            return _unshared(fake(settled(args)))
+
+        qualified = f"{NAMESPACE}::{name}"
+        torch.library.register_fake(qualified, without_numbers, lib=_library)
+        batched = batching_rule(dispatched, layout, rows, lambda *args: fake(settled(args)))
+        torch.library.register_vmap(qualified, batched, lib=_library)
+
+    def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any]) -> None:
+        """Tells the dispatcher what runs by device, under autocast and with a gradient."""
         dispatched = self.dispatched
 
         def cast_and_run(device: str) -> Callable[..., Any]:
@@ -179,30 +203,28 @@ class Operator(Generic[Fields]):
 
             return call
 
-        def refuse_batching(*args: Any) -> Any:
-            raise RuntimeError(
-                f"{NAMESPACE}::{self.name} has no torch.vmap rule: it takes batches already, so give it the whole "
-                "batch at once"
-            )
-
         for key in _DEVICES:
             _library.impl(self.name, _on_its_device(compute), key)
         for device in _AUTOCAST_DEVICES:
             _library.impl(self.name, cast_and_run(device), f"Autocast{device.upper()}")
         _library.impl(self.name, autograd, "Autograd", with_keyset=True)
-        if not batched:  # torch.func.jacrev maps over backward passes: torch's loop does for these
-            _library.impl(self.name, refuse_batching, "FuncTorchBatched")
 
     def _written_call(self, layout: Layout, compute: Callable[[Any], Any], differentiate: Callable[..., Any]) -> Any:
         """_CALL for this operator."""
         source = _CALL.format(
-            **layout.in_a_call(self._kind),
+            **layout.in_a_call(self._kind, checked=self._check is not None),
             settle="pass" if self._decide is None else "_call = _self._settled(_call)",
             cast="pass" if self._cast is None else "_call = _self._cast(_call, _autocast_dtype(_device))",
         )
         names: dict[str, Any] = {}
         exec(source, globals(), names)
         return names["_written"](self._kind, compute, differentiate)
+
+    def _seen(self, args: tuple) -> Any:
+        """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
+        if self._check is not None and not _compiling():
+            self._check(args)
+        return self.dispatched(*args)
 
     def _settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
@@ -233,6 +255,14 @@ class _Rule(NamedTuple):
             "use fasttfm.reference for them"
         )
 
+    def check_unchanged(self, memory: Tensor, version: int) -> None:
+        """Raises where memory that two outputs share was written to: either gradient would miss it."""
+        if memory._version != version:
+            raise RuntimeError(
+                f"{NAMESPACE}::{self.name}: an output was changed in place whose memory another one shares, and both "
+                "were used; clone() one of them first"
+            )
+
     def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
         """Its forward takes the call, and the tensors in it, which are what autograd sees."""
         if self.backward is None:
@@ -251,11 +281,15 @@ class _Rule(NamedTuple):
             if layout is None:
                 layout = layout_of(saved.__class__)
             ctx.to_save, ctx.others = layout.parted(saved)
+            ctx.shared = None
             if again is not None and (once_more := again(call, outputs)) is not None:
+                ctx.shared = once_more.detach(), once_more._version
                 return *outputs, once_more.detach()
             return outputs
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
+            if ctx.shared is not None and gradients[-1] is not None:
+                self.check_unchanged(*ctx.shared)
             saved = layout.merge(ctx.saved_tensors, ctx.others)
             return None, *self._differentiate(saved, wanted(ctx.needs_input_grad[1:]), gradients)
 
@@ -357,6 +391,22 @@ def _on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
     return run
 
 
+def _without_views(compute: Callable[[Any], Any], internal: int) -> Callable[[Any], Any]:
+    """compute, with outputs that are not views, the last ones apart: what a Function gives as a view must not be
+    changed in place."""
+
+    def run(call: Any) -> Any:
+        outputs = compute(call)
+        if type(outputs) is tuple:
+            seen = outputs[:-internal] if internal else outputs
+            if any(map(_is_view, seen)):
+                return (*(x.detach() if x._is_view() else x for x in seen), *outputs[len(seen) :])
+            return outputs
+        return outputs.detach() if outputs is not None and outputs._is_view() else outputs
+
+    return run
+
+
 def _unshared(outputs: Any) -> Any:
     """Outputs, each in memory of its own: the dispatcher allows nothing else, a direct call spares the copy."""
     if not isinstance(outputs, tuple):
@@ -364,8 +414,8 @@ def _unshared(outputs: Any) -> Any:
     seen: set[int] = set()
     copies = []
     for output in outputs:
-        memory = output.untyped_storage().data_ptr() if output.numel() else 0
-        copies.append(output.clone() if memory in seen and memory else output)
+        memory = output.untyped_storage()._cdata  # also of what is empty and has no address
+        copies.append(output.clone() if memory in seen else output)
         seen.add(memory)
     return tuple(copies)
 

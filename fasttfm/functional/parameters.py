@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Slice:
     """Rows of a parameter, along its first dimension."""
 
     parameter: Tensor
@@ -35,13 +35,13 @@ class Part:
 class Sum:
     """A vector whose gradient comes in parts, (programs, N) float32."""
 
-    part: Part
+    part: Slice
     programs: int
 
 
 def read_parameters(
-    products: Sequence[Sequence[Part]],
-    biases: Sequence[Sequence[Part]],
+    products: Sequence[Sequence[Slice]],
+    biases: Sequence[Sequence[Slice]],
     sums: Sequence[Sum],
     dtype: torch.dtype,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -62,8 +62,8 @@ def read_parameters(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    products: Sequence[Sequence[Part]]
-    biases: Sequence[Sequence[Part]]
+    products: Sequence[Sequence[Slice]]
+    biases: Sequence[Sequence[Slice]]
     sums: Sequence[Sum]
     dtype: torch.dtype
 
@@ -82,7 +82,7 @@ class _Read(torch.autograd.Function):
         targets: list[Tensor] = []
         sources: list[Tensor] = []
 
-        def joined(group: Sequence[Part]) -> Tensor:
+        def joined(group: Sequence[Slice]) -> Tensor:
             values = [part.of(part.parameter.detach()) for part in group]
             if len(values) == 1 and values[0].dtype == plan.dtype:
                 return values[0]
@@ -104,7 +104,7 @@ class _Read(torch.autograd.Function):
         plan: _Plan = ctx.plan
         of_products = gradients[: len(plan.products)]
         of_sums = gradients[len(plan.products) + len(plan.biases) :]
-        pieces: dict[int, list[tuple[Part, Tensor | None]]] = {id(p): [] for p in ctx.parameters}
+        pieces: dict[int, list[tuple[Slice, Tensor | None]]] = {id(p): [] for p in ctx.parameters}
         for group, gradient in zip(plan.products, of_products):
             rows = [part.of(part.parameter).shape[0] for part in group]
             split = [None] * len(group) if gradient is None else gradient.split(rows)

@@ -11,14 +11,16 @@ from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask
 from fasttfm.functional.operator import Gradients, Operator
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, shaped
+from fasttfm.functional.signature import names_arguments
 
 
+@names_arguments
 def residual_add(
     x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0
 ) -> Tensor:
     """residual + dropout(x), in residual's dtype: a residual connection that no LayerNorm follows.
 
-    x, residual (..., N), their dtypes may differ. dropout_p in [0, 1], rounded to 1/65536; seed (1,) int64 on x's
+    x, residual (..., N), their dtypes may differ. dropout_p in [0, 1], rounded to 1/256; seed (1,) int64 on x's
     device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model apart. Raises
     ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
@@ -100,4 +102,5 @@ _residual_add = Operator(
     save=_save,
     saved=_Saved,
     backward=_differentiate,
+    rows=("x", "residual"),
 )

@@ -15,8 +15,10 @@ from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, kee
 from fasttfm.functional.layer_norm import norm_route
 from fasttfm.functional.operator import Gradients, Operator
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
+from fasttfm.functional.signature import names_arguments
 
 
+@names_arguments
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019, equation 4).
 
@@ -28,6 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
     return _rms_norm(x, None, weight, eps, Dropout(0.0, None, 0), chosen())[0]
 
 
+@names_arguments
 def residual_rms_norm(
     x: Tensor,
     residual: Tensor,
@@ -41,7 +44,7 @@ def residual_rms_norm(
     """s = residual + dropout(x) and y = rms_norm(s) in one pass; returns (y, s).
 
     x, residual (..., N), their dtypes may differ; y comes in x's dtype, s in residual's. dropout_p in [0, 1], rounded
-    to 1/65536; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the
+    to 1/256; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the
     dropouts of one model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
     _check(x, weight)
@@ -194,5 +197,6 @@ _rms_norm = Operator(
     decide=_decide,
     save=_save,
     backward=_differentiate,
+    rows=("x", "residual"),
     differentiable=2,
 )

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.functional.attention.layout import empty_heads_last, heads_last
-from fasttfm.functional.backends import chosen, kernel_route
-from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
+from fasttfm.functional.operator import Gradients, Operator, Whole
+from fasttfm.functional.signature import checks_arguments, names_arguments
 
 _MAX_PAIRS = 128
 """kernels/rotary.py's; wider heads go PyTorch's way."""
 
 
+@names_arguments
 def rotary(
     x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, interleaved: bool = False
 ) -> Tensor:
@@ -24,8 +26,9 @@ def rotary(
     x (B, H, L, D), queries or keys, or packed (T, H, D); float32, float16 or bfloat16, any strides.
     cos, sin (P, R / 2), of one dtype: of the angles of every position, as rotary_tables() makes them; computed with in
     float32. Elements from R on, R at most D, stay as they are. positions, int32 or int64 below P: (L,) or (B, L), or
-    (T,), which packed x needs; None: 0, 1, ... to L - 1. They are trusted on a GPU, because checking would make the
-    host wait; one that the tables do not have gives zeros there.
+    (T,), which packed x needs; None: 0, 1, ... to L - 1. They are checked on a CPU, and trusted on a GPU, where the
+    host would have to wait for them, unless FASTTFM_CHECK=1 is in the environment; one that the tables do not have
+    gives zeros there.
     Pairs are elements (i, i + R / 2), as in LLaMA and Hugging Face's models; interleaved: (2i, 2i + 1), as in the paper
     and GPT-J. Returns a new tensor of x's shape and dtype, heads last in memory, as attention() gives. Its gradient is
     turned back, so that nothing of x is kept; cos and sin take none. Raises ValueError for what does not agree.
@@ -40,6 +43,7 @@ def rotary(
     return y[0].transpose(0, 1) if packed else y
 
 
+@checks_arguments
 def rotary_tables(
     length: int,
     size: int,
@@ -52,6 +56,8 @@ def rotary_tables(
 
     size: elements of a head that are turned. Computed in float64. Raises ValueError for a size that is odd or below 2.
     """
+    if length < 0:
+        raise ValueError(f"length={length} must not be negative: it counts positions")
     if size < 2 or size % 2:
         raise ValueError(f"size={size} must be even and at least 2: elements are turned in pairs")
     frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64, device=device) / size)
@@ -87,13 +93,17 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> Non
             f"positions is {positions.dtype} {tuple(positions.shape)}: int32 or int64 "
             f"{' or '.join(map(str, dict.fromkeys(allowed)))} is needed"
         )
+    if values_are_checked(positions) and positions.numel():
+        least, most = (int(x) for x in positions.aminmax())
+        if least < 0 or most >= cos.shape[0]:
+            raise ValueError(f"positions reach from {least} to {most}: the tables have rows 0 to {cos.shape[0] - 1}")
 
 
 class _Call(NamedTuple):
     x: Tensor
     cos: Tensor
     sin: Tensor
-    positions: Tensor | None
+    positions: Whole | None
     """(B or 1, L) int64."""
     interleaved: bool
     inverse: bool
@@ -124,7 +134,8 @@ def _compute(call: _Call) -> Tensor:
 
 
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor) -> Gradients:
-    return {"x": _rotary(grad, *saved._replace(inverse=not saved.inverse))}
+    turn = _rotary if torch._C._has_storage(grad) else _rotary.dispatched  # a gradient without memory: all at once
+    return {"x": turn(grad, *saved._replace(inverse=not saved.inverse))}
 
 
 _rotary = Operator(
@@ -137,4 +148,5 @@ _rotary = Operator(
     save=lambda call, output: call[1:],
     saved=_Saved,
     backward=_differentiate,
+    rows=("x", "positions"),
 )

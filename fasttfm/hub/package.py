@@ -12,11 +12,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shutil
 from pathlib import Path
 
 from fasttfm import __version__
-from fasttfm.errors import UserError
+from fasttfm.folders import replacing
 from fasttfm.hub import texts
 from fasttfm.hub.sources import place, relative, sources
 
@@ -30,36 +29,24 @@ _SOURCE = Path("torch-ext") / NAME
 
 
 def write_package(out: Path, *, repo_id: str = "fasttfm/fasttfm", version: int = VERSION) -> dict[str, str]:
-    """Writes the repository into the folder out, which may hold an older one, and returns backend -> unique id.
+    """Writes the repository into the folder out, all or nothing, and returns backend -> unique id.
 
-    repo_id: where it is going to lie on the hub. version: a whole number from 0 that says which interface this is.
-    Raises UserError for a folder that holds other files.
+    An older one in it is replaced. repo_id: where it is going to lie on the hub. version: a whole number from 0 that
+    says which interface this is. Raises UserError for a folder that holds other files.
     """
     files = _sources()
     digest = hashlib.sha256(repr((version, sorted(files.items()))).encode()).hexdigest()[:8]
     ids = {backend: f"_{NAME}_{backend}_{digest}" for backend in BACKENDS}
-    _clear(out)
-    _write(out, {"build.toml": texts.build(repo_id, version, BACKENDS), "flake.nix": texts.FLAKE})
-    _write(out, {"CARD.md": texts.card(repo_id, version, __version__)})
-    _write(out / _SOURCE, files)
-    for backend, unique in ids.items():
-        built = {**files, "_ops.py": texts.namespace(unique), f"{NAME}/__init__.py": texts.OLDER}
-        built["metadata.json"] = json.dumps(_metadata(backend, unique, version, built), indent=2) + "\n"
-        _write(out / "build" / f"torch-{backend}", built)
+    with replacing(out, "writing the package into it") as fresh:
+        root = fresh.path
+        _write(root, {"build.toml": texts.build(repo_id, version, BACKENDS), "flake.nix": texts.FLAKE})
+        _write(root, {"CARD.md": texts.card(repo_id, version, __version__)})
+        _write(root / _SOURCE, files)
+        for backend, unique in ids.items():
+            built = {**files, "_ops.py": texts.namespace(unique), f"{NAME}/__init__.py": texts.OLDER}
+            built["metadata.json"] = json.dumps(_metadata(backend, unique, version, built), indent=2) + "\n"
+            _write(root / "build" / f"torch-{backend}", built)
     return ids
-
-
-def _clear(out: Path) -> None:
-    """Removes what an earlier call wrote; raises UserError for a folder that is none of ours."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: exists and is not a directory: choose another --out")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    build = out / "build.toml"
-    if not build.is_file() or not build.read_text(encoding="utf-8").startswith(texts.BUILD_HEADER):
-        raise UserError(f"{out}: holds files that this command did not write: choose another --out, or empty it")
-    for folder in (out / _SOURCE, *(out / "build" / f"torch-{backend}" for backend in BACKENDS)):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sources() -> dict[str, str]:

@@ -69,6 +69,6 @@ def _ours(module: str) -> bool:
 def _file(module: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # its parent is a module that is no package
+    except ModuleNotFoundError:  # its parent is a module that is not a package
         return None
     return None if spec is None or spec.origin is None else Path(spec.origin)

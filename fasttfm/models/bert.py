@@ -22,8 +22,8 @@ from fasttfm.blocks.loss import logits
 from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
 from fasttfm.config.bert import BertConfig
+from fasttfm.cpu.linear import linear
 from fasttfm.functional.activations import ACTIVATIONS
-from fasttfm.functional.linear import linear
 from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack, reset_parameters
 from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
 

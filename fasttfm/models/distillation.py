@@ -49,7 +49,7 @@ def hidden_loss(student: Tensor, teacher: Tensor, projection: nn.Module | None =
 
 
 def attention_loss(student: Tensor, teacher: Tensor, lengths: Tensor) -> Tensor:
-    """Mean squared difference of two layers' scores, over heads and all pairs of tokens that are no padding.
+    """Mean squared difference of two layers' scores, over heads and all pairs of tokens that are not padding.
 
     student, teacher (B, H, L, L) before the softmax, of equally many heads; lengths (B,) int64. 0-d.
     """
@@ -69,7 +69,7 @@ def attention_scores(attention: Any, y: Tensor) -> Tensor:
 def layer_map(teacher_layers: int, student_layers: int) -> list[int]:
     """Which of the teacher's layers (from 0) each of the student's learns from: every k-th, the last the last.
 
-    Raises ValueError where the teacher's number of layers is no multiple of the student's.
+    Raises ValueError where the teacher's number of layers is not a multiple of the student's.
     """
     if student_layers < 1 or teacher_layers % student_layers:
         raise ValueError(f"{student_layers} layers cannot be spread evenly over the teacher's {teacher_layers}")

@@ -132,7 +132,7 @@ def mean_detection_loss(said: Detection, lengths: Lengths) -> Tensor:
 
 
 def _kept(tokens: Tensor, lengths: Lengths) -> Tensor:
-    """Where tokens (B, L), or packed (1, T), are no padding."""
+    """Where tokens (B, L), or packed (1, T), are not padding."""
     if lengths is None or isinstance(lengths, Packing):
         return torch.ones_like(tokens, dtype=torch.bool)
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fasttfm.blocks.loss import token_loss
 from fasttfm.config.gpt import GPTClassifierConfig
-from fasttfm.functional.linear import linear
+from fasttfm.cpu.linear import linear
 from fasttfm.models.gpt import GPT, IGNORED
 from fasttfm.models.heads import TaskModel
 from fasttfm.models.layers import reset_parameters

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.packing import Packing
 from fasttfm.config.bert import BertClassifierConfig, BertConfig
-from fasttfm.functional.linear import linear
+from fasttfm.cpu.linear import linear
 from fasttfm.models.bert import Bert
 from fasttfm.models.layers import reset_parameters
 from fasttfm.models.model import Model

@@ -17,12 +17,13 @@ from torch.utils.checkpoint import checkpoint
 
 from fasttfm.blocks.attention import Attention, Lengths, attend
 from fasttfm.blocks.cache import DecoderCache, LayerCache
-from fasttfm.blocks.dropout import NO_DROPOUTS, Dropout, Dropouts
+from fasttfm.blocks.dropout import NO_DROPOUTS, Dropouts
 from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.inspect import LAYER, untouched
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.activations import ACTIVATIONS
+from fasttfm.functional.dropout import Dropout
 
 SITES_PER_LAYER = 8
 """Numbers reserved for the dropouts of a layer."""

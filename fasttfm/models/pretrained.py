@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors.torch import save
 from torch import Tensor
 
 from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
 from fasttfm.config import Values, build, convert, field_types, gather
@@ -30,8 +30,8 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer, save_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.files import read_json, unreadable, write_file
-from fasttfm.folders import replacing
+from fasttfm.files import read_json, read_plain_yaml, unreadable, write_file
+from fasttfm.folders import reading, replacing, settled
 
 PRETRAINED_FILE = "config.json"
 MODEL_TYPE = "fasttfm"
@@ -45,6 +45,7 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
 
     overrides: fields that are to have another value.
     """
+    settled(folder)
     if (folder / CONFIG_FILE).is_file():
         return gather(files=[folder / CONFIG_FILE], overrides=overrides)
     path = folder / PRETRAINED_FILE
@@ -77,13 +78,14 @@ def read_pretrained(folder: Path, checkpoint: str = "best") -> tuple[Transformer
 
     checkpoint: as of `fasttfm translate`. Raises UserError naming what is missing, damaged or of another model.
     """
-    values = read_values(folder)
-    if "vocab_size" not in values["model"]:
-        raise UserError(f"{folder}: its configuration is cut off: it has no vocab_size; copy it back")
-    config = build(values).model
-    saved = resolve_checkpoint(folder, checkpoint)
-    check_vocabulary(saved, folder)
-    return config, read_weights(saved), saved
+    with reading(folder):
+        values = read_values(folder)
+        if "vocab_size" not in values["model"]:
+            raise UserError(f"{folder}: its configuration is cut off: it has no vocab_size; copy it back")
+        config = build(values).model
+        saved = resolve_checkpoint(folder, checkpoint)
+        check_vocabulary(saved, folder)
+        return config, read_weights(saved), saved
 
 
 def write_pretrained(
@@ -103,13 +105,8 @@ def write_pretrained(
     """
     if decoding is None:
         decoding = build(read_values(model_dir)).decoding if model_dir is not None else DecodingConfig()
-    try:
-        with replacing(folder, "writes a model") as replacement:
-            write_model(replacement.path, config, weights, decoding, tokenizers=tokenizers, model_dir=model_dir)
-    except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written: {error.strerror or error}; make room or give another directory"
-        ) from error
+    with replacing(folder, "writes a model") as replacement:
+        write_model(replacement.path, config, weights, decoding, tokenizers=tokenizers, model_dir=model_dir)
 
 
 def write_model(
@@ -121,7 +118,7 @@ def write_model(
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
     model_dir: Path | None = None,
 ) -> None:
-    """As write_pretrained(), into a directory that is there."""
+    """Write what write_pretrained() writes into an existing directory."""
     write_files(folder, describe(config, decoding), weights)
     if tokenizers is not None:
         save_tokenizers(folder, *tokenizers)
@@ -200,10 +197,9 @@ def model_card(config: TransformerConfig, model_dir: Path | None = None) -> str:
 
 def _data_lines(model_dir: Path) -> list[str]:
     try:
-        data = yaml.safe_load((model_dir / DATA_FILE).read_bytes())
-    except (OSError, yaml.YAMLError):
+        sizes = read_plain_yaml(model_dir / DATA_FILE).get("train")
+    except UserError:
         return []
-    sizes = data.get("train") if isinstance(data, dict) else None
     if not isinstance(sizes, dict) or not all(isinstance(size, int) for size in sizes.values()):
         return []
     return [f"- {key.replace('_', ' ')} of the training data: {size:,}" for key, size in sizes.items() if size]
@@ -212,17 +208,9 @@ def _data_lines(model_dir: Path) -> list[str]:
 def _record_lines(model_dir: Path) -> list[str]:
     """The last validations of train.log.jsonl as a table."""
     try:
-        lines = (model_dir / "train.log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        records = [record for record in read_log(model_dir) if record["kind"] in ("valid", "average")]
     except OSError:
         return []
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("kind") in ("valid", "average"):
-            records.append(record)
     if not records:
         return []
     table = ["", "| update | validation loss | perplexity | BLEU |", "|---|---|---|---|"]

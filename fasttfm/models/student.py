@@ -1,6 +1,6 @@
 """A BERT that learns from another one: DistilBERT's and TinyBERT's losses over models.distillation.
 
-The teacher is no part of the module: neither its weights nor its gradients are anybody's business but its own.
+The teacher is not part of the module: neither its weights nor its gradients are anybody's business but its own.
 """
 
 from __future__ import annotations

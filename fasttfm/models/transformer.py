@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Attention
 from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.dropout import NO_DROPOUT, Dropout
 from fasttfm.blocks.embedding import Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
-from fasttfm.blocks.step_cache import StepCache
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config.model import TransformerConfig
+from fasttfm.cpu.decoder_step import DecoderStep, runs_straight
+from fasttfm.cpu.step_cache import StepCache
+from fasttfm.cpu.step_passes import takes
 from fasttfm.functional.backends import chosen
-from fasttfm.functional.step_passes import takes
-from fasttfm.models.decoder_step import DecoderStep, runs_straight
+from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
 from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
@@ -50,7 +50,7 @@ class Transformer(Model):
     """
 
     int8_products = False
-    """Whether searches and scoring on a CPU multiply in 8-bit integers (functional/int8.py)."""
+    """Whether searches and scoring on a CPU multiply in 8-bit integers (cpu/int8.py)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ class Transformer(Model):
         cache.join(keys_values, source_lengths, beam, rows_per_sentence)
 
     def _memory_keys_values(self, memory: Tensor, straight: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
-        """Of every decoder layer, (B, H, S, D), for memory (B, S, d)."""
+        """The keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""
         keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.decoder.layers]
         if straight is not None and straight.int8:  # whose rounding is coarser than that of shorter numbers
             return [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
@@ -342,7 +342,7 @@ class Transformer(Model):
 def _packings(
     tokens: tuple[Tensor, Tensor], lengths: tuple[Any, Any], sums: tuple[int, int]
 ) -> tuple[Packing, Packing]:
-    """Of sources and targets, padded (B, L), with their lengths and the sums of these."""
+    """The packings of sources and of targets, padded (B, L); sums: of their lengths."""
     if lengths[0] is None or lengths[1] is None:
         raise ValueError("packed_tokens needs source_lengths and target_lengths, whose sums they are")
     source, target = (Packing.from_lengths(each, x.shape[1], n) for each, x, n in zip(lengths, tokens, sums))

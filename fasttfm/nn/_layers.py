@@ -14,6 +14,7 @@ from fasttfm.blocks.inspect import ordinary, untouched
 from fasttfm.blocks.residual import Output, linear_output
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
+from fasttfm.functional.signature import checks_arguments
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting, renamed
 from fasttfm.nn.feed_forward import activation_function
@@ -25,6 +26,7 @@ ATTENTIONS = frozenset({MultiheadAttention})
 class Layer(nn.Module):
     """What both kinds of layers share; torch.nn's class follows it among the bases."""
 
+    @checks_arguments
     def __init__(
         self,
         d_model: int,
@@ -39,7 +41,7 @@ class Layer(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_layer(d_model, nhead, dropout)
+        check_layer(d_model, nhead, dim_feedforward, dropout)
         super().__init__(
             d_model,
             nhead,

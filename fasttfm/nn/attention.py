@@ -10,13 +10,15 @@ from torch import Tensor
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Projected, dense, packed, project, projections, sums_bias
 from fasttfm.blocks.cache import AttentionCache
-from fasttfm.blocks.dropout import Dropout
 from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
+from fasttfm.cpu.linear import linear
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.attention.routes import takes_fused
+from fasttfm.functional.dropout import Dropout
+from fasttfm.functional.signature import checks_arguments, is_flag, names_arguments
 from fasttfm.nn import masks
-from fasttfm.nn.errors import check_dropout, check_tensor, refuse_scripting
+from fasttfm.nn.errors import check_dropout, check_sizes, check_tensor, refuse_scripting
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
@@ -29,6 +31,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     not agree, ArgumentTypeError (a TypeError) for a mask that is neither bool nor floating.
     """
 
+    @checks_arguments
     def __init__(
         self,
         embed_dim: int,
@@ -48,12 +51,14 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             raise ArgumentError(
                 f"embed_dim {embed_dim} must be divisible by num_heads {num_heads}, and both greater than 0"
             )
+        check_sizes(kdim=kdim, vdim=vdim)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
 
     __prepare_scriptable__ = refuse_scripting
 
+    @names_arguments
     def forward(
         self,
         query: Tensor,
@@ -80,6 +85,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         is_causal is possible then, and no weights.
         Returns the output, shaped as query, and the weights or None.
         """
+        for name, flag in (
+            ("need_weights", need_weights), ("average_attn_weights", average_attn_weights), ("is_causal", is_causal)
+        ):  # fmt: skip
+            is_flag(name, flag)
         if packing is None and not self.takes(query, key, value):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
@@ -88,7 +97,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
             cache=cache, packing=packing, key_packing=key_packing,
         )  # fmt: skip
-        return torch.nn.functional.linear(heads, self.out_proj.weight, self.out_proj.bias), weights
+        return linear(heads, self.out_proj.weight, self.out_proj.bias), weights
 
     def takes(self, *inputs: Tensor) -> bool:
         """Whether these inputs and the parameters are tensors that the operators take."""
@@ -179,7 +188,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         rows = memory.shape[0 if self.batch_first else 1] if batched else 1
         sums = mask is None and sums_bias(self.in_proj_bias, rows, keys, self.head_dim, query)
         projected = self._project(query, memory, sums, batched)
-        views = _views(projected) if projected.joint.is_cpu and dropout.p == 0.0 else None
+        views = _views(projected) if projected.joint.is_cpu and dropout.dropout_p == 0.0 else None
         if views is not None and takes_fused(*views, mask):
             output = F.attention(*views, mask=mask, causal=causal).transpose(1, 2).flatten(2)
         else:

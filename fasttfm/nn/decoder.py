@@ -15,6 +15,7 @@ from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
 from fasttfm.errors import ArgumentError, ArgumentTypeError
+from fasttfm.functional.signature import names_arguments
 from fasttfm.nn import masks
 from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
 
@@ -38,6 +39,7 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
     Arguments, initial values and state dict are torch.nn's; what is fused, and when, as in TransformerEncoderLayer.
     """
 
+    @names_arguments
     def forward(
         self,
         tgt: Tensor,
@@ -110,6 +112,7 @@ def _overrides(layer: Any) -> bool:
 class TransformerDecoder(torch.nn.TransformerDecoder):
     """torch.nn.TransformerDecoder, with the same arguments, and a cache for generating position by position."""
 
+    @names_arguments
     def forward(
         self,
         tgt: Tensor,

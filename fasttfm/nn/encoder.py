@@ -15,6 +15,7 @@ from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
+from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.nn import masks
 from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
 from fasttfm.nn.attention import MultiheadAttention
@@ -39,6 +40,7 @@ class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
     wrapped or hooked is called instead. A subclass that overrides _sa_block or _ff_block runs torch.nn's forward.
     """
 
+    @names_arguments
     def forward(
         self,
         src: Tensor,
@@ -84,6 +86,7 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
     left out of the computation and comes back as zeros. mask_check: only where it lies at the end of the sequences.
     """
 
+    @checks_arguments
     def __init__(
         self,
         encoder_layer: Any,
@@ -96,6 +99,7 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
             warnings.filterwarnings("ignore", "enable_nested_tensor is True")
             super().__init__(encoder_layer, num_layers, norm, enable_nested_tensor, mask_check)
 
+    @names_arguments
     def forward(
         self,
         src: Tensor,
@@ -114,6 +118,8 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
         if src.is_nested:
             return super().forward(src, mask, src_key_padding_mask, is_causal)
         batch_first = masks.batch_first(self.layers)
+        if packing is None:
+            masks.check_stack_mask("mask", mask, src, self.layers)  # the layers would call it src_mask
         is_causal = masks.detect_causal(mask, is_causal, masks.length_of(src, self.layers))
         if packing is None and src_key_padding_mask is not None and (mask is None or is_causal):
             packing = self._packing(src, src_key_padding_mask)

@@ -17,9 +17,17 @@ def check_dropout(dropout: float) -> None:
         raise ArgumentError(f"dropout is {dropout} but must be a probability in [0, 1]")
 
 
-def check_layer(d_model: int, nhead: int, dropout: float) -> None:
+def check_sizes(**sizes: int | None) -> None:
+    """Raises ArgumentError for a negative size; None is none."""
+    for name, size in sizes.items():
+        if size is not None and size < 0:
+            raise ArgumentError(f"{name} is {size} but must not be negative")
+
+
+def check_layer(d_model: int, nhead: int, dim_feedforward: int, dropout: float) -> None:
     """Raises ArgumentError unless an encoder or decoder layer can be built of these."""
     check_dropout(dropout)
+    check_sizes(dim_feedforward=dim_feedforward)
     if d_model <= 0 or nhead <= 0 or d_model % nhead:
         raise ArgumentError(f"d_model {d_model} must be divisible by nhead {nhead}, and both greater than 0")
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fasttfm.blocks.dropout import dropout_of
 from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.errors import ArgumentError
-from fasttfm.nn.errors import check_dropout
+from fasttfm.functional.signature import checks_arguments, names_arguments
+from fasttfm.nn.errors import check_dropout, check_sizes
 
 
 def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -33,6 +34,7 @@ class FeedForward(nn.Module):
     Raises ArgumentError for a dropout outside [0, 1] or an unknown activation.
     """
 
+    @checks_arguments
     def __init__(
         self,
         d_model: int,
@@ -44,12 +46,14 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_dropout(dropout)
+        check_sizes(d_model=d_model, d_ff=d_ff)
         super().__init__()
         self.linear1 = nn.Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype)
         self.dropout = nn.Dropout(dropout)
         self.linear2 = nn.Linear(d_ff, d_model, bias=bias, device=device, dtype=dtype)
         self.activation = activation_function(activation)
 
+    @names_arguments
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d_model) to the same shape."""
         dropout = dropout_of(self.dropout)

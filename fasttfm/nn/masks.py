@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.errors import ArgumentError, ArgumentTypeError
+from fasttfm.functional.signature import is_flag
 
 
 def check_mask(
@@ -26,6 +27,16 @@ def check_mask(
         raise ArgumentError(f"{name} {tuple(mask.shape)} must be {allowed}")
     if device is not None and mask.device != device:
         raise ArgumentError(f"{name} is on {mask.device} but the input is on {device}: move one of them")
+
+
+def check_stack_mask(name: str, mask: Tensor | None, x: Tensor, layers: Iterable[torch.nn.Module]) -> None:
+    """Raises unless mask is None or one that self-attention over x takes, in layers that tell their heads."""
+    heads = getattr(getattr(next(iter(layers), None), "self_attn", None), "num_heads", None)
+    if mask is None or heads is None or x.dim() not in (2, 3):
+        return
+    batch = x.shape[0 if batch_first(layers) else 1] if x.dim() == 3 else 1
+    length = length_of(x, layers)
+    check_mask(name, mask, ((length, length), (batch * heads, length, length)), x.device)
 
 
 def merged(attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
@@ -72,6 +83,7 @@ def detect_causal(mask: Tensor | None, is_causal: bool | None, length: int) -> b
     graph is traced: the mask is then used as it is, which gives the same result.
     """
     if is_causal is not None:
+        is_flag("is_causal", is_causal)
         return is_causal
     if mask is None or mask.is_meta or tuple(mask.shape) != (length, length) or torch.compiler.is_compiling():
         return False
@@ -89,4 +101,6 @@ def batch_first(layers: Iterable[torch.nn.Module]) -> bool:
 
 def length_of(x: Tensor, layers: Iterable[torch.nn.Module]) -> int:
     """Positions in x (B, L, E), (L, B, E) or unbatched (L, E), whose layout the layers know."""
+    if x.dim() == 0:  # a layer refuses it by name
+        return 0
     return x.shape[1 if x.dim() == 3 and batch_first(layers) else 0]

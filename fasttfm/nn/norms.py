@@ -12,6 +12,7 @@ from torch.nn.modules.normalization import RMSNorm as TorchRMSNorm
 from fasttfm import functional as F
 from fasttfm.blocks.inspect import ordinary
 from fasttfm.errors import ArgumentError, ArgumentTypeError
+from fasttfm.functional.signature import names_arguments
 from fasttfm.nn.errors import refuse_scripting
 
 
@@ -27,11 +28,12 @@ class LayerNorm(torch.nn.LayerNorm):
 
     __prepare_scriptable__ = refuse_scripting
 
+    @names_arguments
     def forward(self, input: Tensor) -> Tensor:
         """input (..., *normalized_shape); the same shape and dtype comes back."""
         weight: Tensor | None = self.weight
         bias: Tensor | None = self.bias
-        if not _takes(self, input, weight, bias):
+        if not _takes(self, "input", input, weight, bias):
             return super().forward(input)
         if weight is not None and input.dtype != weight.dtype:
             mixed = weight.dtype == torch.float32 and input.dtype in (torch.float16, torch.bfloat16)
@@ -59,29 +61,38 @@ class RMSNorm(torch.nn.RMSNorm):
 
     __prepare_scriptable__ = refuse_scripting
 
+    @names_arguments
     def forward(self, x: Tensor) -> Tensor:
         """x (..., *normalized_shape); the same shape and dtype comes back."""
         weight: Tensor | None = self.weight
-        if not _takes(self, x, weight):
+        if not _takes(self, "x", x, weight):
             return super().forward(x)
         eps = self.eps
         if eps is None:
             eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
         if len(self.normalized_shape) == 1:
-            return F.rms_norm(x, weight, eps)
+            return _laid_out(F.rms_norm(x, weight, eps), x)
         weight = None if weight is None else weight.flatten()
-        return F.rms_norm(x.flatten(-len(self.normalized_shape)), weight, eps).view(x.shape)
+        return _laid_out(F.rms_norm(x.flatten(-len(self.normalized_shape)), weight, eps).view(x.shape), x)
 
 
-def _takes(norm: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> bool:
+def _laid_out(y: Tensor, x: Tensor) -> Tensor:
+    """y with its channels last where x has them so, as torch's RMSNorm gives it."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if x.dim() in formats and not x.is_contiguous() and x.is_contiguous(memory_format=formats[x.dim()]):
+        return y.contiguous(memory_format=formats[x.dim()])
+    return y
+
+
+def _takes(norm: Any, name: str, input: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> bool:
     """Whether the operators normalise input. Raises for a shape, a dtype or a device that torch.nn does not take."""
     shape = norm.normalized_shape
     if tuple(input.shape[-len(shape) :]) != shape:
-        raise ArgumentError(f"input {tuple(input.shape)} must end in normalized_shape {shape} to be normalised")
+        raise ArgumentError(f"{name} {tuple(input.shape)} must end in normalized_shape {shape} to be normalised")
     if not ordinary(input, weight, bias) or not shape or 0 in shape:
         return False
     if not input.is_floating_point():
-        raise ArgumentTypeError(f"input has dtype {input.dtype}: only floating types can be normalised")
+        raise ArgumentTypeError(f"{name} has dtype {input.dtype}: only floating types can be normalised")
     if weight is not None and input.device != weight.device:
-        raise ArgumentError(f"input is on {input.device} but the module is on {weight.device}: move one of them")
+        raise ArgumentError(f"{name} is on {input.device} but the module is on {weight.device}: move one of them")
     return True

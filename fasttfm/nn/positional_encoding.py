@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.blocks.embedding import Sinusoids
-from fasttfm.errors import ArgumentError
-from fasttfm.nn.errors import check_dropout
+from fasttfm.errors import ArgumentError, ArgumentTypeError
+from fasttfm.functional.signature import checks_arguments, names_arguments
+from fasttfm.nn.errors import check_dropout, check_sizes
 
 
 class PositionalEncoding(Sinusoids):
@@ -19,6 +20,7 @@ class PositionalEncoding(Sinusoids):
     Raises ArgumentError for an odd width, an unknown variant or a sequence longer than the table.
     """
 
+    @checks_arguments
     def __init__(
         self,
         d_model: int,
@@ -30,6 +32,7 @@ class PositionalEncoding(Sinusoids):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_dropout(dropout)
+        check_sizes(max_length=max_length)
         if d_model % 2 or d_model <= 0:
             raise ArgumentError(f"d_model is {d_model} but must be even: sines and cosines come in pairs")
         if variant not in ("paper", "tensor2tensor"):
@@ -38,6 +41,7 @@ class PositionalEncoding(Sinusoids):
         self.batch_first = batch_first
         self.dropout = nn.Dropout(dropout)
 
+    @names_arguments
     def forward(self, x: Tensor, first_position: int = 0) -> Tensor:
         """x (L, N, E), (N, L, E) with batch_first, or unbatched (L, E); the same shape and dtype comes back.
 
@@ -45,12 +49,17 @@ class PositionalEncoding(Sinusoids):
         """
         batched = x.dim() == 3
         dim = 1 if batched and self.batch_first else 0
-        last = first_position + x.shape[dim]
-        if x.dim() not in (2, 3) or x.shape[-1] != self.table.shape[1] or last > self.table.shape[0]:
+        last = first_position + (x.shape[dim] if x.dim() else 0)
+        width = self.table.shape[1]
+        if x.dim() not in (2, 3) or x.shape[-1] != width or not 0 <= first_position <= last <= self.table.shape[0]:
             raise ArgumentError(
                 f"x {tuple(x.shape)} from position {first_position} does not fit: it must be 2-D or 3-D, "
-                f"{self.table.shape[1]} wide, and end by position {self.table.shape[0]} (max_length)"
+                f"{width} wide, begin at 0 or later, and end by position {self.table.shape[0]} (max_length)"
             )
+        if x.device != self.table.device:
+            raise ArgumentError(f"x is on {x.device} but the module is on {self.table.device}: move one of them")
+        if not x.is_floating_point():
+            raise ArgumentTypeError(f"x has dtype {x.dtype}: a floating type is needed")
         positions = self.table[first_position:last].to(x.dtype)
         return self.dropout(x + (positions[:, None] if batched and not self.batch_first else positions))
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.errors import ArgumentError
+from fasttfm.functional.signature import checks_arguments, names_arguments
+from fasttfm.nn import masks
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
 from fasttfm.nn.norms import LayerNorm
@@ -20,6 +22,7 @@ class Transformer(torch.nn.Transformer):
     Arguments, initial values and state dict are torch.nn's.
     """
 
+    @checks_arguments
     def __init__(
         self,
         d_model: int = 512,
@@ -56,6 +59,7 @@ class Transformer(torch.nn.Transformer):
         self.nhead = nhead
         self.batch_first = batch_first
 
+    @names_arguments
     def forward(
         self,
         src: Tensor,
@@ -71,9 +75,11 @@ class Transformer(torch.nn.Transformer):
         memory_is_causal: bool = False,
     ) -> Tensor:
         """src (S, N, E), tgt (L, N, E), or batch first, or unbatched; comes back as tgt. Masks: as in the layers."""
+        if isinstance(self.encoder, TransformerEncoder):
+            masks.check_stack_mask("src_mask", src_mask, src, self.encoder.layers)
         batch_dim = 0 if self.batch_first else 1
         for name, tensor in (("src", src), ("tgt", tgt)):
-            if tensor.shape[-1] != self.d_model:
+            if tensor.shape[-1:] != (self.d_model,):
                 raise ArgumentError(f"{name} {tuple(tensor.shape)} must be {self.d_model} wide (d_model)")
         if src.dim() == 3 and src.shape[batch_dim] != tgt.shape[batch_dim]:
             raise ArgumentError(

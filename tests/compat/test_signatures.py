@@ -91,7 +91,7 @@ def test_dropout_is_that_of_attention_and_of_torchs_generator():
     [
         ({"softcap": 30.0}, "flash_attn_func: softcap=30.0 is not supported: leave it at 0.0"),
         ({"alibi_slopes": torch.ones(H)}, r"alibi_slopes of \(4,\) is not supported: leave it at None"),
-        ({"window_size": (128, 0)}, r"window_size=\(128, 0\) is not supported"),
+        ({"window_size": (2, 0)}, r"window_size=\(2, 0\) is not supported"),
         ({"return_attn_probs": True}, "return_attn_probs=True is not supported"),
     ],
 )
@@ -99,6 +99,13 @@ def test_what_is_not_computed_is_refused(options, message):
     q, k, v = tensors((B, 5, H, D), (B, 5, H, D), (B, 5, H, D))
     with pytest.raises(ValueError, match=message):
         flash_attn.flash_attn_func(q, k, v, **options)
+
+
+def test_keys_in_pages_are_refused_by_name_whatever_their_rank():
+    q, pages = tensors((6, H, D), (3, 16, H, D))
+    starts, table = torch.tensor([0, 3, 6], dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"block_table of \(2, 2\) is not supported"):
+        flash_attn.flash_attn_varlen_func(q, pages, pages, starts, starts, 3, 3, block_table=table)
 
 
 def test_heads_and_corners_that_do_not_fit_are_refused():
@@ -111,6 +118,42 @@ def test_heads_and_corners_that_do_not_fit_are_refused():
     k, v = k[:, :1], v[:, :1]
     with pytest.raises(ValueError, match=r"the same number in every sequence \(here by 0 to 2\)"):
         flash_attn.flash_attn_varlen_func(q, k, v, starts, key_starts, 3, 5, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("window", "causal"),
+    [(None, False), ((None, None), False), ((7, 5), False), ((128, 128), False), ((7, 0), True), ((None, 0), True)],
+)
+def test_a_window_that_hides_nothing_is_none(window, causal):
+    q, k, v = tensors((2, 6, H, D), (2, 8, H, D), (2, 8, H, D))
+    expected = flash_attn.flash_attn_func(q, k, v, causal=causal)
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, window_size=window), expected)
+    packed = flash_attn.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), window_size=window)
+    assert torch.equal(packed, expected)
+
+
+@pytest.mark.parametrize("window", [(6, 5), (7, 4), (6, 0)])
+def test_a_window_that_hides_one_key_is_refused(window):
+    q, k, v = tensors((2, 6, H, D), (2, 8, H, D), (2, 8, H, D))
+    with pytest.raises(ValueError, match="is not supported"):
+        flash_attn.flash_attn_func(q, k, v, window_size=window)
+
+
+def test_packed_tensors_of_other_shapes_are_refused_by_name():
+    q, kv = tensors((2, 6, H, D), (2, 8, 3, H, D))
+    with pytest.raises(ValueError, match=r"flash_attn_kvpacked_func: kv \(2, 8, 3, .* 2 in the third from the right"):
+        flash_attn.flash_attn_kvpacked_func(q, kv)
+    with pytest.raises(TypeError, match="flash_attn_func: k is a list: a tensor is needed"):
+        flash_attn.flash_attn_func(q, [1.0], q)
+
+
+def test_packed_keys_and_values_in_one_tensor():
+    q, k, v = tensors((6, H, D), (8, H, D), (8, H, D))
+    starts, key_starts = torch.tensor([0, 3, 6]), torch.tensor([0, 4, 8])
+    expected = flash_attn.flash_attn_varlen_func(q, k, v, starts, key_starts, 3, 4, causal=True)
+    kv = torch.stack((k, v), 1)
+    got = flash_attn.flash_attn_varlen_kvpacked_func(q, kv, starts, key_starts, 3, 4, causal=True)
+    assert torch.equal(got, expected)
 
 
 def parameters(function):

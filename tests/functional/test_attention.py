@@ -250,12 +250,6 @@ def test_meta_tensors_give_shapes():
     assert F.varlen_attention(q[0], q[0], q[0, ..., :4], starts, starts, 3, 3).shape == (3, 5, 4)
 
 
-def test_vmap_is_refused():
-    q = heads(4, 1, 1, 3, 8)
-    with pytest.raises(RuntimeError, match=r"has no torch\.vmap rule"):
-        torch.vmap(lambda x: F.attention(x, x, x))(q)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_query_at_a_time_equals_all_at_once(backend):
     q, k, v = (heads(2, 2, 6, 8) for _ in range(3))

@@ -194,12 +194,6 @@ def test_meta_tensors_go_through():
         assert (output.shape, output.dtype, output.device.type) == ((3, 5, 24), torch.bfloat16, "meta")
 
 
-def test_vmap_is_refused_clearly():
-    _, *parameters = leaves()
-    with pytest.raises(RuntimeError, match=r"no torch\.vmap rule"):
-        torch.vmap(lambda a: functional.feed_forward(a, *parameters))(torch.randn(2, 5, 16))
-
-
 def test_torchs_generator_decides_the_mask_when_no_seed_is_given():
     inputs = leaves()
     torch.manual_seed(3)

@@ -207,7 +207,9 @@ def test_imports_are_relative_or_of_what_every_user_has(repository):
     for file in files:
         # loops for numba, imported where it is installed
         known = everywhere | (
-            {"numba", "llvmlite", "numpy"} if file.name.startswith(("step_", "search_", "training_")) else set()
+            {"numba", "llvmlite", "numpy"}
+            if file.name.startswith(("step_", "search_", "training_", "thread_"))
+            else set()
         )
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level:
@@ -246,9 +248,14 @@ def test_layers_have_a_forward_and_nothing_else(package):
 def test_the_command_writes_again_over_its_own_files_and_over_no_others(tmp_path, capsys):
     assert main(["--out", str(tmp_path / "new"), "--version", "2", "--repo-id", "me/kernels"]) == 0
     assert "version = 2\n" in (tmp_path / "new" / "build.toml").read_text()
-    (tmp_path / "new" / "torch-ext" / "fasttfm" / "old.py").touch()
+    for name in (".git", "build/torch-cpu/__pycache__"):  # a repository's own, and what importing leaves
+        (tmp_path / "new" / name).mkdir()
+        (tmp_path / "new" / name / "x").touch()
     assert main(["--out", str(tmp_path / "new")]) == 0
-    assert not (tmp_path / "new" / "torch-ext" / "fasttfm" / "old.py").exists()
+    assert "version = 2\n" not in (tmp_path / "new" / "build.toml").read_text()
+    (tmp_path / "new" / "torch-ext" / "fasttfm" / "mine.py").touch()
+    assert main(["--out", str(tmp_path / "new")]) == 2
+    assert "other files (torch-ext/fasttfm/mine.py), which are not replaced" in capsys.readouterr().err
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thesis.tex").touch()
     assert main(["--out", str(tmp_path / "theirs")]) == 2

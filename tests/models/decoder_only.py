@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Attention
 from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.dropout import NO_DROPOUT, Dropout
 from fasttfm.blocks.embedding import Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Rows, Work, merged
 from fasttfm.config.model import TransformerConfig
+from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack
 
 

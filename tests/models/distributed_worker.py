@@ -1,7 +1,7 @@
 """One of two processes that take half of a model or of a batch each; run by test_distributed.py.
 
-python distributed_worker.py fsdp|tensor-parallel RANK FOLDER: writes the loss and the gradients of the whole model to
-FOLDER/found-RANK.pt.
+python distributed_worker.py fsdp|tensor-parallel RANK FOLDER numba|plain: writes the loss and the gradients of the
+whole model to FOLDER/found-RANK.pt, having entered the passes compiled by numba, or without numba none.
 """
 
 import sys
@@ -13,13 +13,17 @@ from torch import Tensor, nn
 
 from fasttfm.models import Transformer, TransformerConfig
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from numba_passes import passes_entered
+
 
 def model_and_batch() -> tuple[Transformer, list[Tensor]]:
     torch.manual_seed(0)
-    fields = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "encoder_layers": 2, "decoder_layers": 2}
-    model = Transformer(TransformerConfig(**fields, dropout=0.0, norm_first=True, final_norm=True, max_length=16))
-    source, target = torch.randint(4, 31, (4, 7)), torch.randint(4, 31, (4, 6))
-    lengths = [torch.tensor([7, 5, 2, 6]), torch.tensor([5, 3, 4, 5])]
+    fields = {"vocab_size": 31, "d_model": 128, "heads": 8, "d_ff": 192, "encoder_layers": 2, "decoder_layers": 2}
+    model = Transformer(TransformerConfig(**fields, dropout=0.0, norm_first=True, final_norm=True, max_length=48))
+    # half of it enters the passes compiled by numba
+    source, target = torch.randint(4, 31, (16, 34)), torch.randint(4, 31, (16, 33))
+    lengths = [torch.tensor([34, 5, 2, 33] * 4), torch.tensor([32, 3, 4, 31] * 4)]
     return model, [source, target[:, :-1].contiguous(), target[:, 1:].contiguous(), *lengths]
 
 
@@ -28,7 +32,9 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def main(kind: str, rank: int, folder: Path) -> None:
+def main(kind: str, rank: int, folder: Path, numba: str) -> None:
+    torch.set_num_threads(1)
+    entered = passes_entered(numba == "numba")
     dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
     model, batch = model_and_batch()
     mesh = dist.init_device_mesh("cpu", (2,))
@@ -50,7 +56,8 @@ def main(kind: str, rank: int, folder: Path) -> None:
     results = {"loss": loss.detach()} | {name: whole(p.grad) for name, p in model.named_parameters()}
     torch.save(results, folder / f"found-{rank}.pt")
     dist.destroy_process_group()
+    assert bool(entered) == (numba == "numba"), entered
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -31,7 +31,7 @@ def step(model, enabled, autocast=False, packed=False):
         return tensor
 
     def checkpoint(layer, *inputs, **options):
-        for each in tree_leaves(inputs):  # what it keeps to begin from is no saved tensor
+        for each in tree_leaves(inputs):  # what it keeps to begin from is not a saved tensor
             if isinstance(each, torch.Tensor):
                 keep(each)
         return original(layer, *inputs, **options)

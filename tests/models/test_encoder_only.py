@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasttfm.blocks.dropout import NO_DROPOUT
 from fasttfm.blocks.embedding import Sinusoids, embed
+from fasttfm.functional.dropout import NO_DROPOUT
 from fasttfm.models import TransformerConfig
 from fasttfm.models.layers import EncoderLayer, Stack
 

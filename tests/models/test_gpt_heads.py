@@ -11,8 +11,8 @@ import torch
 from fasttfm.config.gpt import GPTClassifierConfig, GPTConfig
 from fasttfm.data.task_batches import Examples
 from fasttfm.data.task_inputs import Markers, Row, join
-from fasttfm.interop.exchange import read_tensors
 from fasttfm.interop.gpt import read, write
+from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.gpt import GPT
 from fasttfm.models.gpt_heads import GPTClassifier
 

@@ -9,7 +9,7 @@ import torch
 
 from fasttfm.functional import backend
 from fasttfm.functional.merging import merged_launches
-from fasttfm.functional.parameters import Part, Sum, read_parameters
+from fasttfm.functional.parameters import Slice, Sum, read_parameters
 from fasttfm.models import Transformer, TransformerConfig
 
 
@@ -99,9 +99,9 @@ def test_a_parameter_that_does_not_train_has_no_gradient_and_changes_no_other():
 def test_parts_of_a_parameter_meet_in_one_gradient():
     matrix, other, vector = (torch.randn(*shape, requires_grad=True) for shape in ((6, 4), (3, 4), (6,)))
     products, biases, sums = read_parameters(
-        [[Part(matrix, 0, 2)], [Part(matrix, 2), Part(other)]],
-        [[Part(vector)]],
-        [Sum(Part(vector, 0, 4), 3), Sum(Part(vector, 4), 2)],
+        [[Slice(matrix, 0, 2)], [Slice(matrix, 2), Slice(other)]],
+        [[Slice(vector)]],
+        [Sum(Slice(vector, 0, 4), 3), Sum(Slice(vector, 4), 2)],
         torch.bfloat16,
     )
     assert [tuple(x.shape) for x in products] == [(2, 4), (7, 4)]
@@ -118,6 +118,6 @@ def test_parts_of_a_parameter_meet_in_one_gradient():
 
 def test_what_nobody_read_gets_zeros_beside_what_somebody_did():
     matrix = torch.randn(4, 2, requires_grad=True)
-    (_, second), _, _ = read_parameters([[Part(matrix, 0, 1)], [Part(matrix, 1)]], [], [], torch.float32)
+    (_, second), _, _ = read_parameters([[Slice(matrix, 0, 1)], [Slice(matrix, 1)]], [], [], torch.float32)
     second.sum().backward()
     assert torch.equal(matrix.grad, torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]))

@@ -87,7 +87,7 @@ def test_the_pipeline_answers_as_hugging_faces_did(pretrained):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("config.json", "{", "is cut off or no JSON"),
+        ("config.json", "{", "is cut off at column 2"),
         ("config.json", '{"model_type": "bert"}', "fasttfm import"),
         ("config.json", '{"model_type": "fasttfm"}', "no vocab_size"),
         ("config.json", '{"model_type": "fasttfm", "vocab_size": 340, "heads": "x"}', "heads"),

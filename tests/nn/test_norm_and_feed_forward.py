@@ -69,7 +69,7 @@ def test_the_eps_of_an_rms_norm_that_was_given_none(dtype: torch.dtype) -> None:
 
 def test_an_rms_norm_names_what_does_not_fit() -> None:
     norm = fasttfm.nn.RMSNorm(8)
-    with pytest.raises(ValueError, match=r"input \(2, 7\) must end in normalized_shape \(8,\)"):
+    with pytest.raises(ValueError, match=r"x \(2, 7\) must end in normalized_shape \(8,\)"):
         norm(torch.ones(2, 7))
     with pytest.raises(TypeError, match=r"torch\.int64: only floating types"):
         norm(torch.ones(2, 8, dtype=torch.int64))
@@ -198,3 +198,12 @@ def test_a_norm_over_no_dimension_raises_what_torch_raises():
             norm(x)
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("shape", [5, (4, 5), (3, 4, 5)])
+@pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
+def test_a_norm_keeps_the_layout_that_torch_nn_keeps(name: str, shape: Any) -> None:
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    theirs, ours = getattr(torch.nn, name)(shape)(x), getattr(fasttfm.nn, name)(shape)(x)
+    assert ours.stride() == theirs.stride()
+    torch.testing.assert_close(ours, theirs)

@@ -1,4 +1,5 @@
-"""Packed input: what is no padding comes out as from the padded batch, padding costs nothing and comes out as zeros."""
+"""Packed input: what is not padding comes out as from the padded batch, padding costs nothing and comes out as
+zeros."""
 
 from typing import Any
 

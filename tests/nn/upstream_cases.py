@@ -94,6 +94,7 @@ def main() -> int:
     parser.add_argument("route", choices=("torch", "triton"))
     parser.add_argument("--modes", nargs="+", choices=("train", "eval"), default=["train", "eval"])
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     route = options.route
     warnings.simplefilter("ignore")
@@ -109,7 +110,7 @@ def main() -> int:
             torch.manual_seed(0)
             inputs = module.module_inputs_func
             cases = inputs(module, device="cpu", dtype=dtype, requires_grad=True, training=training)
-            for number, case in list(enumerate(cases))[:: options.every]:
+            for number, case in list(enumerate(cases))[options.first :: options.every]:
                 try:
                     compare(name, case, dtype, training, route)
                     passed += 1

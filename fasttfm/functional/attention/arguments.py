@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.dropout import dropout_for
-from fasttfm.functional.operator import Size, lower_precision
+from fasttfm.functional.operator import Mask, Size, Whole, lower_precision
 
 
 class Options(NamedTuple):
     """Everything but query, key and value, as attention() and its kernels name it."""
 
-    key_lengths: Tensor | None
-    mask: Tensor | None
+    key_lengths: Whole | None
+    mask: Mask | None
     causal: bool
     causal_offset: Size
     dropout_p: float
     scale: float
-    seed: Tensor | None
+    seed: Whole | None
     site: int
 
     @classmethod
@@ -58,9 +58,9 @@ class Options(NamedTuple):
 class Sequences(NamedTuple):
     """Sequences one after the other on both sides."""
 
-    query_starts: Tensor
+    query_starts: Whole
     """(B + 1,) int32 or int64: where each begins among the queries, and the end of the last."""
-    key_starts: Tensor
+    key_starts: Whole
     """Likewise among the keys."""
     max_query: Size
     """No sequence has more queries."""

@@ -37,8 +37,9 @@ class BiasSums(NamedTuple):
 
 
 def bias_gradients(biases: Biases, gradients: Biases, sums: BiasSums | None, batch: int) -> tuple[Tensor, Tensor]:
-    """Of both biases, from the gradients (B, L, ..., H, D) of what they were added to, or from their sums over L where
-    a kernel made them; empty where there is no bias. batch: parts that are wanted of a bias given as (batch, N)."""
+    """The gradients of both biases, from the gradients (B, L, ..., H, D) of what they were added to, or from their sums
+    over L where a kernel made them; empty where there is no bias. batch: parts that are wanted of a bias given as
+    (batch, N)."""
     joint, query = (
         absent(gradients[0]) if bias is None or d is None else _bias_gradient(bias, d, parts, batch)  # type: ignore[arg-type]
         for bias, d, parts in zip(biases, gradients, sums or (None, None))

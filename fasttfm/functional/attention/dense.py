@@ -12,10 +12,12 @@ from fasttfm.functional.attention.arguments import Options, absent, autocast_ope
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, Size, casts
+from fasttfm.functional.signature import names_arguments
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
+@names_arguments
 def attention(
     query: Tensor,
     key: Tensor,
@@ -65,6 +67,8 @@ def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor |
         )
     if query.shape[3] == 0:
         raise ValueError(f"query {tuple(query.shape)} has heads of size 0: there is nothing to multiply")
+    if query.device != key.device:
+        raise ValueError(f"key is on {key.device} and query on {query.device}: both must be on one device")
     if query.dtype != key.dtype and not casts(query):
         raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
     if query.dtype not in _DTYPES:
@@ -79,7 +83,7 @@ def shares(query_heads: Size, key_heads: Size) -> bool:
 
 
 def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Likewise for the values."""
+    """Raise ValueError for values that do not fit the queries and keys."""
     if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
         raise ValueError(
             f"value {tuple(value.shape)} and key {tuple(key.shape)} must agree in batch, heads and length: "
@@ -116,6 +120,7 @@ class _Call(NamedTuple):
 class _Saved(NamedTuple):
     call: _Call
     output: Tensor
+    """Empty where the weights are saved."""
     saved: Tensor
     """The weights before dropout or the log-sum-exp, as routes.saves_weights() says."""
     kept: Tensor
@@ -172,7 +177,9 @@ _attention = Operator(
     _compute,
     _fake,
     decide=_decide,
+    save=routes.save,
     saved=_Saved,
     backward=_differentiate,
+    rows=("query", "key", "value", "key_lengths"),
     autocast=autocast_operands,
 )

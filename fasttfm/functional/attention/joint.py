@@ -18,9 +18,11 @@ from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
 from fasttfm.functional.backends import chosen
-from fasttfm.functional.operator import Gradients, Operator, lower_precision
+from fasttfm.functional.operator import REAL, Gradients, Operator, lower_precision
+from fasttfm.functional.signature import names_arguments
 
 
+@names_arguments
 def joint_attention(
     joint: Tensor,
     query: Tensor | None = None,
@@ -54,6 +56,7 @@ def joint_attention(
     return _attention(joint, query, joint_bias, query_bias, options, chosen())[0]
 
 
+@names_arguments
 def joint_varlen_attention(
     joint: Tensor,
     query: Tensor | None,
@@ -81,6 +84,7 @@ def joint_varlen_attention(
     _check(joint, query, biases, 4, "(T, 3, H, D), or (Tk, 2, H, D) with (Tq, H, D)")
     packed.check(*_packed_heads(joint, query), query_starts, key_starts)
     sequences = Sequences(query_starts, key_starts, max_query, max_key)
+    packed.check_values(joint if query is None else query, joint, sequences)
     options = Options.of(joint, None, None, causal, causal_offset, dropout_p, scale, seed, site)
     joint_bias, query_bias = biases or (None, None)
     return _packed_attention(joint, query, joint_bias, query_bias, sequences, options, covered, chosen())[0]
@@ -93,6 +97,8 @@ def _check(
     if joint.dim() != dimensions or joint.shape[-3] != parts or (query is not None and query.dim() != dimensions - 1):
         given = "" if query is None else f" with query {tuple(query.shape)}"
         raise ValueError(f"joint {tuple(joint.shape)}{given} must be {wanted}")
+    if joint.dtype not in REAL:
+        raise ValueError(f"joint has dtype {joint.dtype}: float32, float16 or bfloat16 is needed")
     if biases is not None and (biases[1] is None) != (query is None):
         raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
 
@@ -112,6 +118,7 @@ class _Call(NamedTuple):
 class _Saved(NamedTuple):
     call: _Call
     output: Tensor
+    """Empty where the weights are saved."""
     saved: Tensor
     """The weights before dropout or the log-sum-exp, as routes.saves_weights() says."""
     kept: Tensor
@@ -188,10 +195,11 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         heads, out = _heads_of(parts), _heads_of(memory)
     else:
         heads, out = _heads(joint, query), _heads(d_joint, d_query)
+        output = by_head(output, heads[0])
     q, k, v = heads
     sums = BiasSums.of(joint, query, joint.shape[0]) if route == "short" and joint_bias is not None else None
     routes.backward(
-        route, by_head(call.grad, q), q, k, v, by_head(output, q), saved, kept, options,
+        route, by_head(call.grad, q), q, k, v, output, saved, kept, options,
         out=out, sums=None if sums is None else sums.of_heads(),
     )  # fmt: skip
     for part, written in zip(_parts(d_joint, d_query), memory):
@@ -219,8 +227,10 @@ _attention = Operator(
     _compute,
     _fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.joint.shape[1]),
+    save=routes.save,
     saved=_Saved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _attention_backward(grad, saved)),
+    rows=("joint", "query", "key_lengths"),
     autocast=_autocast,
 )
 
@@ -239,7 +249,7 @@ class _PackedCall(NamedTuple):
 
 
 class _PackedSaved(NamedTuple):
-    """As packed.Saved."""
+    """What the backward pass over packed sequences keeps."""
 
     call: _PackedCall
     output: Tensor
@@ -274,7 +284,7 @@ def _packed_fake(call: _PackedCall) -> tuple[Tensor, ...]:
 
 
 def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As _compute_backward(), one part of a sum for each sequence."""
+    """Compute the gradients of packed sequences, one part of a sum for each sequence."""
     given, output, saved, kept = call.saved
     joint, query, biases, sequences = given.joint, given.query, given[2:4], given.sequences
     heads = _of_heads(given)
@@ -284,13 +294,14 @@ def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Ten
     d_joint = empty_like(joint)
     d_query = None if query is None else empty_like(query)
     out = _packed_heads(d_joint, d_query)
-    grad, output = (x.view(q.shape[0], q.shape[1], -1) for x in (call.grad, output))
-    state = packed.Saved(heads, output, saved, kept)
+    grad = call.grad.unflatten(1, (q.shape[1], -1))
     sums = None
     if routes.saves_weights(given.route):
+        state = packed.Saved(heads, output, saved, kept)
         for memory, d in zip(out, packed.backward(grad, state)):
             memory.copy_(d)
     else:
+        state = packed.Saved(heads, output.view(grad.shape), saved, kept)
         if given.route == "short" and given.joint_bias is not None and q.numel() and k.numel():
             sums = BiasSums.of(joint, query, sequences.batch)
         packed.kernel_backward(grad, state, out, None if sums is None else sums.of_heads())
@@ -313,6 +324,7 @@ _packed_attention = Operator(
     _packed_compute,
     _packed_fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.sequences.max_key),
+    save=routes.save,
     saved=_PackedSaved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _packed_attention_backward(grad, saved)),
     autocast=_autocast,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 from fasttfm.functional.attention import routes
 from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands
 from fasttfm.functional.attention.dense import shares
-from fasttfm.functional.backends import chosen
+from fasttfm.functional.backends import chosen, values_are_checked
 from fasttfm.functional.operator import Gradients, Operator, casts
+from fasttfm.functional.signature import names_arguments
 
 
+@names_arguments
 def varlen_attention(
     query: Tensor,
     key: Tensor,
@@ -35,14 +38,16 @@ def varlen_attention(
     query (Tq, H, D), key (Tk, Hk, D), value (Tk, Hk, Dv); float32, float16 or bfloat16, one dtype, any strides; H a
     multiple of Hk, as attention() has it.
     query_starts, key_starts (B + 1,) int32 or int64 on the same device: where each sequence begins, and the end of the
-    last. max_query, max_key: no sequence has more queries or keys; they are trusted, because checking would make the
-    host wait for the device. Rows past the last sequence are filler of a fixed token budget and give zeros.
+    last. max_query, max_key: no sequence has more queries or keys. The numbers in the starts are checked on a CPU, and
+    trusted on a GPU, where the host would have to wait for them, unless FASTTFM_CHECK=1 is in the environment. Rows
+    past the last sequence are filler of a fixed token budget and give zeros.
     causal, causal_offset (of every sequence), dropout_p, scale, seed, site as attention() takes them; the dropout mask
     is that of the padded batch. Lengths are in the starts, and there is no mask: pad, and use attention(), for one.
     Returns (Tq, H, Dv). Raises ValueError for shapes or dtypes that do not agree.
     """
     check(query, key, value, query_starts, key_starts)
     sequences = Sequences(query_starts, key_starts, max_query, max_key)
+    check_values(query, key, sequences)
     options = Options.of(query, None, None, causal, causal_offset, dropout_p, scale, seed, site)
     return _attention(query, key, value, sequences, options, chosen())[0]
 
@@ -73,6 +78,30 @@ def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_s
         )
 
 
+def check_values(query: Tensor, key: Tensor, sequences: Sequences) -> None:
+    """Raises ValueError for starts that do not rise from 0 up, end past the rows, or leave a longer sequence than
+    announced; where looking costs nothing, as values_are_checked() says."""
+    queries, keys, max_query, max_key = sequences
+    if not values_are_checked(queries):
+        return
+    for name, starts, rows, most in (
+        ("query", queries, query.shape[0], max_query), ("key", keys, key.shape[0], max_key)
+    ):  # fmt: skip
+        if name == "key" and keys is queries and rows == query.shape[0] and max_key == max_query:
+            return
+        values = starts.tolist()
+        longest = max((b - a for a, b in itertools.pairwise(values)), default=0)
+        if values[0] < 0 or values[-1] > rows or any(b < a for a, b in itertools.pairwise(values)):
+            raise ValueError(f"{name}_starts must rise from 0 to at most {rows} rows: {shown(values)}")
+        if longest > most:
+            raise ValueError(f"max_{name} is {most} but a sequence of {name}_starts has {longest}")
+
+
+def shown(values: list[int]) -> str:
+    """Some of the values, in a line."""
+    return ", ".join(map(str, values[:8])) + (", ..." if len(values) > 8 else "")
+
+
 class Call(NamedTuple):
     query: Tensor
     key: Tensor
@@ -90,6 +119,7 @@ class Call(NamedTuple):
 class Saved(NamedTuple):
     call: Call
     output: Tensor
+    """Empty where the weights are saved."""
     saved: Tensor
     """The weights before dropout, padded, or the log-sum-exp (H, Tq), as routes.saves_weights() says."""
     kept: Tensor
@@ -150,7 +180,7 @@ def _joined(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:
     position = torch.arange(x.shape[2], device=x.device)
     index = starts[:-1, None] + position
     index = torch.where(position < (starts[1:] - starts[:-1])[:, None], index, rows)  # the rest goes to a row too many
-    x = x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
+    x = x.transpose(1, 2).flatten(0, 1)
     return x.new_zeros(rows + 1, *x.shape[1:]).index_copy_(0, index.flatten(), x)[:rows].clone()
 
 
@@ -240,6 +270,7 @@ _attention = Operator(
     forward,
     fake,
     decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key),
+    save=routes.save,
     saved=Saved,
     backward=_differentiate,
     autocast=autocast_operands,

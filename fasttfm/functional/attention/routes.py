@@ -11,21 +11,23 @@ fused float32 torch makes it itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from fasttfm.cpu.linear import batch_invariant
+from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention import softmax_route, torch_route
-from fasttfm.functional.attention.arguments import Options, Sequences
+from fasttfm.functional.attention.arguments import Options, Sequences, absent
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
-from fasttfm.functional.linear import batch_invariant
-from fasttfm.functional.operator import Size, casts
+from fasttfm.functional.operator import Size, casts, transformed
 
-_FUSED = (16, 16)
-"""From so many queries and keys on torch's fused CPU kernel is the faster in float32 and keeps no weights: forward and
-backward 1.3 and 1.1 times at 100 keys, 4.3 and 2.2 times at 1,024 under a triangle (`python -m benchmarks kernels`).
-Below 64 keys forward is hardly faster, backward half as long, its memory being touched for the first time.
-Few queries over many keys are a search's (step.py); in bfloat16 its softmax and backward pass are slow."""
+_FUSED = fixed("fused_queries"), fixed("fused_keys")
+"""From so many on torch's fused CPU kernel is the faster in float32, and keeps no weights. Few queries over many keys
+are a search's (step.py); in bfloat16 its softmax and backward pass are slow."""
 
 
 def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
@@ -58,15 +60,25 @@ def takes_fused(
         query.device.type == "cpu"
         and chosen() != "triton"
         and not casts(query)
+        and not (transformed() or forward_ad._current_level >= 0)  # of which torch's kernel knows little
         and query.dtype == key.dtype == value.dtype == torch.float32
         and seed is None
         and scale > 0.0  # its masks are -inf times the scale
-        and query.shape[2] >= _FUSED[0]
-        and key.shape[2] >= _FUSED[1]
         and value.shape[3] == query.shape[3]
-        and query.numel() > 0
+        and _long(query, key)
         and not (mask is not None and mask.requires_grad)
     )
+
+
+def _long(query: Tensor, key: Tensor) -> bool:
+    """Whether torch's kernel is the faster way at these lengths. Where a graph leaves a length open, nothing may depend
+    on it: the graph would hold for the lengths of its example alone."""
+    conditions = (query.shape[2] >= _FUSED[0], key.shape[2] >= _FUSED[1], query.shape[0] > 0, query.shape[1] > 0)
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return all(statically_known_true(condition) for condition in conditions)
+    return all(conditions)
 
 
 def takes_kernel(asked: str, scores: Tensor) -> str:
@@ -79,6 +91,13 @@ def takes_kernel(asked: str, scores: Tensor) -> str:
 def saves_weights(route: str) -> bool:
     """Whether the forward pass keeps the weights (B, H, L, S) rather than their log-sum-exp (B, H, L)."""
     return route in ("explicit", "softmax")
+
+
+def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
+    """What a call keeps for its backward pass: itself, and its outputs. Where the weights are kept the output is not
+    read again, and may be changed in place."""
+    output, saved, kept = outputs
+    return call, absent(output) if saves_weights(call.route) else output, saved, kept
 
 
 def writes_where_told(route: str) -> bool:
@@ -122,11 +141,10 @@ def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options
 
 def fake_saved(route: str, like: Tensor, shape: tuple, seed: Tensor | None) -> tuple[Tensor, Tensor]:
     """What is saved of weights of this shape."""
-    absent = like.new_empty(0)
     if not saves_weights(route):
-        return like.new_empty(shape[:3], dtype=torch.float32), absent
+        return like.new_empty(shape[:3], dtype=torch.float32), absent(like)
     weights = like.new_empty(shape)
-    return weights, torch.empty_like(weights) if route == "explicit" and seed is not None else absent
+    return weights, torch.empty_like(weights) if route == "explicit" and seed is not None else absent(like)
 
 
 def backward(

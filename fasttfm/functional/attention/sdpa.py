@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention.dense import attention, shares
+from fasttfm.functional.signature import is_flag, names_arguments
 
 
+@names_arguments
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -26,6 +28,7 @@ def scaled_dot_product_attention(
     does. Returns (..., Hq, L, Ev). Raises RuntimeError when is_causal and attn_mask are both given, ValueError for
     shapes or dtypes that do not agree.
     """
+    is_flag("enable_gqa", enable_gqa)
     if is_causal and attn_mask is not None:
         raise RuntimeError(
             "attn_mask and is_causal are both given: fold the triangle into attn_mask, or give one of them"
@@ -36,16 +39,32 @@ def scaled_dot_product_attention(
             "dimensions (L, E), (S, E) and (S, Ev)"
         )
     if enable_gqa and _share(query, key, value):  # heads do not broadcast, what leads them does
-        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+        batch = _broadcast(query, key, value, 3)
         leading = torch.Size((*batch, query.shape[-3]))
         query, key, value = (_four(x, torch.Size((*batch, x.shape[-3]))) for x in (query, key, value))
     else:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        leading = _broadcast(query, key, value, 2)
         query, key, value = (_four(x, leading) for x in (query, key, value))
     if attn_mask is not None and attn_mask.dim() > 2:
         attn_mask = attn_mask if len(leading) == 2 else _four(attn_mask, leading)
-    output = attention(query, key, value, mask=attn_mask, causal=is_causal, dropout_p=dropout_p, scale=scale)
+    try:
+        output = attention(query, key, value, mask=attn_mask, causal=is_causal, dropout_p=dropout_p, scale=scale)
+    except ValueError as error:
+        if str(error).startswith("mask "):
+            raise ValueError(f"attn_{error}") from None
+        raise
     return output.reshape(*leading, *output.shape[-2:])
+
+
+def _broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Size:
+    """What all but the last dimensions broadcast to."""
+    try:
+        return torch.broadcast_shapes(*(x.shape[:-last] for x in (query, key, value)))
+    except RuntimeError:
+        raise ValueError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must broadcast in all "
+            f"but their last {last} dimensions"
+        ) from None
 
 
 def _share(query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -1,9 +1,8 @@
 """Attention of a few new queries over cached keys, at inference: the step of a search.
 
 There is nothing to mask but what a cache's padding hides, and no gradient. Where the operator would compute it in plain
-PyTorch on a CPU, few keys cost more in calls than in arithmetic, and torch's own fused kernel is quicker: 64 -> 18 us
-for 4 rows of 8 heads and 14 keys, 56 -> 26 for one row of 4 queries and 27 keys; from a few hundred thousand numbers on
-it is slower (bfloat16: from fewer). It takes one row after the other, so that a batch-invariant search always takes it.
+PyTorch on a CPU, few keys cost more in calls than in arithmetic, and torch's own fused kernel is quicker; with many it
+is slower. It takes one row after the other, so that a batch-invariant search always takes it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnF
 
+from fasttfm.cpu.linear import batch_invariant
+from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention.dense import attention
 from fasttfm.functional.backends import use_triton
-from fasttfm.functional.linear import batch_invariant
 
-_MOST = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
+_MOST = {torch.float32: fixed("step_keys_float32"), torch.bfloat16: fixed("step_keys_bfloat16")}
 """Numbers in the keys that torch's kernel is quicker with."""
 
 

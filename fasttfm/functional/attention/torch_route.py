@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.functional import training_passes
+from fasttfm.cpu import training_passes
+from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import as_factor, drawn, wide
@@ -60,23 +61,25 @@ def _empty(queries: int, bias: Tensor, options: Options) -> Tensor | None:
     return None if empty is None or (empty.device.type == "cpu" and not empty.any()) else empty
 
 
-_VECTOR = 16  # floats in the widest CPU register
+_VECTOR, _PADDED = fixed("softmax_row"), fixed("softmax_padded")
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """torch.softmax over the last dimension; may return a view of something wider.
-
-    Rows shorter than a register fall to a loop in PyTorch that is ten times slower than a padded row.
-    """
+    """torch.softmax over the last dimension; may return a view of something wider."""
     keys = scores.shape[-1]
-    if keys < _VECTOR and scores.device.type == "cpu" and scores.numel() > 4096:
+    if keys < _VECTOR and scores.device.type == "cpu" and scores.numel() > _PADDED:
         scores = torch.nn.functional.pad(scores, (0, _VECTOR - keys), value=-math.inf)
     return torch.softmax(scores, dim=-1)[..., :keys]
 
 
-def _takes_passes(options: Options, *tensors: Tensor) -> bool:
-    """Whether softmax and its gradient are a pass each; a mask is added by PyTorch."""
-    return options.mask is None and training_passes.takes(*tensors) and all(x.is_contiguous() for x in tensors)
+def _takes_pass(name: str, options: Options, *tensors: Tensor) -> bool:
+    """Whether softmax or its gradient is a pass; a mask is added by PyTorch."""
+    return options.mask is None and training_passes.takes(name, *tensors) and all(x.is_contiguous() for x in tensors)
+
+
+def _seen(options: Options) -> tuple[Tensor | None, bool, int]:
+    """Which keys a query sees, as the passes take it."""
+    return options.key_lengths, options.causal, options.causal_offset
 
 
 def weights(scores: Tensor, scale: float, options: Options, out: Tensor | None = None) -> Tensor:
@@ -86,9 +89,9 @@ def weights(scores: Tensor, scale: float, options: Options, out: Tensor | None =
     """
     if not scores.numel():
         return torch.empty_like(scores)
-    if _takes_passes(options, scores):
+    if _takes_pass("softmax", options, scores):
         out = torch.empty_like(scores) if out is None else out
-        return training_passes.softmax(scores, scale, options, out)
+        return training_passes.softmax(scores, scale, *_seen(options), out)
     bias = _bias(scores.shape[-2], scores.shape[-1], scores, options)
     precise = wide(scores.dtype)
     if bias is None:
@@ -155,8 +158,8 @@ def scores_gradient(
 
     grad, p and kept as softmax_gradient() takes them; in_place: grad's memory may be taken.
     """
-    if in_place and _takes_passes(options, grad, p, p if kept is None else kept):
-        return training_passes.softmax_gradient(grad, p, kept, options), None
+    if in_place and _takes_pass("softmax_gradient", options, grad, p, p if kept is None else kept):
+        return training_passes.softmax_gradient(grad, p, kept, options.scale, *_seen(options)), None
     d_scores = softmax_gradient(grad, p, kept)
     mask = options.mask if mask_gradient else None
     d_mask = d_scores.sum_to_size(mask.shape).to(mask.dtype) if mask is not None else None

@@ -7,14 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm.cpu.linear import batch_invariant
 from fasttfm.functional.attention import routes, softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options, absent
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import grouped
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, casts
+from fasttfm.functional.signature import names_arguments
 
 
+@names_arguments
 def attention_weights(
     query: Tensor,
     key: Tensor,
@@ -38,9 +41,21 @@ def attention_weights(
     dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
     power, left = torch_route.split_scale(options.scale, dtype)
     query = query if power == 1.0 else query * power
-    rows = grouped(query, key.shape[1])  # (B, Hk, H / Hk * L, D)
-    scores = (rows @ key.transpose(-2, -1)).view(*query.shape[:3], key.shape[2])  # (B, H, L, S), in autocast's dtype
+    rows, columns = grouped(query, key.shape[1]), key.transpose(-2, -1)  # (B, Hk, H / Hk * L, D), (B, Hk, D, S)
+    scores = _products_alone(rows, columns) if batch_invariant(query) else rows @ columns
+    scores = scores.view(*query.shape[:3], key.shape[2])  # (B, H, L, S), in autocast's dtype
     return _softmax(scores, options._replace(scale=left), chosen())[0]
+
+
+def _products_alone(x: Tensor, y: Tensor) -> Tensor:
+    """x (B, H, M, K) times y (B, H, K, N), each product by itself and of copies: libraries choose the order of a sum by
+    the number of products in a batch, by strides, and by where a matrix begins in memory."""
+    if not x.numel() or not y.numel():
+        return x @ y
+    contiguous = torch.contiguous_format
+    planes = zip(x.flatten(0, 1), y.flatten(0, 1))
+    products = [a.clone(memory_format=contiguous) @ b.clone(memory_format=contiguous) for a, b in planes]
+    return torch.stack(products).view(*x.shape[:3], y.shape[3])
 
 
 class _Call(NamedTuple):
@@ -118,4 +133,5 @@ _softmax = Operator(
     save=_save,
     saved=_Saved,
     backward=_differentiate,
+    rows=("scores", "key_lengths"),
 )

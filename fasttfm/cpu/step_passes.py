@@ -76,7 +76,7 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 (M, K) and scales (M,) float32 of x (M, K), as functional/int8.py says."""
+    """int8 (M, K) and scales (M,) float32 of x (M, K), as cpu/int8.py says."""
     quantized, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
     loops().quantize_rows(array(x), quantized.numpy(), scales.numpy())
     return quantized, scales
@@ -94,7 +94,7 @@ def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple
 
     forbid(logits) sets some to -inf, in place, when the rows have been summed: the others keep their probabilities.
     """
-    from fasttfm.functional import search_loops
+    from fasttfm.cpu import search_loops
 
     sums = torch.empty(logits.shape[0])
     search_loops.log_sum_exp(array(logits), sums.numpy())
@@ -113,6 +113,6 @@ def array(x: Tensor) -> Any:
 @functools.cache
 def loops() -> Any:
     """The module of the compiled functions, which imports numba."""
-    from fasttfm.functional import step_loops
+    from fasttfm.cpu import step_loops
 
     return step_loops

@@ -12,12 +12,12 @@ pytest.importorskip("numba")
 from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
-from fasttfm.functional import search_loops, step_loops, training_loops
+from fasttfm.cpu import search_loops, step_loops, training_loops
 
 PROGRAM = """
 import hashlib
 import numpy as np
-from fasttfm.functional import search_loops, step_loops
+from fasttfm.cpu import search_loops, step_loops, thread_team, training_loops
 
 random = np.random.default_rng(0)
 draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
@@ -39,6 +39,10 @@ for _ in range(20):
     sums = np.empty(rows, np.float32)
     search_loops.log_sum_exp(draw(rows, 340), sums)
     bits.update(sums)
+for threads in (1, 3):  # over a team too
+    team, out = (threads, thread_team.start()), draw(2, 300, 130)
+    training_loops.softmax(team, draw(2, 300, 130), np.array([130, 77]), True, 9, np.float32(1.3), out)
+    bits.update(out)
 misses = sum(step_loops.attend_to_memory.stats.cache_misses.values())
 print(misses, bits.hexdigest())
 """

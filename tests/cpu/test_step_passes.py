@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fasttfm import reference
+from fasttfm.cpu import step_passes
 from fasttfm.decoding import DecodingConfig, score_ids, search_ids
-from fasttfm.functional import step_passes
 from fasttfm.models import Transformer, TransformerConfig
 
 pytest.importorskip("numba")

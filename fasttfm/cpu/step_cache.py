@@ -2,7 +2,7 @@
 
 Hypotheses that change rows, and sentences that leave, change small tables of numbers alone: where each earlier position
 of a row was stored (its ancestors), and which sentence it translates. Attention reads through them, row by row
-(functional/step_passes.py), so a row does not depend on how many there are or how far their sources are padded.
+(cpu/step_passes.py), so a row does not depend on how many there are or how far their sources are padded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.functional import step_passes
+from fasttfm.cpu import step_passes
 
 _FIRST_CAPACITY = 32
 
@@ -115,8 +115,8 @@ class AncestorAttention:
         )
 
     def attend_into(self, loops: Any, joint: tuple, heads: Any) -> None:
-        """As attend(), by functional/step_loops.py: joint a product with the scales of its rows and its bias, heads
-        what takes the rows."""
+        """Write what attend() returns into heads, by compiled loops; joint: a product with the scales of its rows and
+        its bias."""
         rows = self._ready()
         keys, values = step_passes.array(self._keys), step_passes.array(self._values)
         ancestors, slots = rows.ancestors.numpy(), rows.slots.numpy()
@@ -169,7 +169,7 @@ class MemoryAttention:
         return step_passes.attend_to_memory(query, self._keys, self._values, self.rows.sentences, self.rows.lengths)
 
     def attend_into(self, loops: Any, query: tuple, heads: Any) -> None:
-        """As attend(), by functional/step_loops.py."""
+        """Write what attend() returns into heads, by compiled loops."""
         keys, values = step_passes.array(self._keys), step_passes.array(self._values)
         sentences, lengths = self.rows.sentences.numpy(), self.rows.lengths.numpy()
         loops.attend_to_memory(*query, keys, values, sentences, lengths, heads.array, heads.quantized, heads.scales)
@@ -232,8 +232,8 @@ class StepCache:
         self._rows.drop_all_but((sentences[:, None] * per_sentence + torch.arange(per_sentence)).flatten())
 
     def go_on(self, rows: Tensor, beam: int) -> None:
-        """As reorder() and keep() together, of sentences that may have begun at different times: each of those that
-        stay has `beam` rows of rows (R,), one after the other. For caches whose sentences have all come by join()."""
+        """Reorder rows and drop sentences at once, of sentences that may have begun at different times: each that
+        stays has `beam` rows of rows (R,), one after the other. For caches whose sentences have all come by join()."""
         self._rows.go_on(rows, beam)
 
     def join(

@@ -2,7 +2,7 @@
 
 A step of a small batch is short: going through modules, views and registered operators takes longer than the
 products. Here the products of a decoder are looked up once a search, results lie in buffers that are used again, and
-what lies between two products is one pass (functional/step_loops.py). In int8 a pass also scales the sums of the
+what lies between two products is one pass (cpu/step_loops.py). In int8 a pass also scales the sums of the
 product before it and quantizes what the next one reads. In floating point the numbers are those of the modules, with
 post-norm to the last bit.
 """
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.blocks.inspect import ATTENTION, EMBEDDING, LAYER, LINEAR, NORM, ordinary, untouched
-from fasttfm.blocks.step_cache import StepCache
-from fasttfm.functional import step_passes
-from fasttfm.functional.linear import FrozenLinear, frozen
-from fasttfm.functional.step_passes import array
+from fasttfm.cpu import step_passes
+from fasttfm.cpu.linear import FrozenLinear, frozen
+from fasttfm.cpu.step_cache import StepCache
+from fasttfm.cpu.step_passes import array
 
 _SELECTED = 256
 """Outputs of a product where not all are computed: always as many, so that a sum does not depend on the selection."""
@@ -142,7 +142,7 @@ class DecoderStep:
         return self._table_of_positions
 
     def _rows(self, size: int) -> tuple[_Rows, _Rows, _Rows, Any]:
-        """Of a row count: the rows that products read, those of attention and of the hidden layer, and the stream."""
+        """The buffers for `size` rows: what products read, attention's heads, the hidden layer, and the stream."""
         if size not in self._buffers:
             width, dtype = self.table.shape[1], self.table.dtype
             hidden = self.layers[0].hidden.outputs if self.int8 else 1

@@ -1,22 +1,34 @@
 """The loops of training_passes.py, for numba: arrays in, arrays out, C-contiguous; nothing is checked here.
 
 Numbers are of the kinds that step_loops.py reads and writes, and everything between is float32. Indices are flat and
-without sign, and loops over a row have no branch in them, so that they become vectors.
+without sign, and loops over a row have no branch in them, so that they become vectors. Each loop runs over a team of
+threads (thread_team.py) in parts that depend on its shape alone.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fasttfm.functional.search_loops import of_sort_key, sort_key
-from fasttfm.functional.step_loops import FAST, exp, inlined, loop, read, round_to
+from fasttfm.cpu.search_loops import of_sort_key, sort_key
+from fasttfm.cpu.step_loops import FAST, exp, inlined, loop, read, round_to
+from fasttfm.cpu.thread_team import over_threads
 
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(32)
 _FAR = np.float32(13.0)
 """Where GELU's factor, rounded to float32, has become 0 or 1."""
+_PART = np.uintp(1 << 15)
+"""Elements of a part: some microseconds, many times what it takes to hand one out."""
 _SUMMED = np.uintp(32)
-"""Rows whose gradients of a norm's parameters are added up before they join the sum of all."""
+"""Rows whose gradients of a norm's parameters are added up before they join the sum of their part."""
+_SUMS = np.uintp(128)
+"""Parts, at most, whose gradients of a norm's parameters are added up, in their order, when all are done."""
+
+
+@inlined()
+def _rows(columns):
+    """How many rows a part has."""
+    return max(np.uintp(1), _PART // max(np.uintp(1), np.uintp(columns)))
 
 
 # ---------------------------------------------------------------------------------------------------------- dropout
@@ -24,7 +36,7 @@ _SUMMED = np.uintp(32)
 
 @inlined()
 def _lanes(words, key, row, plane, site):
-    """Philox4x32-7 of a row (kernels/philox.py): four words a block, whose halves are the lanes in their order."""
+    """Philox4x32-7 of a row (kernels/philox.py): four words a block, whose bytes are the lanes in their order."""
     blocks = np.uintp(words.shape[0] // 4)
     for block in range(blocks):
         c0, c1, c2, c3 = np.uint64(block), row, plane, site
@@ -42,19 +54,24 @@ def _lanes(words, key, row, plane, site):
 
 
 @loop()
-def keep_mask(key, site, threshold, keep):
+def keep_mask(team, key, site, threshold, keep):
     """keep (planes, rows, columns) uint8 becomes 1 where dropout keeps the element."""
-    planes, rows, columns = np.uintp(keep.shape[0]), np.uintp(keep.shape[1]), np.uintp(keep.shape[2])
+    rows = np.uintp(keep.shape[0]) * np.uintp(keep.shape[1])
+    over_threads(_keep_rows, team, rows, _rows(keep.shape[2]), (key, site, threshold, keep))
+
+
+@inlined()
+def _keep_rows(begin, end, key, site, threshold, keep):
+    rows, columns = np.uintp(keep.shape[1]), np.uintp(keep.shape[2])
     flat = keep.reshape(-1)
-    words = np.empty((columns + np.uintp(7)) // np.uintp(8) * np.uintp(4), np.uint32)
-    lanes = words.view(np.int16)
-    least = np.int32(threshold - 32768)
-    for plane in range(planes):
-        for row in range(rows):
-            _lanes(words, key, np.uint64(row), np.uint64(plane), site)
-            first = (plane * rows + row) * columns
-            for n in range(columns):
-                flat[first + n] = np.uint8(np.int32(lanes[n]) >= least)
+    words = np.empty((columns + np.uintp(15)) // np.uintp(16) * np.uintp(4), np.uint32)
+    lanes = words.view(np.uint8)
+    least = np.int32(threshold)
+    for r in range(begin, end):
+        _lanes(words, key, np.uint64(r % rows), np.uint64(r // rows), site)
+        first = r * columns
+        for n in range(columns):
+            flat[first + n] = np.uint8(np.int32(lanes[n]) >= least)
 
 
 # -------------------------------------------------------------------------------------------------------- attention
@@ -96,7 +113,8 @@ def _weigh(row, count):
 
 @inlined()
 def _weigh_any(row, count):
-    """Likewise numbers of which some are infinite or NaN: NaN throughout where one is NaN or inf, or all are -inf."""
+    """Weigh a row of which some numbers are infinite or NaN: NaN throughout where one is NaN or inf, or all are
+    -inf."""
     largest = np.float32(-np.inf)
     for t in range(count):
         if row[t] != row[t]:
@@ -114,25 +132,28 @@ def _weigh_any(row, count):
 
 
 @loop(fastmath=FAST)
-def softmax(scores, lengths, heads, causal, offset, scale, out):
-    """out (B * H, L, S) becomes the weights of scores; may be the same memory. lengths (B,) int64."""
-    planes, queries, keys = scores.shape
+def softmax(team, scores, lengths, causal, offset, scale, out):
+    """out (B * H, L, S) becomes the weights of scores; may be the same memory. lengths (B * H,) int64."""
+    rows = np.uintp(scores.shape[0]) * np.uintp(scores.shape[1])
+    over_threads(_softmax_rows, team, rows, _rows(scores.shape[2]), (scores, lengths, causal, offset, scale, out))
+
+
+@inlined(fastmath=FAST)
+def _softmax_rows(begin, end, scores, lengths, causal, offset, scale, out):
+    _, queries, keys = scores.shape
     flat, flat_out = scores.reshape(-1), out.reshape(-1)
     row = np.empty(keys, np.float32)
     width = np.uintp(keys)
-    first = np.uintp(0)
-    for plane in range(planes):
-        limit = lengths[plane // heads]
-        for i in range(queries):
-            count = _attended(i, keys, limit, causal, offset)
-            if count:
-                finite = _scaled(flat, first, count, scale, row)
-                inverse = np.float32(1.0) / (_weigh(row, count) if finite else _weigh_any(row, count))
-                for t in range(count):
-                    flat_out[first + t] = round_to(row[t] * inverse, flat_out[first + t])
-            for t in range(count, width):
-                flat_out[first + t] = round_to(np.float32(0.0), flat_out[first + t])
-            first += width
+    for r in range(begin, end):
+        first, plane = r * width, r // np.uintp(queries)
+        count = _attended(np.intp(r % np.uintp(queries)), keys, lengths[plane], causal, offset)
+        if count:
+            finite = _scaled(flat, first, count, scale, row)
+            inverse = np.float32(1.0) / (_weigh(row, count) if finite else _weigh_any(row, count))
+            for t in range(count):
+                flat_out[first + t] = round_to(row[t] * inverse, flat_out[first + t])
+        for t in range(count, width):
+            flat_out[first + t] = round_to(np.float32(0.0), flat_out[first + t])
 
 
 @inlined(fastmath=FAST)
@@ -144,29 +165,33 @@ def _product_sum(grad, weights, first, count):
 
 
 @loop(fastmath=FAST)
-def softmax_gradient(grad, weights, kept, lengths, heads, causal, offset, scale):
+def softmax_gradient(team, grad, weights, kept, lengths, causal, offset, scale):
     """grad becomes scale * (W * G - P * rowsum(W * G)): G grad, P weights, W kept, all (B * H, L, S)."""
-    planes, queries, keys = weights.shape
+    rows = np.uintp(weights.shape[0]) * np.uintp(weights.shape[1])
+    given = grad, weights, kept, lengths, causal, offset, scale
+    over_threads(_softmax_gradient_rows, team, rows, _rows(weights.shape[2]), given)
+
+
+@inlined(fastmath=FAST)
+def _softmax_gradient_rows(begin, end, grad, weights, kept, lengths, causal, offset, scale):
+    _, queries, keys = weights.shape
     flat_grad, flat_weights, flat_kept = grad.reshape(-1), weights.reshape(-1), kept.reshape(-1)
     width = np.uintp(keys)
-    first = np.uintp(0)
-    for plane in range(planes):
-        limit = lengths[plane // heads]
-        for i in range(queries):
-            count = _attended(i, keys, limit, causal, offset)
-            total = _product_sum(flat_grad, flat_kept, first, count)
-            for t in range(first, first + count):
-                value = read(flat_kept[t]) * read(flat_grad[t]) - read(flat_weights[t]) * total
-                flat_grad[t] = round_to(value * scale, flat_grad[t])
-            for t in range(first + count, first + width):
-                flat_grad[t] = round_to(np.float32(0.0), flat_grad[t])
-            first += width
+    for r in range(begin, end):
+        first, plane = r * width, r // np.uintp(queries)
+        count = _attended(np.intp(r % np.uintp(queries)), keys, lengths[plane], causal, offset)
+        total = _product_sum(flat_grad, flat_kept, first, count)
+        for t in range(first, first + count):
+            value = read(flat_kept[t]) * read(flat_grad[t]) - read(flat_weights[t]) * total
+            flat_grad[t] = round_to(value * scale, flat_grad[t])
+        for t in range(first + count, first + width):
+            flat_grad[t] = round_to(np.float32(0.0), flat_grad[t])
 
 
 # ------------------------------------------------------------------------------------------------------------- GELU
 
 
-@inlined(fastmath=FAST, error_model="numpy")  # a division that may raise is no vector
+@inlined(fastmath=FAST, error_model="numpy")  # a division that may raise is not a vector
 def _of_tanh(x):
     """(1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is 1 / (1 + exp(-2 u)), and its derivative;
     |x| <= _FAR."""
@@ -190,23 +215,34 @@ def _drop(flat, flat_keep):
         flat[n] = round_to(read(flat[n]) * np.float32(flat_keep[n]), flat[n])
 
 
-@loop(fastmath=FAST, error_model="numpy")
-def gelu_tanh(before, keep, drops, hidden):
+@loop()
+def gelu_tanh(team, before, keep, drops, hidden):
     """hidden becomes x times _of_tanh's number, times keep where drops is true."""
-    flat, flat_hidden = before.reshape(-1), hidden.reshape(-1)
+    over_threads(_gelu_tanh_part, team, np.uintp(before.size), _PART, (before, keep, drops, hidden))
+
+
+@inlined(fastmath=FAST, error_model="numpy")
+def _gelu_tanh_part(begin, end, before, keep, drops, hidden):
+    flat, flat_hidden = before.reshape(-1)[begin:end], hidden.reshape(-1)[begin:end]
     for n in range(np.uintp(flat.shape[0])):
         x = read(flat[n])
         flat_hidden[n] = round_to(x * _of_tanh(_bounded(x))[0], flat_hidden[n])
     if drops:
-        _drop(flat_hidden, keep.reshape(-1))
+        _drop(flat_hidden, keep.reshape(-1)[begin:end])
 
 
-@loop(fastmath=FAST, error_model="numpy")
-def gelu_tanh_gradient(grad, before, keep, drops, hidden):
+@loop()
+def gelu_tanh_gradient(team, grad, before, keep, drops, hidden):
     """grad, of hidden, becomes that of before; hidden as gelu_tanh() makes it."""
-    flat_grad, flat, flat_hidden = grad.reshape(-1), before.reshape(-1), hidden.reshape(-1)
+    over_threads(_gelu_tanh_gradient_part, team, np.uintp(before.size), _PART, (grad, before, keep, drops, hidden))
+
+
+@inlined(fastmath=FAST, error_model="numpy")
+def _gelu_tanh_gradient_part(begin, end, grad, before, keep, drops, hidden):
+    flat_grad, flat = grad.reshape(-1)[begin:end], before.reshape(-1)[begin:end]
+    flat_hidden, flat_keep = hidden.reshape(-1)[begin:end], keep.reshape(-1)[begin:end]
     if drops:
-        _drop(flat_grad, keep.reshape(-1))
+        _drop(flat_grad, flat_keep)
     for n in range(np.uintp(flat.shape[0])):
         x = read(flat[n])
         near = _bounded(x)
@@ -214,7 +250,7 @@ def gelu_tanh_gradient(grad, before, keep, drops, hidden):
         flat_hidden[n] = round_to(x * phi, flat_hidden[n])
         flat_grad[n] = round_to(read(flat_grad[n]) * (phi + near * derivative), flat_grad[n])
     if drops:
-        _drop(flat_hidden, keep.reshape(-1))
+        _drop(flat_hidden, flat_keep)
 
 
 # ------------------------------------------------------------------------------------------------------------- norm
@@ -238,7 +274,7 @@ def _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, keep, fl
 
 @inlined(fastmath=FAST)
 def _add(flat_x, flat_residual, first, width, flat_s, row):
-    """Likewise without dropout."""
+    """Add x and residual of a row into s, without dropout."""
     total = np.float32(0.0)
     for n in range(width):
         added = round_to(read(flat_residual[first + n]) + read(flat_x[first + n]), flat_s[first + n])
@@ -250,16 +286,22 @@ def _add(flat_x, flat_residual, first, width, flat_s, row):
 
 
 @loop(fastmath=FAST)
-def residual_layer_norm(x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd):
+def residual_layer_norm(team, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd):
     """threshold 0 drops nothing, and keep is then not looked at."""
+    given = x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd
+    over_threads(_norm_rows, team, np.uintp(x.shape[0]), _rows(x.shape[1]), given)
+
+
+@inlined(fastmath=FAST)
+def _norm_rows(begin, end, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd):
     width = np.uintp(x.shape[1])
     flat_x, flat_residual, flat_keep = x.reshape(-1), residual.reshape(-1), keep.reshape(-1)
     flat_y, flat_s = y.reshape(-1), s.reshape(-1)
     row = np.empty(width, np.float32)
-    words = np.empty((width + np.uintp(7)) // np.uintp(8) * np.uintp(4), np.uint32)
-    lanes = words.view(np.int16)
-    least, inverse = np.int32(threshold - 32768), np.float32(1.0) / np.float32(width)
-    for r in range(np.uintp(x.shape[0])):
+    words = np.empty((width + np.uintp(15)) // np.uintp(16) * np.uintp(4), np.uint32)
+    lanes = words.view(np.uint8)
+    least, inverse = np.int32(threshold), np.float32(1.0) / np.float32(width)
+    for r in range(begin, end):
         first = r * width
         if threshold:
             _lanes(words, key, np.uint64(r), np.uint64(0), site)
@@ -278,24 +320,39 @@ def residual_layer_norm(x, residual, weight, bias, eps, key, site, threshold, sc
 
 @loop(fastmath=FAST)
 def residual_layer_norm_gradient(
-    dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, dweight, dbias
+    team, dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, dweight, dbias
 ):
     """Gradients of x, residual, weight and bias, the latter two float32 and zero before; ds is looked at where adds is
     true, keep where drops is."""
     rows, width = np.uintp(dy.shape[0]), np.uintp(dy.shape[1])
+    step = max(np.uintp(1), (rows + _SUMMED * _SUMS - np.uintp(1)) // (_SUMMED * _SUMS)) * _SUMMED
+    parts = (rows + step - np.uintp(1)) // step
+    sums = np.zeros((np.uintp(2), parts, width), np.float32)
+    given = dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, sums, step
+    over_threads(_norm_gradient_rows, team, rows, step, given)
+    for part in range(parts):
+        dweight += sums[0, part]
+        dbias += sums[1, part]
+
+
+@inlined(fastmath=FAST)
+def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, sums, step):
+    """sums (2, parts, N) float32, zero before: the part's gradients of weight and bias."""
+    width = np.uintp(dy.shape[1])
     flat_dy, flat_ds, flat_s, flat_keep = dy.reshape(-1), ds.reshape(-1), s.reshape(-1), keep.reshape(-1)
     flat_dx, flat_dresidual = dx.reshape(-1), dresidual.reshape(-1)
     normal, grad = np.empty(width, np.float32), np.empty(width, np.float32)
     inverse = np.float32(1.0) / np.float32(width)
-    for begin in range(np.uintp(0), rows, _SUMMED):
-        sums, bias_sums = np.zeros(width, np.float32), np.zeros(width, np.float32)
-        for r in range(begin, min(begin + _SUMMED, rows)):
+    of_weight, of_bias = sums[0, begin // step], sums[1, begin // step]
+    for block in range(begin, end, _SUMMED):
+        weight_sums, bias_sums = np.zeros(width, np.float32), np.zeros(width, np.float32)
+        for r in range(block, min(block + _SUMMED, end)):
             first, middle, factor = r * width, mean[r], rstd[r]
             total, product = np.float32(0.0), np.float32(0.0)
             for n in range(width):
                 normal[n] = (read(flat_s[first + n]) - middle) * factor
                 of_y = read(flat_dy[first + n])
-                sums[n] += of_y * normal[n]
+                weight_sums[n] += of_y * normal[n]
                 bias_sums[n] += of_y
                 grad[n] = of_y * weight[n]
                 total += grad[n]
@@ -315,5 +372,5 @@ def residual_layer_norm_gradient(
             else:
                 for n in range(width):
                     flat_dx[first + n] = round_to(read(flat_dresidual[first + n]), flat_dx[first + n])
-        dweight += sums
-        dbias += bias_sums
+        of_weight += weight_sums
+        of_bias += bias_sums

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+import warnings
+
 import pytest
 import torch
 
-from fasttfm.functional import int8, step_passes
-from fasttfm.functional.int8 import Int8Product, dequantize, quantize
-from fasttfm.functional.linear import frozen_weights, linear
+from fasttfm.cpu import int8, step_passes
+from fasttfm.cpu.int8 import Int8Product, dequantize, quantize
+from fasttfm.cpu.linear import frozen_weights, linear
 
 ROUTES = ("numba", "torch")
 
@@ -43,10 +47,10 @@ def test_routes_give_the_same_bits(monkeypatch):
     if not step_passes.usable():
         pytest.skip("numba is not installed")
     weight, bias = rows_of(33, 70), torch.linspace(-1, 1, 33)
-    results = []
-    for compiled, onednn in ((True, True), (False, True), (True, False), (False, False)):
+    results, routes = [], int8.exact_routes()
+    for compiled, name in itertools.product((True, False), routes):
         monkeypatch.setattr(step_passes, "usable", lambda compiled=compiled: compiled)
-        monkeypatch.setattr(int8, "onednn_multiplies", lambda onednn=onednn: onednn)
+        monkeypatch.setattr(int8, "route", lambda name=name: name)
         for dtype in (torch.float32, torch.bfloat16):
             product = Int8Product(weight.to(dtype), bias, relu=True)
             results.append(product(rows_of(20, 70, dtype)))
@@ -54,7 +58,7 @@ def test_routes_give_the_same_bits(monkeypatch):
         assert first.dtype == dtype
         assert (first == 0).any()
         same = [each for each in results if each.dtype == dtype]
-        assert len(same) == 4
+        assert len(same) == 2 * len(routes)
         assert all(torch.equal(each, first) for each in same)
 
 
@@ -79,9 +83,10 @@ def test_what_is_no_number_stays_none(route):
     assert not y[1:].isfinite().any()
 
 
-def test_linear_multiplies_integers_where_it_is_told_to():
+def test_linear_multiplies_integers_where_it_is_told_to(monkeypatch):
     layer = torch.nn.Linear(64, 48)
     x = rows_of(5, 64)
+    monkeypatch.setattr(int8, "route", lambda: int8.exact_routes()[0])
     with torch.inference_mode():
         with frozen_weights(layer, int8=True):
             actual = linear(x, layer.weight, layer.bias, relu=True)
@@ -90,3 +95,76 @@ def test_linear_multiplies_integers_where_it_is_told_to():
     assert torch.equal(actual, Int8Product(layer.weight, layer.bias, relu=True)(x))
     assert not torch.equal(actual, plain)
     assert torch.allclose(actual, plain, atol=0.03 * float(plain.max()))
+
+
+@pytest.fixture
+def choosing(monkeypatch):
+    """Lets route() choose anew, of the operators that the test plants."""
+
+    def plant(**planted):
+        monkeypatch.setattr(int8, "ROUTES", {**planted, "float64": int8._float64})
+        int8.route.cache_clear()
+        return int8.route()
+
+    yield plant
+    int8.route.cache_clear()
+
+
+def slowly(quantized, scales):
+    product = int8._float64(quantized, scales)
+
+    def multiply(rows):
+        time.sleep(0.05)
+        return product(rows)
+
+    return multiply
+
+
+def saturating(quantized, scales):
+    """Sums of two products that stop at 16 bits, as processors without VNNI have them."""
+
+    def multiply(rows):
+        terms = (rows.int() + 128)[:, None, :] * quantized.int()[None]
+        pairs = terms.unflatten(-1, (-1, 2)).sum(-1).clamp(-(2**15), 2**15 - 1)
+        return (pairs.sum(-1) - 128 * quantized.int().sum(-1)).float() * scales
+
+    return multiply
+
+
+def absent(quantized, scales):
+    raise NotImplementedError("no such operator")
+
+
+def at_once(quantized, scales):
+    """Exact; products of the timed shape are there already, so that nothing can be faster."""
+    product, ready = int8._float64(quantized, scales), torch.zeros(int8._SHAPE[0], int8._SHAPE[2])
+    timed = (quantized.shape[0], quantized.shape[1]) == (int8._SHAPE[2], int8._SHAPE[1])
+    return (lambda rows: ready) if timed else product
+
+
+def test_the_operator_is_the_first_that_is_exact_and_fast(choosing):
+    assert choosing(first=slowly, second=at_once) == "second"
+    assert choosing(first=saturating, second=at_once) == "second"
+    assert choosing(first=absent, second=at_once) == "second"
+    assert choosing(first=at_once, second=at_once) == "first"
+
+
+def test_without_an_exact_and_fast_operator_the_numbers_are_those_of_float32_and_one_warning_says_so(choosing):
+    assert choosing(first=slowly, second=saturating) is None
+    layer, x = torch.nn.Linear(64, 48), rows_of(5, 64)
+    with torch.inference_mode():
+        with frozen_weights(layer, int8=True):
+            actual = linear(x, layer.weight, layer.bias)
+        with frozen_weights(layer):
+            assert torch.equal(actual, linear(x, layer.weight, layer.bias))
+    int8.warn_without_route.cache_clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        int8.warn_without_route()
+        int8.warn_without_route()
+    assert ["computes in float32" in str(each.message) for each in told] == [True]
+    int8.warn_without_route.cache_clear()
+    assert choosing(first=at_once) == "first"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        int8.warn_without_route()

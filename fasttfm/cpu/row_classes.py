@@ -16,11 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CANDIDATES = (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256)
+from fasttfm.cpu.thresholds import fixed
+
+CANDIDATES: tuple[int, ...] = fixed("row_counts")
 """Row counts that products may have. Which of them sum alike is found out."""
 
-_LARGE = (384, 512, 640, 768, 896, 1024)
-"""Likewise, for the rows of an encoder: products joined take longer than one. Each is tried when rows come for it."""
+_LARGE: tuple[int, ...] = fixed("large_row_counts")
+"""Row counts of an encoder's products. Each is tried when rows come for it."""
 
 Product = Callable[[Tensor], Tensor]
 """(M, K) to (M, N)."""

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.functional import training_passes
+from fasttfm.cpu import thresholds, training_passes
 from fasttfm.functional.attention import torch_route
 from fasttfm.functional.attention.arguments import Options
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.models.gpt import GPT, GPTConfig
 
 pytest.importorskip("numba")
 
+from fasttfm.cpu import thread_team, training_loops
+
 DTYPES = (torch.float32, torch.bfloat16)
 B, H = 3, 2
+
+
+@pytest.fixture(autouse=True)
+def shipped():
+    """Whatever was tuned on this machine."""
+    with thresholds.forced({name: each.value for name, each in thresholds.LEAST.items()}):
+        yield
 
 
 @pytest.fixture
@@ -67,7 +82,7 @@ def test_keep_masks_are_the_bits_of_the_reference(shape, p):
 def test_softmax_and_its_gradient_are_those_of_pytorch(case, dtype, plain):
     given, shape = OPTIONS[case], (B, H, 160, 37)
     scores, grad = tensor(dtype, *shape), tensor(dtype, *shape, seed=1)
-    assert training_passes.takes(scores)
+    assert training_passes.takes("softmax", scores)
     p = torch_route.weights(scores, given.scale, given)
     expected = plain(lambda: torch_route.weights(scores, given.scale, given))
     same(p, expected)
@@ -104,7 +119,7 @@ def test_residual_layer_norm_and_its_gradients_are_those_of_pytorch(p, post_norm
         grads = [tensor(each.dtype, rows, width, seed=4 + i) for i, each in enumerate((y, s))]
         return y, s, *torch.autograd.grad([y, s], [x, residual, weight, bias], grads)
 
-    assert training_passes.takes(torch.empty(rows, width))
+    assert training_passes.takes("residual_layer_norm", torch.empty(rows, width))
     for value, expected in zip(run(), plain(run), strict=True):
         eps = torch.finfo(value.dtype).eps
         of_sums = rows * torch.finfo(torch.float32).eps  # terms are of the size of ten
@@ -143,15 +158,109 @@ def test_softmax_leaves_scores_alone_that_are_another_s():
     assert torch.equal(scores, before)
 
 
-def test_many_threads_and_few_elements_are_for_pytorch(monkeypatch):
-    assert not training_passes.takes(torch.zeros(100, 100))
+def test_few_elements_are_for_pytorch_and_many_threads_where_no_team_can_be_started(monkeypatch):
+    assert not training_passes.takes("softmax", torch.zeros(100, 100))
+    assert thread_team.start(), "PyTorch for a CPU computes with an OpenMP library that starts teams"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert not training_passes.takes(torch.zeros(200, 200))
+    assert training_passes.takes("softmax", torch.zeros(200, 200))
+    monkeypatch.setattr(thread_team, "start", lambda: 0)
+    assert not training_passes.takes("softmax", torch.zeros(200, 200))
+    assert thread_team.team() == (1, 0)
+
+
+def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
+    """What each gives at a size of several parts, the last one short."""
+    given, seed = options(lengths=torch.tensor([500, 7, 130]), causal=True, offset=4, p=0.3), torch.tensor([-(2**62)])
+    scores, grad = tensor(dtype, B, H, 129, 513), tensor(dtype, B, H, 129, 513, seed=1)
+    seen = given.key_lengths, given.causal, given.causal_offset
+    kept = torch_route.drop(scores, given)
+    rows, dy, before = (tensor(dtype, 4133, 96, seed=2 + n) for n in range(3))
+    weight, bias = (tensor(torch.float32, 96, seed=5 + n) for n in range(2))
+    y, s, *statistics, keep = training_passes.residual_layer_norm(rows, dy, weight, bias, 1e-5, 0.3, seed, 2)
+    every = {
+        "keep_mask": (training_passes.keep_mask((5, 300, 130), 0.3, seed, 7),),
+        "softmax": (training_passes.softmax(scores, 0.17, *seen, torch.empty_like(scores)),),
+        "softmax_gradient": (training_passes.softmax_gradient(grad.clone(), scores, kept, 0.17, *seen),),
+        "gelu_tanh": (training_passes.gelu_tanh(before, keep),),
+        "gelu_tanh_gradient": training_passes.gelu_tanh_gradient(dy.clone(), before, keep),
+        "residual_layer_norm": (y, s, *statistics, keep),
+        "residual_layer_norm_without_dropout": training_passes.residual_layer_norm(
+            rows, dy, weight, bias, 1e-5, 0.0, None, 0
+        ),
+        "residual_layer_norm_gradient": training_passes.residual_layer_norm_gradient(
+            dy, rows, s, tuple(statistics), weight, keep, 1.5
+        ),
+    }
+    assert set(every) == set(thresholds.LEAST)
+    return every
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_number_of_threads_gives_the_same_bits(dtype, threads):
+    threads(1)
+    expected = every_pass(dtype)
+    for count in (2, 4, 8):
+        threads(count)
+        assert thread_team.team()[0] == count
+        for name, values in every_pass(dtype).items():
+            assert all(torch.equal(x, y) for x, y in zip(values, expected[name], strict=True)), (name, count)
+
+
+def test_a_part_is_done_by_the_thread_that_is_free():
+    """More threads than there are, and fewer parts than threads: each part is done once."""
+    out = torch.zeros(40, 512)
+    training_loops.softmax(
+        (8, thread_team.start()), torch.zeros(1, 40, 512).numpy(), torch.tensor([512]).numpy(), False, 0, np.float32(1),
+        out.view(1, 40, 512).numpy(),
+    )  # fmt: skip
+    assert torch.equal(out, torch.full((40, 512), 1 / 512))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_computes_alone_what_its_parent_does():
+    """A fork takes no threads along: a child that waits for them, as PyTorch's own operators do, waits for ever."""
+    program = """
+import os, torch
+from fasttfm.cpu import training_passes
+torch.set_num_threads(2)
+draw = lambda: training_passes.keep_mask((1, 400, 512), 0.3, torch.tensor([7]), 1).numpy().sum()
+count = draw()
+pid = os.fork()
+if not pid:
+    os._exit(0 if training_passes.team() == (1, 0) and draw() == count else 9)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_a_search_computes_as_before():
-    from fasttfm.functional.linear import frozen_weights
+    from fasttfm.cpu.linear import frozen_weights
 
     with torch.no_grad(), frozen_weights(torch.nn.Linear(2, 2)):
-        assert not training_passes.takes(torch.zeros(200, 200))
-    assert training_passes.takes(torch.zeros(200, 200))
+        assert not training_passes.takes("softmax", torch.zeros(200, 200))
+    assert training_passes.takes("softmax", torch.zeros(200, 200))
+
+
+@pytest.mark.parametrize("kind", ["transformer", "gpt"])
+def test_no_pass_pins_the_memory_of_a_parameter(kind, monkeypatch):
+    """FSDP gives it back after every layer, which it cannot once Tensor.numpy() has been called on it."""
+    if kind == "gpt":
+        model = GPT(GPTConfig(vocab_size=64, d_model=128, heads=8, d_ff=256, layers=2, max_length=64))
+        tokens = torch.randint(4, 64, (16, 32))
+        run = lambda: model(tokens).square().mean()  # noqa: E731
+    else:
+        model = Transformer(TransformerConfig(vocab_size=64, d_model=128, heads=8, d_ff=256, max_length=64))
+        tokens = torch.randint(4, 64, (16, 32))
+        run = lambda: model.loss(tokens, tokens[:, :-1], tokens[:, 1:])[0]  # noqa: E731
+    entered: list[str] = []
+    for name in ("softmax", "softmax_gradient", "residual_layer_norm", "residual_layer_norm_gradient"):
+        function = getattr(training_passes, name)
+        monkeypatch.setattr(
+            training_passes, name, lambda *given, of=name, function=function: (entered.append(of), function(*given))[1]
+        )
+    torch.set_num_threads(1)
+    run().backward()
+    assert {"residual_layer_norm", "residual_layer_norm_gradient"} <= set(entered)
+    pinned = [name for name, p in model.named_parameters() if not p.untyped_storage().resizable()]
+    assert not pinned

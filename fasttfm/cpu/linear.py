@@ -19,14 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnF
 
-from fasttfm.functional.int8 import Int8Product
-from fasttfm.functional.row_classes import Product, RowClasses, large_size, multiply, row_classes
+from fasttfm.cpu import int8 as integers
+from fasttfm.cpu.int8 import Int8Product
+from fasttfm.cpu.row_classes import Product, RowClasses, large_size, multiply, row_classes
+from fasttfm.cpu.thresholds import fixed
 
-_LEAST = 1 << 15
-"""Elements of the smallest weight that is laid out anew: below, the call costs more than it saves."""
-
-_ROWS = 4
-"""oneDNN is quicker with as many float32 rows than with fewer: (8000, 512), one core, 1.0 ms for 4 and 1.3 for 1."""
+_LEAST = fixed("packed_weight")
+_ROWS = fixed("packed_rows")
 
 _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
@@ -57,8 +56,9 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
     `parameter.data` goes unseen). Costs a second copy of the weights in memory, for as long as they stay. Only calls
     without gradients take part, and only on a CPU. batch_invariant: a row of linear(), and a sequence of attention with
     key_lengths, has the same bits whatever is computed beside it. int8: linear() multiplies 8-bit integers, as
-    functional/int8.py says.
+    cpu/int8.py says, where that is exact and faster than float32 (int8.route()).
     """
+    int8 = int8 and integers.route() is not None
     before = _thread.kept, _thread.batch_invariant, _thread.int8
     _thread.kept, _thread.batch_invariant, _thread.int8 = _kept_of(model), batch_invariant, int8
     try:
@@ -108,6 +108,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
 
     x (..., K), weight (N, K), bias (N,); returns (..., N). weight must be a parameter or a view of one.
     """
+    if weight.is_meta and not x.is_meta:  # torch gives uninitialised memory
+        raise ValueError(f"weight {tuple(weight.shape)} is on meta and x on {x.device}: load it first")
     if not frozen(x):
         y = nnF.linear(x, weight, bias)
         return y.relu_() if relu else y
@@ -125,7 +127,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
 class FrozenLinear:
     """linear() of one weight while frozen_weights() lasts, looked up once; in int8 the integers' product alone.
 
-    Make it where frozen(). temporary: the weight is no parameter, and nothing is kept of it.
+    Make it where frozen(). temporary: the weight is not a parameter, and nothing is kept of it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool = False, temporary: bool = False) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as nnF
 
-from fasttfm.functional import linear as module
-from fasttfm.functional.linear import frozen, frozen_weights, linear
-from fasttfm.functional.row_classes import CANDIDATES, RowClasses, large_size, multiply, row_classes
+from fasttfm.cpu import linear as module
+from fasttfm.cpu.linear import frozen, frozen_weights, linear
+from fasttfm.cpu.row_classes import CANDIDATES, RowClasses, large_size, multiply, row_classes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 helped = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fasttfm.functional.step_loops import FAST, bits_of, exp, from_bits, inlined, loop, read
+from fasttfm.cpu.step_loops import FAST, bits_of, exp, from_bits, inlined, loop, read
 
 _BLOCK = np.uintp(64)
 _SIGN = np.int32(0x7FFFFFFF)

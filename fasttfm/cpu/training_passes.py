@@ -1,0 +1,203 @@
+"""The passes between the products of a training step on a CPU, each over a row at a time, compiled by numba.
+
+PyTorch takes several calls for each of them and writes float32 tensors between: at 256 tokens the softmax of attention,
+forward and backward, is eight passes over four times the memory of the weights. Here one pass reads and writes half
+precision. What a causal mask or a length hides is not computed. Same roundings as PyTorch's route, and the same dropout
+masks. Optional, as step_passes.py, whose pieces these are. They run over PyTorch's threads, and give the same bits with
+any number of them (thread_team.py); from how many elements on they are taken says thresholds.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.cpu import thresholds
+from fasttfm.cpu.linear import frozen
+from fasttfm.cpu.step_passes import array, usable
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def takes(name: str, *tensors: Tensor) -> bool:
+    """Whether the pass of that name, as thresholds.LEAST has it, takes these tensors, and is the faster way; never in a
+    search, whose bits must not depend on how many rows there are."""
+    return (
+        tensors[0].device.type == "cpu"
+        and tensors[0].numel() >= thresholds.least(name)
+        and all(type(x) is Tensor and x.device.type == "cpu" and x.dtype in _DTYPES for x in tensors)
+        and not frozen(tensors[0])
+        and usable()
+        and _has_team()
+    )
+
+
+def draws(shape: tuple[int, int, int], seed: Tensor) -> bool:
+    """Whether keep_mask() is the faster way to the mask."""
+    return (
+        type(seed) is Tensor
+        and seed.device.type == "cpu"
+        and math.prod(shape) >= thresholds.least("keep_mask")
+        and usable()
+    )
+
+
+def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
+    """reference.keep_mask()."""
+    keep = torch.empty(shape, dtype=torch.uint8)
+    loops().keep_mask(team(), _unsigned(seed), np.uint64(site), reference.dropout_threshold(p), keep.numpy())
+    return keep.view(torch.bool)
+
+
+def softmax(
+    scores: Tensor, scale: float, key_lengths: Tensor | None, causal: bool, causal_offset: int, out: Tensor
+) -> Tensor:
+    """out becomes softmax(scores * scale) over the keys that a query sees, zero for the others; both (B, H, L, S)
+    contiguous, and may be one. The rest as attention() takes it."""
+    planes = [array(x.flatten(0, 1)) for x in (scores, out)]
+    lengths = _lengths(scores, key_lengths)
+    loops().softmax(team(), planes[0], lengths, causal, causal_offset, np.float32(scale), planes[1])
+    return out
+
+
+def softmax_gradient(
+    grad: Tensor,
+    p: Tensor,
+    kept: Tensor | None,
+    scale: float,
+    key_lengths: Tensor | None,
+    causal: bool,
+    causal_offset: int,
+) -> Tensor:
+    """In grad's memory the gradient of the scores before they were scaled; grad, p, kept as
+    torch_route.softmax_gradient() takes them, contiguous. The rest as attention() takes it."""
+    planes = [array(x.flatten(0, 1)) for x in (grad, p, p if kept is None else kept)]
+    lengths = _lengths(p, key_lengths)
+    loops().softmax_gradient(team(), *planes, lengths, causal, causal_offset, np.float32(scale))
+    return grad
+
+
+def _lengths(scores: Tensor, key_lengths: Tensor | None) -> np.ndarray:
+    """The number of keys that each plane of scores (B, H, L, S) has, (B * H,) int64."""
+    batch, heads, _, keys = scores.shape
+    lengths = torch.full((batch,), keys) if key_lengths is None else key_lengths.to(torch.int64)
+    return lengths.repeat_interleave(heads).numpy()
+
+
+def gelu_tanh(before: Tensor, keep: Tensor) -> Tensor:
+    """GELU by tanh of before (M, F) contiguous, zero where keep, (M, F) bool or empty, is False; not scaled. That by
+    the error function is as fast in PyTorch."""
+    hidden = torch.empty_like(before)
+    loops().gelu_tanh(team(), *_kept(before, keep), array(hidden))
+    return hidden
+
+
+def gelu_tanh_gradient(grad: Tensor, before: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient of gelu_tanh()'s result that of before, in grad's memory, and gelu_tanh() once more; all (M, F)
+    contiguous."""
+    hidden = torch.empty_like(before)
+    loops().gelu_tanh_gradient(team(), array(grad), *_kept(before, keep), array(hidden))
+    return grad, hidden
+
+
+def _kept(before: Tensor, keep: Tensor) -> tuple:
+    """before and keep as the loops take them, and whether keep is to be looked at."""
+    return array(before), keep.view(torch.uint8).reshape(-1, before.shape[1]).numpy(), keep.numel() > 0
+
+
+def takes_norm(name: str, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether residual_layer_norm() takes these, or its gradient; name: as takes() has it."""
+    return (
+        weight is not None
+        and bias is not None
+        and all(p.dim() == 1 and p.dtype == torch.float32 and p.is_contiguous() for p in (weight, bias))
+        and residual.dtype in (torch.float32, x.dtype)
+        and takes(name, x, residual)
+    )
+
+
+def residual_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    site: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y in x's dtype, s in residual's, mean and rstd (M,) float32, and what dropout kept (M, N) bool or empty; x and
+    residual (M, N) contiguous, weight and bias (N,) float32; nothing is dropped without a seed."""
+    y, s = torch.empty_like(x), torch.empty_like(residual)
+    mean, rstd = torch.empty(len(x)), torch.empty(len(x))
+    threshold = reference.dropout_threshold(dropout_p) if seed is not None else 0
+    dropout_scale = reference.dropout_scale(dropout_p) if threshold else 1.0
+    keep = torch.empty(x.shape if threshold else (0,), dtype=torch.uint8)
+    loops().residual_layer_norm(
+        team(), array(x), array(residual), _copied(weight), _copied(bias), np.float32(eps),
+        np.uint64(0) if seed is None else _unsigned(seed), np.uint64(site), threshold, np.float32(dropout_scale),
+        keep.numpy(), array(y), array(s), array(mean), array(rstd),
+    )  # fmt: skip
+    return y, s, mean, rstd, keep.view(torch.bool)
+
+
+def residual_layer_norm_gradient(
+    dy: Tensor,
+    ds: Tensor | None,
+    s: Tensor,
+    statistics: tuple[Tensor, Tensor],
+    weight: Tensor,
+    keep: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x in dy's dtype, of residual in s's, of weight and of bias; all rows (M, N) contiguous. statistics:
+    mean and rstd; keep: as residual_layer_norm() gave it, with the scale of what it kept."""
+    dx, dresidual = torch.empty_like(dy), torch.empty_like(s)
+    dweight, dbias = torch.zeros(dy.shape[1]), torch.zeros(dy.shape[1])
+    added = s if ds is None else ds
+    loops().residual_layer_norm_gradient(
+        team(), array(dy), array(added), array(s), *map(array, statistics), _copied(weight),
+        keep.view(torch.uint8).numpy(), np.float32(scale), ds is not None, keep.numel() > 0, array(dx),
+        array(dresidual), array(dweight), array(dbias),
+    )  # fmt: skip
+    return dx, dresidual, dweight, dbias
+
+
+def _copied(parameter: Tensor) -> Any:
+    """A parameter as the loops take it. Tensor.numpy() pins a storage for good, and FSDP resizes those of parameters,
+    which it gathers for one layer at a time."""
+    return array(parameter.detach().clone())
+
+
+def _unsigned(seed: Tensor) -> np.uint64:
+    return np.uint64(int(seed.item()) & 0xFFFFFFFFFFFFFFFF)
+
+
+def team() -> tuple[int, int]:
+    """What the loops are told of the threads that they run over."""
+    from fasttfm.cpu import thread_team
+
+    return thread_team.team()
+
+
+def _has_team() -> bool:
+    """Whether the passes run over as many threads as PyTorch's own, or these are few."""
+    if torch.get_num_threads() <= thresholds.fixed("threads_alone"):
+        return True
+    from fasttfm.cpu import thread_team
+
+    return thread_team.start() > 0
+
+
+@functools.cache
+def loops() -> Any:
+    """The module of the compiled functions, which imports numba."""
+    from fasttfm.cpu import training_loops
+
+    return training_loops

@@ -1,0 +1,124 @@
+"""What stands in a call that failed: a wrong type is named by its argument, from the annotations of the function.
+
+A call that succeeds pays for one more call of a function, and nothing is looked at. What would succeed with a wrong
+type has its check where it is read: numbers and tensors in the operators (record.py), switches by is_flag().
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fasttfm.errors import ArgumentError, ArgumentTypeError
+from fasttfm.functional.record import shown
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+def names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """function, whose failing calls with an argument of a wrong type end in ArgumentTypeError, a line that names it.
+
+    Other errors are left as they are, and so are calls that torch.compile traces.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            if _compiling() or (error := wrong_argument(function, args, kwargs)) is None:
+                raise
+        raise error
+
+    return call
+
+
+def checks_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """function, which looks at the types of its arguments first: for what is called seldom, such as constructors."""
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not _compiling() and (error := wrong_argument(function, args, kwargs)) is not None:
+            raise error
+        return function(*args, **kwargs)
+
+    return call
+
+
+def is_flag(name: str, value: Any) -> None:
+    """Raises ArgumentTypeError unless value is True or False."""
+    if value is not True and value is not False:
+        raise ArgumentTypeError(f"{name} is {shown(value)}: True or False is needed")
+
+
+def wrong_argument(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Exception | None:
+    """The error for the first argument that is not of the type that function's annotations ask for; None where all
+    are, and where the call does not fit the signature, of which Python tells."""
+    known = _known(function)
+    try:
+        given = known.signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    for name, value in given.items():
+        if name not in known.kinds:
+            continue
+        kinds = known.kinds[name]
+        if not any(_is_one(value, kind) for kind in kinds):
+            words = " or ".join(_words(kind) for kind in sorted(kinds, key=lambda kind: kind is type(None)))
+            return ArgumentTypeError(f"{known.name}: {name} is {shown(value)}: {words} is needed")
+        if isinstance(value, Tensor) and value.layout not in (torch.strided, torch.jagged):
+            return ArgumentError(f"{known.name}: {name} has layout {value.layout}: a strided tensor is needed")
+    return None
+
+
+class _Known(NamedTuple):
+    """A function's signature, and the types that each of its annotated arguments may have."""
+
+    name: str
+    signature: inspect.Signature
+    kinds: dict[str, tuple[Any, ...]]
+
+
+@functools.cache
+def _known(function: Callable[..., Any]) -> _Known:
+    hints = get_type_hints(function)
+    hints.pop("return", None)
+    unions = (Union, types.UnionType)
+    kinds = {name: get_args(hint) if get_origin(hint) in unions else (hint,) for name, hint in hints.items()}
+    parts = function.__qualname__.split(".")
+    return _Known(parts[0] if len(parts) > 1 else parts[-1], inspect.signature(function), kinds)
+
+
+_NUMBERS: dict[Any, tuple[str, tuple[type, ...]]] = {
+    int: ("an int", (numbers.Integral, torch.SymInt)),
+    float: ("a float", (numbers.Real, torch.SymFloat, torch.SymInt)),
+}
+
+
+def _is_one(value: Any, kind: Any) -> bool:
+    if kind in _NUMBERS:
+        return isinstance(value, _NUMBERS[kind][1])
+    if kind is torch.device:  # an index of a GPU, too
+        return isinstance(value, torch.device | int)
+    origin = get_origin(kind) or kind
+    return kind is Any or not isinstance(origin, type) or isinstance(value, origin)
+
+
+def _words(kind: Any) -> str:
+    if kind in _NUMBERS:
+        return _NUMBERS[kind][0]
+    known = {Tensor: "a tensor", bool: "True or False", str: "a string", type(None): "None", tuple: "a tuple"}
+    origin = get_origin(kind) or kind
+    if origin is Callable or origin is types.FunctionType:
+        return "a callable"
+    return known.get(origin, getattr(origin, "__name__", str(origin)))

@@ -1,0 +1,138 @@
+"""What the public functions and modules return may be changed in place, as what torch.nn returns."""
+
+import copy
+import re
+
+import pytest
+import torch
+from public_surface import NO_FUNCTIONS, NO_MODULES, first, functions, input_count, modules, public_name
+
+import fasttfm.nn
+from fasttfm import functional as F
+from fasttfm.compat import flash_attn, varlen
+from fasttfm.cpu import training_passes
+from fasttfm.functional.backends import chosen
+
+SIZES = {"small": {"length": 5, "width": 16}, "passes": {"length": 40, "width": 512}}
+"""The second is above the thresholds of the compiled passes (2^15 elements) and of torch's fused attention."""
+SAVED = "modified by an inplace operation|leaf Variable|memory another one shares"
+"""Messages of torch where the output itself is needed for the gradient or is the input, and ours of shared memory."""
+SAVE_THEIR_OUTPUT = {
+    "residual_layer_norm": {1},
+    "residual_layer_norm_post": {1},
+    "residual_rms_norm": {1},
+    "branch_layer_norm": {1},
+    "attention_weights": {0},
+}
+"""By name, outputs that a softmax or a norm reads again: torch's own refuse a change of theirs, too; or y once more."""
+FUSED = {"attention", "scaled_dot_product_attention", "flash_attn_func", "flash_attn_qkvpacked_func"}
+FUSED |= {"flash_attn_kvpacked_func"}
+"""What is torch's own kernel where that is the faster way, on long rows without dropout."""
+
+
+def test_every_public_name_has_a_use():
+    assert {public_name(name) for name in functions()} == (set(F.__all__) - NO_FUNCTIONS) | {
+        name
+        for module in (flash_attn, varlen)
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+    }
+    assert {public_name(name) for name in modules()} == set(fasttfm.nn.__all__) - NO_MODULES
+
+
+@pytest.fixture(params=["small", "passes", "triton"])
+def size(request, threads):
+    """Sizes of a use; the passes are those of one thread."""
+    if request.param == "triton":
+        with F.backend("triton"):
+            yield SIZES["small"]
+        return
+    if request.param == "passes":
+        pytest.importorskip("numba")
+        threads(1)
+        assert training_passes.takes("residual_layer_norm", torch.empty(2, 40, 512))
+    yield SIZES[request.param]
+
+
+def gradients_after(change, output, leaves):
+    output = change(output)
+    factor = torch.arange(output.numel(), dtype=output.dtype).view(output.shape)
+    return torch.autograd.grad((output * factor).sum(), leaves, allow_unused=True)
+
+
+def in_place(y):
+    return y.add_(1).mul_(2)
+
+
+def beside(y):
+    return (y + 1) * 2
+
+
+def may_refuse(name, number, dropout_p):
+    """Whether the gradient of this call needs this output: torch's own functions refuse the change then, too."""
+    if number in SAVE_THEIR_OUTPUT.get(name, ()):
+        return True
+    if chosen() == "triton":
+        return "atten" in name or "attn" in name
+    return name in FUSED and not dropout_p
+
+
+@pytest.mark.parametrize("name", functions())
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25])
+def test_an_output_of_a_function_may_be_changed_in_place(name, dropout_p, size):
+    torch.manual_seed(0)
+    call, leaves = functions(**size, dropout_p=dropout_p)[name]
+
+    def output(number):
+        torch.manual_seed(1)  # of the dropout of signatures that take no seed
+        outputs = call(*leaves)
+        return outputs[number] if isinstance(outputs, tuple) else outputs
+
+    count = len(outputs) if isinstance(outputs := call(*leaves), tuple) else 1
+    for number in range(count):
+        try:
+            got = gradients_after(in_place, output(number), leaves)
+        except RuntimeError as error:
+            if may_refuse(name, number, dropout_p) and re.search(SAVED, str(error)):
+                continue
+            raise
+        torch.testing.assert_close(got, gradients_after(beside, output(number), leaves))
+
+
+@pytest.mark.parametrize("name", modules())
+def test_an_output_of_a_module_may_be_changed_in_place_as_torch_nn(name, size):
+    torch.manual_seed(0)
+    module = modules(size["width"])[name]
+    twin = copy.deepcopy(module)
+    inputs = [torch.randn(2, size["length"], size["width"]).requires_grad_() for _ in range(input_count(name))]
+    leaves = [*inputs, *module.parameters()]
+    output = first(module(*inputs))
+    assert not output._is_view() or output._base.grad_fn is not None
+    got = gradients_after(in_place, output, leaves)
+    wanted = gradients_after(beside, first(twin(*inputs)), [*inputs, *twin.parameters()])
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", sorted(set(functions()) - FUSED))
+def test_an_output_without_a_gradient_may_be_changed_where_gradients_are_recorded(name, size):
+    """A view that was made under no_grad may not."""
+    call, inputs = functions(**size)[name]
+    with torch.no_grad():
+        outputs = call(*[x.detach().clone() for x in inputs])
+    factor = torch.full((), 2.0, requires_grad=True)
+    for output in set(outputs) if isinstance(outputs, tuple) else (outputs,):
+        output.mul_(factor).sum().backward()
+
+
+def test_memory_that_two_outputs_share_is_not_changed_unnoticed():
+    """post_norm's y comes twice: a change of one is a change of both, which either gradient would miss."""
+    torch.manual_seed(0)
+    call, leaves = functions()["residual_layer_norm_post"]
+    y, stream = call(*leaves)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match=r"residual_layer_norm: an output was changed in place .* clone\(\) one"):
+        (y.sum() + stream.square().sum()).backward()
+    y, stream = call(*leaves)
+    got = gradients_after(in_place, y, leaves)  # the other one goes unused
+    y, stream = call(*leaves)
+    torch.testing.assert_close(got, gradients_after(beside, y, leaves))

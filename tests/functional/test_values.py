@@ -1,0 +1,48 @@
+"""Numbers in starts and positions: on a CPU nothing has to be trusted, on a GPU with FASTTFM_CHECK=1."""
+
+import pytest
+import torch
+
+from fasttfm import functional as F
+from fasttfm.functional import backends
+
+
+def packed(starts, most=3, key_starts=None, joint=False):
+    x, starts = torch.randn(6, 2, 8), torch.tensor(starts)
+    keys = starts if key_starts is None else torch.tensor(key_starts)
+    if joint:
+        return F.joint_varlen_attention(torch.stack((x, x, x), 1), None, starts, keys, most, most)
+    return F.varlen_attention(x, x, x, starts, keys, most, most)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize(
+    ("starts", "options", "message"),
+    [
+        ([0, 3, 6], {"most": 2}, "max_query is 2 but a sequence of query_starts has 3"),
+        ([0, 3, 6], {"key_starts": [0, 2, 6]}, "max_key is 3 but a sequence of key_starts has 4"),
+        ([0, 4, 3], {"most": 6}, "query_starts must rise from 0 to at most 6 rows: 0, 4, 3"),
+        ([-1, 3, 6], {"most": 6}, "query_starts must rise"),
+        ([0, 3, 7], {"most": 6}, "query_starts must rise from 0 to at most 6 rows"),
+        ([0, 3, 6], {"key_starts": [0, 3, 7], "most": 6}, "key_starts must rise"),
+    ],
+)
+def test_starts_that_do_not_fit_are_refused_on_a_cpu(starts, options, message, joint):
+    with pytest.raises(ValueError, match=message):
+        packed(starts, **options, joint=joint)
+
+
+@pytest.mark.parametrize("positions", [[-1, 0, 1], [0, 1, 4]])
+def test_positions_that_the_tables_do_not_have_are_refused_on_a_cpu(positions):
+    with pytest.raises(ValueError, match="the tables have rows 0 to 3"):
+        F.rotary(torch.randn(1, 2, 3, 8), *F.rotary_tables(4, 8), torch.tensor(positions))
+
+
+def test_a_gpu_is_waited_for_under_the_switch_alone(monkeypatch):
+    class OnGpu:
+        is_cpu, is_cuda = False, True
+
+    monkeypatch.setattr(torch, "Tensor", OnGpu)
+    assert not backends.values_are_checked(OnGpu())
+    monkeypatch.setattr(backends, "_checks_on_gpu", True)
+    assert backends.values_are_checked(OnGpu())

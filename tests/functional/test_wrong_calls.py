@@ -1,0 +1,82 @@
+"""No wrong call of a public function or module succeeds, or ends in torch: a line of ours names the argument."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from public_surface import NO_FUNCTIONS, NO_MODULES
+from wrong_calls import Target, Wrong, fault, functions, modules, parameters_of, wrong_calls
+
+import fasttfm.nn
+from fasttfm import functional as F
+
+CALLS = list(wrong_calls())
+LEFT_OUT = {"device", "cache", "packing", "key_packing", "memory_packing", "biases", "bias1_parts"}
+"""Arguments that no call changes."""
+
+
+@pytest.fixture(autouse=True)
+def _memory_that_nobody_wrote_to_holds_no_numbers() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # which fills what torch.empty() gives
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_the_calls_are_those_of_all_functions_modules_and_arguments() -> None:
+    targets = functions() | modules()
+    public = (set(F.__all__) - NO_FUNCTIONS) | {"rotary_tables"} | {f"nn.{n}" for n in fasttfm.nn.__all__}
+    assert set(targets) == public - {f"nn.{name}" for name in NO_MODULES}
+    for name, target in targets.items():
+        left = parameters_of(target) - set(target.arguments) - LEFT_OUT
+        assert not {argument for argument in left if not argument.endswith("_is_causal")}, name
+
+
+@pytest.mark.parametrize("name", sorted({wrong.name for _, wrong in CALLS}))
+def test_a_wrong_argument_is_refused_in_a_line_that_names_it(name: str) -> None:
+    faults = {f"{w.argument}, {w.change}": fault(target, w) for target, w in CALLS if w.name == name}
+    assert not {what: found for what, found in faults.items() if found}
+
+
+def two_wrong(seed: int, count: int) -> Iterator[tuple[Target, Wrong, Wrong]]:
+    """Calls with two wrong arguments, drawn."""
+    draw = random.Random(seed)
+    by_name: dict[str, list[tuple[Target, Wrong]]] = {}
+    for target, wrong in CALLS:
+        if wrong.argument in ("eps", "base"):  # any number may stand there, and the formula need not have a value
+            continue
+        by_name.setdefault(wrong.name, []).append((target, wrong))
+    for _ in range(count):
+        (target, one), (_, two) = draw.sample(by_name[draw.choice(sorted(by_name))], 2)
+        yield target, one, two
+
+
+def test_two_wrong_arguments_at_once_are_refused_as_well() -> None:
+    faults = {}
+    for target, one, two in two_wrong(seed=0, count=700):
+        if one.argument != two.argument:
+            both = target._replace(arguments={**target.arguments, one.argument: one.value})
+            names = one._replace(argument=two.argument, value=two.value, always=one.always or two.always)
+            types = one.always and two.always  # a shape that fits no more may be told of either
+            found = fault(both, names, {one.argument, two.argument} if types else set(target.arguments))
+            if found:
+                faults[f"{one.name}: {one.argument}, {one.change}; {two.argument}, {two.change}"] = found
+    assert not faults
+
+
+def test_arguments_left_out_or_unknown_are_python_s_own_errors() -> None:
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'value'"):
+        F.attention(torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8))  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'nonsense'"):
+        F.layer_norm(torch.ones(2, 8), None, None, nonsense=1)  # type: ignore[call-arg]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    import numpy as np
+
+    x = torch.randn(2, 8)
+    assert torch.equal(F.rms_norm(x, None, np.float32(1e-6)), F.rms_norm(x, None, float(np.float32(1e-6))))
+    assert torch.equal(F.layer_norm(x, None, None, np.float64(1e-5)), F.layer_norm(x, None, None))
+    target = torch.tensor([0, 1])
+    ignored = F.cross_entropy(x, target, ignore_index=np.int64(1))[0]
+    assert torch.equal(ignored, F.cross_entropy(x, target, ignore_index=1)[0])
