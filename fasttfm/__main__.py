@@ -7,7 +7,10 @@ import sys
 def command() -> int:
     """Run the command line; a signal before it has begun or after it has ended leaves no traceback either."""
     try:
+        from fasttfm.children import end_with_parent
         from fasttfm.cli.main import main
+
+        end_with_parent()
 
         return main()
     except KeyboardInterrupt:  # before main takes care of it

@@ -45,7 +45,7 @@ def drawing(**settings: Any) -> Iterator[Figure]:
 
 
 def plain_text(path: Path) -> str:
-    """A path as text that every font engine takes: bytes that are no UTF-8 become U+FFFD."""
+    """A path as text that every font engine takes: bytes that are not UTF-8 become U+FFFD."""
     return os.fsencode(path).decode("utf-8", errors="replace")
 
 

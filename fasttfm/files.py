@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fasttfm.errors import UserError
+from fasttfm.locks import fcntl
+from fasttfm.parsing import Malformed, parse_json, parse_yaml
 
 _REMEDIES = {
     errno.EACCES: "it may be whole: make it readable (chmod, chown), then run the same command again",
@@ -50,18 +53,82 @@ def write_file(path: Path, content: bytes) -> None:
         raise
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a kill leaves the old content or the new one, never half of it."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    temporary = path.with_name(f".{path.name}")
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends well, and vanishes when it does not.
+
+    It is written beside `path`, synced and renamed: a kill or a full disk leaves the old content or the new one, never
+    half of it, and the next writing clears away what a kill has left. A link is followed and stays; a device or a pipe
+    is written into. Raises UserError for a directory, and while another process writes the same file.
+    """
     try:
-        write_file(temporary, content)
-        os.replace(temporary, path)
-        sync(path.parent)
-    except OSError as error:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and stat.S_ISDIR(mode):
+        raise UserError(f"{path}: is a directory: give the name of a file")
+    if mode is not None and not stat.S_ISREG(mode):
+        with path.open("wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    beside = unfinished(target)
+    descriptor = _open_alone(beside, path)
+    try:
+        with open(descriptor, "wb") as file:
+            if mode is not None and hasattr(os, "fchmod"):
+                os.fchmod(descriptor, stat.S_IMODE(mode))
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+            if fcntl is None:
+                file.close()  # an open file could not be renamed there
+            os.replace(beside, target)
+        sync(target.parent)
+    except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def unfinished(path: Path) -> Path:
+    """What a file is called while it is written; a kill leaves it."""
+    return path.with_name(f".{path.name}.unfinished")
+
+
+def _open_alone(beside: Path, path: Path) -> int:
+    """A descriptor of the empty file `beside`, which no other process has; UserError where one has it."""
+    while True:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UserError(f"{path}: another process is writing it: wait for it, or name another") from None
+                except OSError:
+                    pass  # a disk without locks
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(beside)):
+                        os.ftruncate(descriptor, 0)
+                        return descriptor
+                os.close(descriptor)  # the other process has just given it its name
+                continue
+            os.ftruncate(descriptor, 0)
+            return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file as writing() does, unless it has this content; UserError where it cannot be written."""
+    try:
+        if path.is_file() and path.read_bytes() == content:
+            return
+        with writing(path) as file:
+            file.write(content)
+    except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}; make room or give another --out") from error
 
 
@@ -96,17 +163,23 @@ def unreadable(path: Path, error: OSError) -> UserError:
 
 def read_json(path: Path, kind: type = dict) -> Any:
     """The object (or list, by kind) that a file holds; UserError where it is missing, cut off or something else."""
+    return _parsed(path, parse_json, kind)
+
+
+def read_plain_yaml(path: Path) -> dict[str, Any]:
+    """The object that a YAML file of ours holds; UserError where it is missing, damaged or something else."""
+    return _parsed(path, parse_yaml, dict)
+
+
+def _parsed(path: Path, parse: Callable[[bytes, type], Any], kind: type) -> Any:
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        return parse(path.read_bytes(), kind)
     except FileNotFoundError:
         raise UserError(f"{path}: is missing: give the directory as it was saved") from None
     except OSError as error:
         raise unreadable(path, error) from error
-    except ValueError as error:
-        raise UserError(f"{path}: is cut off or no JSON ({error}): copy it anew") from None
-    if not isinstance(given, kind):
-        raise UserError(f"{path}: holds no {kind.__name__}: copy it anew")
-    return given
+    except Malformed as error:
+        raise UserError(f"{path}: {error}: copy it anew") from None
 
 
 def sha256(path: Path) -> str:

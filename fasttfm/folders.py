@@ -1,11 +1,12 @@
-"""Who owns the files of a folder: a manifest lists what a command wrote, and nothing else is ever replaced.
+"""Who owns the files of a folder, and whether they are whole: a manifest lists what a command wrote.
 
     FOLDER/sha256sums     a file a line, as `sha256sum --check sha256sums` reads it
            .lock          locked while a command writes here
            .new/          what is being written; a kill leaves it behind, and the next run deletes it
-           .ready/        complete: its files are moved into their places, by the next run if this one is killed
+           .ready/        complete: its files are moved into their places, by the next process if this one is killed
 
-The folder itself stays where it is, so that it may be a link, a mounted disk or the folder that a shell stands in.
+Nothing that the manifest does not list is ever replaced, and whoever reads begins with reading() or settled(). The
+folder itself stays where it is, so that it may be a link, a mounted disk or the folder that a shell stands in.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from fasttfm.errors import UserError
-from fasttfm.files import refuse_dangling_link, sha256, unreadable
+from fasttfm.files import refuse_dangling_link, sha256, sync, unreadable, write_file
 from fasttfm.locks import LOCK_FILE, locked
 
 MANIFEST = "sha256sums"
 _HEADER = "# written by fasttfm, which replaces no other files than these\n"
 _NEW, _READY = ".new", ".ready"
 _SHOWN = 3
+_SMALL = 4 << 20
+"""Bytes of a file up to which every reader compares it at once; what is larger is compared beside the work."""
+_UNREAD = ("README.md",)
+"""Files that no command reads, and that users do change."""
 
 
 @dataclass(slots=True)
@@ -43,7 +49,8 @@ def replacing(folder: Path, doing: str) -> Iterator[Replacement]:
     """Collect files that take the place of those in `folder` when the block ends well, and vanish when it does not.
 
     doing: what a second process is told that this one does. Raises UserError for a folder that holds files which its
-    manifest does not list, for files that were changed since, and while another process writes into it.
+    manifest does not list, for files that were changed since, while another process writes into it, and for an error of
+    the operating system in the block, such as a full disk.
     """
     refuse_dangling_link(folder)
     if folder.exists() and not folder.is_dir():
@@ -52,17 +59,22 @@ def replacing(folder: Path, doing: str) -> Iterator[Replacement]:
     existed = folder.exists()
     try:
         with locked(folder, doing):
+            if not existed:
+                sync(folder.parent)
             _move_ready(folder)
             fresh = folder / _NEW
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir()
             try:
                 replacement = Replacement(fresh)
-                yield replacement
+                with _told(folder):
+                    yield replacement
+                    if replacement.wanted:
+                        _write_manifest(fresh)
                 if replacement.wanted:
-                    _write_manifest(fresh)
                     _refuse_strangers(folder)  # again: minutes may have passed
                     fresh.rename(folder / _READY)  # from here on it is the new files that count
+                    sync(folder)
                     _move_ready(folder)
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)
@@ -73,15 +85,133 @@ def replacing(folder: Path, doing: str) -> Iterator[Replacement]:
                 folder.rmdir()
 
 
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # of what somebody reads, not of a file here
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise UserError(
+            f"{error.filename or folder}: {error.strerror}: {folder} was not written and is as it was before"
+        ) from error
+
+
+PREPARE_AGAIN = "move it away and run fasttfm prepare again"
+_MADE_ANEW = "copy it back, or make the folder anew"
+
+
+@contextmanager
+def reading(folder: Path, remedy: str = _MADE_ANEW) -> Iterator[None]:
+    """What is read in the block is of one kind: a folder whose files were replaced meanwhile is refused at its end.
+
+    Begins with settled(folder), and raises as that does.
+    """
+    settled(folder, remedy)
+    folder = _root(folder)
+    before = _manifest(folder)
+    yield
+    if is_unfinished(folder) or _manifest(folder) != before:
+        raise UserError(_BUSY.format(folder))
+
+
+def settled(folder: Path, remedy: str = _MADE_ANEW) -> None:
+    """Finish what a killed process left half replaced, and compare small files with the manifest, where there is one.
+
+    remedy: against damage. Raises UserError where it cannot be finished, and for a file that is missing, damaged or was
+    changed. Large files are compared by Verification, in the background, or by whoever reads them whole.
+    """
+    folder = _root(folder)
+    if is_unfinished(folder):
+        _finish(folder)
+    if not has_manifest(folder):
+        return
+    before = _manifest(folder)
+    try:
+        for name, digest in read_manifest(folder).items():
+            path = folder / name
+            if name not in _UNREAD and not (path.is_file() and path.stat().st_size > _SMALL):
+                _compare(path, digest, remedy)
+    except UserError:
+        if is_unfinished(folder) or _manifest(folder) != before:
+            raise UserError(_BUSY.format(folder)) from None
+        raise
+
+
+def _root(folder: Path) -> Path:
+    """The folder that was written as a whole: this one, or the one it stands in, as the parts of an ELECTRA do."""
+    if has_manifest(folder) or is_unfinished(folder) or not folder.is_dir():
+        return folder
+    around = folder.resolve().parent
+    for root in (around / _READY, around):
+        with suppress(UserError):
+            if any(name.startswith(f"{folder.resolve().name}/") for name in read_manifest(root)):
+                return around
+    return folder
+
+
+_BUSY = "{}: its files are being replaced by another process: wait for it, then run the same command again"
+_OTHERS_MANIFEST = re.compile(rb"[0-9a-f]{64} ")
+"""What other programs' sha256sums, and those of checkpoints, begin with."""
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a folder's files were written by replacing(); a damaged manifest is one."""
+    content = _manifest(folder)
+    return content is not None and not _OTHERS_MANIFEST.match(content)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The folder of a model or of data that a file belongs to."""
+
+    folder: Path
+    lists: bool
+    """Whether its manifest has the file."""
+
+
+def owner(path: Path) -> Owner | None:
+    """Whose file it is that has this absolute path, or would be, by its name; None: nobody's but the user's."""
+    for folder in path.parents:
+        if has_manifest(folder) or any(_has(folder, *names) for names in _KEPT):
+            name = path.relative_to(folder).as_posix()
+            if path.exists() or any(fnmatch(name, pattern) for pattern in _NAMES):
+                with suppress(UserError):
+                    return Owner(folder, has_manifest(folder) and name in read_manifest(folder))
+                return Owner(folder, True)
+    return None
+
+
+def _has(folder: Path, name: str, *others: str) -> bool:
+    return (folder / name).is_file() and any((folder / other).exists() for other in others)
+
+
+_VOCABULARIES = ("spm.model", "spm.src.model", "tokenizer.json", "bytes.json")
+_KEPT = (
+    ("config.yaml", "checkpoints", "model.safetensors", *_VOCABULARIES),
+    ("data.yaml", *_VOCABULARIES),
+    ("meta.json", "sha256sums"),
+    ("config.json", "model.safetensors", "pytorch_model.bin", "model.bin"),
+)
+"""A folder with the first file and one of the others is that of a model or of data."""
+_NAMES = (
+    "config.yaml", "data.yaml", "config.json", "meta.json", "tokenizer.json", "bytes.json", "*.vocabulary.json",
+    "*.model", "*.safetensors", "*.npy", "*.ids", "sha256sums", "train.log*.jsonl", ".*", "checkpoints/*",
+)  # fmt: skip
+"""What the files in it are called, in this version or another."""
+
+
 def is_unfinished(folder: Path) -> bool:
-    """Whether a process was killed while it moved files into their places: they are of two kinds then."""
-    return (folder / _READY).exists()
+    """Whether files were being moved into their places when a process was killed, or are now: two kinds lie there."""
+    return (folder / _READY / MANIFEST).exists()
 
 
 def read_manifest(folder: Path) -> dict[str, str]:
     """Name -> SHA-256 of each file that was written. Raises UserError where the manifest is missing or damaged."""
     path = folder / MANIFEST
-    remedy = "run fasttfm prepare into another --out"
+    remedy = "make the folder anew, under another name"
     try:
         header, *lines = path.read_bytes().decode().splitlines(keepends=True) or [""]
     except FileNotFoundError:
@@ -90,8 +220,9 @@ def read_manifest(folder: Path) -> dict[str, str]:
         raise UserError(f"{path}: is damaged: {remedy}") from None
     except OSError as error:
         raise unreadable(path, error) from error
-    matches = [re.fullmatch(r"([0-9a-f]{64})  ([^/\n]+)\n", line) for line in lines]
-    if header != _HEADER or not matches or not all(matches):
+    matches = [re.fullmatch(r"([0-9a-f]{64})  ([^/\n][^\n]*)\n", line) for line in lines]
+    names = [match[2] for match in matches if match]
+    if header != _HEADER or not names or len(names) < len(matches) or any(".." in name.split("/") for name in names):
         raise UserError(f"{path}: is {'damaged' if header else 'empty'}: {remedy}")
     return {match[2]: match[1] for match in matches if match}
 
@@ -99,9 +230,23 @@ def read_manifest(folder: Path) -> dict[str, str]:
 class Verification:
     """Compares the files of a folder with its manifest, in a thread of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises UserError where the manifest is missing or damaged."""
-        self._folder, self._digests = folder, read_manifest(folder)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        large: bool = False,
+        weights: bool = True,
+        damaged: Callable[[str], None] = lambda complaint: None,
+    ) -> None:
+        """large: only files that settled() leaves out. weights: *.safetensors too. damaged: called in the thread
+        with the complaint about the first that is damaged.
+
+        Raises UserError where the manifest is missing or damaged.
+        """
+        self._digests = {folder / name: digest for name, digest in read_manifest(folder).items()}
+        if not weights:
+            self._digests = {path: each for path, each in self._digests.items() if path.suffix != ".safetensors"}
+        self._only_large, self._damaged = large, damaged
         self._complaint: str | None = None
         self._thread = threading.Thread(target=self._compare, name="verification", daemon=True)
         self._thread.start()
@@ -117,25 +262,55 @@ class Verification:
         self.check()
 
     def _compare(self) -> None:
-        for name, digest in self._digests.items():
-            path = self._folder / name
-            try:
-                differs = sha256(path) != digest
-            except OSError as error:
-                self._complaint = str(unreadable(path, error))
-                return
-            if differs:
-                self._complaint = (
-                    f"{path}: is damaged or changed, its SHA-256 is not the one in {MANIFEST}: move it away and run "
-                    "fasttfm prepare again"
-                )
-                return
+        try:
+            for path, digest in self._digests.items():
+                if not (self._only_large and path.is_file() and path.stat().st_size <= _SMALL):
+                    _compare(path, digest, PREPARE_AGAIN)
+        except UserError as error:
+            self._complaint = str(error)
+            self._damaged(self._complaint)
+
+
+def _compare(path: Path, digest: str, remedy: str) -> None:
+    """Raise UserError for a file that cannot be read, or has another digest."""
+    try:
+        differs = sha256(path) != digest
+    except FileNotFoundError:
+        raise UserError(f"{path}: is missing: {remedy.removeprefix('move it away and ')}") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if differs:
+        raise UserError(f"{path}: is damaged or changed, its SHA-256 is not the one in {MANIFEST}: {remedy}")
+
+
+def _manifest(folder: Path) -> bytes | None:
+    with suppress(OSError):
+        return (folder / MANIFEST).read_bytes()
+    return None
+
+
+def _files(folder: Path) -> list[str]:
+    """The names of all files below a folder, with / between directories, sorted; a link is a file.
+
+    What Python compiles when it imports a file there is nobody's.
+    """
+    names = []
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        names += [Path(root, name).relative_to(folder).as_posix() for name in (*files, *links)]
+    return sorted(names)
 
 
 def _write_manifest(folder: Path) -> None:
-    names = sorted(path.name for path in folder.iterdir())
+    """Write the manifest of a folder's files; all of them, and it, are on the disk afterwards."""
+    names = _files(folder)
     lines = (f"{sha256(folder / name)}  {name}\n" for name in names)
-    (folder / MANIFEST).write_bytes((_HEADER + "".join(lines)).encode())
+    write_file(folder / MANIFEST, (_HEADER + "".join(lines)).encode())
+    for name in names:
+        sync(folder / name)
+    for root, _, _ in os.walk(folder, topdown=False):
+        sync(Path(root))
 
 
 def _refuse_strangers(folder: Path) -> None:
@@ -146,8 +321,15 @@ def _refuse_strangers(folder: Path) -> None:
             for name, digest in read_manifest(root).items():
                 known.setdefault(name, set()).add(digest)
     helpers = {LOCK_FILE, _NEW, _READY, *([MANIFEST] if known else [])}
-    present = sorted(set(os.listdir(folder)) - helpers) if folder.is_dir() else []
-    strangers = [name for name in present if name not in known]
+    parents = {parent.as_posix() for name in known for parent in Path(name).parents}
+    present, strangers = [], []
+    for name in sorted(set(os.listdir(folder)) - helpers) if folder.is_dir() else []:
+        if name.startswith(".git"):
+            continue  # the folder is a repository, whose own files stay
+        # a directory that the manifest knows is looked into, any other one is a stranger as a whole
+        inside = [f"{name}/{each}" for each in _files(folder / name)] if name in parents else [name]
+        present += inside
+        strangers += [each for each in inside if each not in known]
     if strangers:
         shown = ", ".join(strangers[:_SHOWN]) + (f" and {len(strangers) - _SHOWN} more" if strangers[_SHOWN:] else "")
         kind = "this is a model directory" if "config.yaml" in strangers else "this directory holds other files"
@@ -160,18 +342,49 @@ def _refuse_strangers(folder: Path) -> None:
             )
 
 
+def _finish(folder: Path) -> None:
+    """Move what is ready into its places; UserError where another process does so, or this one may not."""
+    try:
+        with locked(folder, "replacing its files"):
+            _move_ready(folder)
+    except UserError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            raise UserError(_BUSY.format(folder)) from None
+        raise
+    except OSError as error:
+        raise UserError(
+            f"{folder}: a process was stopped while it replaced the files, and the rest cannot be done: "
+            f"{error.strerror}; run this command once as a user who may write there"
+        ) from None
+
+
 def _move_ready(folder: Path) -> None:
     """Put complete new files into their places, and remove the old ones. Killed anywhere, it can be done again."""
     ready = folder / _READY
     if not ready.exists():
         return
-    with suppress(UserError):  # without a manifest it has been moved already, the last of all
+    if is_unfinished(folder):  # without a manifest it has been moved already, the last of all
         names = read_manifest(ready)
         with suppress(UserError):
             for name in read_manifest(folder):
                 if name not in names:
                     (folder / name).unlink(missing_ok=True)
-        for name in (*names, MANIFEST):
+                    _remove_empty(folder, name)
+        for name in names:
             if (ready / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(ready / name, folder / name)
+        for parent in sorted({(folder / name).parent for name in names} | {folder}, reverse=True):
+            sync(parent)
+        os.replace(ready / MANIFEST, folder / MANIFEST)
+        sync(folder)
     shutil.rmtree(ready)
+
+
+def _remove_empty(folder: Path, name: str) -> None:
+    """Remove the directories of a file that is gone, as far as nothing else is in them."""
+    for parent in list(Path(name).parents)[:-1]:
+        try:
+            (folder / parent).rmdir()
+        except OSError:
+            return

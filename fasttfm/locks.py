@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fasttfm.errors import UserError
+from fasttfm.parsing import parse_json
 
 try:
     import fcntl
@@ -63,7 +64,7 @@ def boot_identity() -> str | None:
 def _described(owner: str) -> str:
     """The owner of a lock for a message, as far as it is known."""
     try:
-        identity = json.loads(owner)
+        identity = parse_json(owner)
         return f" (number {identity['process']} on {identity['host']})"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return ""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def version(package: str) -> str | None:
-    """Of an installed package, which is not imported; None where it is not installed."""
+    """The version of a package, which is not imported; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

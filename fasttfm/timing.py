@@ -54,6 +54,19 @@ class DeviceClock:
         return torch.cuda.max_memory_allocated(self._device) - before
 
 
+class HostClock:
+    """The processor's own time, for what it computes itself."""
+
+    def microseconds(self, run: Callable[[], Any]) -> float:
+        begin = time.perf_counter()
+        run()
+        return 1e6 * (time.perf_counter() - begin)
+
+    def peak_bytes(self, run: Callable[[], Any]) -> int:
+        """Not measured: 0."""
+        return 0
+
+
 def _l2_bytes(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
 

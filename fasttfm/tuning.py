@@ -44,7 +44,7 @@ class Measured:
         return self.best != self.shipped
 
     def as_answer(self) -> Answer:
-        """As the cache keeps it."""
+        """The answer that the cache keeps."""
         return Answer(
             *self.decision, choices.as_written(self.best), self._median(self.best), self._median(self.shipped)
         )

@@ -1,7 +1,9 @@
 """Shared by all tests: the interpreter switch, and where real corpora lie."""
 
 import os
+import signal
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,14 @@ import torch
 # pytest --hypothesis-profile=default
 hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("fixed")
+
+# A shell has its background commands ignore Ctrl-C, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What somebody has tuned on this machine decides no test, and no test writes there.
+_CACHE = tempfile.TemporaryDirectory(prefix="fasttfm-tests-")  # removed when Python ends
+os.environ["FASTTFM_CACHE"] = _CACHE.name
 
 # Before any kernel is imported: without a GPU the kernels run on CPU tensors through Triton's interpreter.
 if not torch.cuda.is_available():
@@ -35,6 +45,17 @@ def threads() -> Iterator[Callable[[int], None]]:
     yield torch.set_num_threads
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def hangup() -> Iterator[None]:
+    """Under nohup the hangup signal is ignored, also by what a test starts: not while a test runs."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    if ignored:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def unlinkable() -> str:

@@ -102,14 +102,14 @@ def test_a_few_lines_that_stand_for_millions_are_refused_in_one_short_line(tmp_p
     for level in range(9):
         lists = f"[&a{level} {lists}, " + ", ".join([f"*a{level}"] * 9) + "]"
     path = write(tmp_path, f"training:\n  {field}: {lists}\n")
-    with pytest.raises(UserError, match=rf"line 2: training\.{field}: \[") as error:
+    with pytest.raises(UserError, match="line 2: an alias must stand for a single value") as error:
         resolve(files=[path], from_data=SIZE)
     assert len(str(error.value)) < 500
 
 
 def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
     path = write(tmp_path, "training:\n  lr: " + "[" * 5000 + "]" * 5000 + "\n")
-    with pytest.raises(UserError, match=r"yaml: is nested too deeply"):
+    with pytest.raises(UserError, match=r"yaml, line 2: nested too deeply"):
         resolve(files=[path], from_data=SIZE)
 
 
@@ -333,5 +333,5 @@ def test_a_presets_comments_survive_no_tab_and_it_is_plain_yaml():
 def test_a_value_that_yaml_cannot_build_is_named_with_its_line(tmp_path, value):
     path = tmp_path / "my.yaml"
     path.write_text(f"training:\n  seed: {value}\n")
-    with pytest.raises(UserError, match=r"my\.yaml, line 2: training\.seed is no plain YAML value"):
+    with pytest.raises(UserError, match=r"my\.yaml, line 2: training\.seed is not a plain YAML value"):
         read_yaml(path)

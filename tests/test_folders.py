@@ -199,7 +199,7 @@ def test_two_processes_do_not_write_at_the_same_time(tmp_path: Path):
     ("damage", "message"),
     [
         (lambda f: (f / "b").write_text("3"), "b: is damaged or changed, its SHA-256 is not the one in sha256sums"),
-        (lambda f: (f / "b").unlink(), "b: cannot be read: No such file"),
+        (lambda f: (f / "b").unlink(), "b: is missing: run fasttfm prepare again"),
     ],
 )
 def test_verification_finds_what_differs(tmp_path: Path, damage, message: str):

@@ -20,7 +20,8 @@ def metadata(tmp_path_factory):
     script = (
         "import json, setuptools; keep = {}; setuptools.setup = keep.update; "
         "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), {'__file__': 'setup.py', '__name__': 'setup'}); "
-        "print(json.dumps({key: keep[key] for key in ('version', 'install_requires', 'extras_require', 'packages')}))"
+        "print(json.dumps({key: keep[key] for key in ('version', 'install_requires', 'extras_require', 'packages', "
+        "'package_data')}))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return yaml.safe_load(done.stdout)
@@ -54,7 +55,8 @@ def test_every_extra_that_an_error_names_exists(metadata):
 
 
 def test_everything_that_is_imported_is_packaged(metadata):
-    folders = {path.parent for path in (ROOT / "fasttfm").rglob("*.py") if "kernels" not in path.parts}
+    files = [path for path in (ROOT / "fasttfm").rglob("*.py") if "kernels" not in path.relative_to(ROOT).parts]
+    folders = {path.parent for path in files}
     folders |= {ROOT / "fasttfm" / path.parent.relative_to(ROOT) for path in (ROOT / "kernels").rglob("*.py")}
     assert {".".join(folder.relative_to(ROOT).parts) for folder in folders} == set(metadata["packages"])
 
@@ -68,3 +70,13 @@ def test_continuous_integration_calls_targets_that_exist():
     tests = [word for step in steps for word in step.split() if word.startswith("tests/")]
     assert tests
     assert all((ROOT / path).exists() for path in tests)
+
+
+def test_every_data_file_of_the_package_is_packaged(metadata):
+    """Tables, presets, pages and templates: a wheel without one fails only where it is read."""
+    folder = ROOT / "fasttfm"
+    beside = {"kernels", "__pycache__"}
+    files = {path for path in folder.rglob("*.*") if path.is_file() and not beside & {*path.relative_to(folder).parts}}
+    wanted = {path for path in files if path.suffix not in (".py", ".pyc")}
+    packaged = {path for pattern in metadata["package_data"]["fasttfm"] for path in folder.glob(pattern)}
+    assert wanted == packaged & wanted

@@ -75,7 +75,7 @@ TRAPS = {
         ("kernels/test_cross_entropy_kernel.py", "test_logits_need_not_be_contiguous"),
         ("kernels/test_embedding_kernel.py", "test_inputs_need_not_be_contiguous"),
     ],
-    "head sizes that are no power of two, Lq != Lk, p = 0": [(ATTENTION, "test_kernel_equals_reference")],
+    "head sizes that are not powers of two, Lq != Lk, p = 0": [(ATTENTION, "test_kernel_equals_reference")],
     "rows per program above 1": [(NORM, "test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once")],
 }
 """Trap -> (file under tests, test)."""

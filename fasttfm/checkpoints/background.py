@@ -16,7 +16,7 @@ class Background:
     """Runs one function at a time in a thread; what it raises is raised by the next call here."""
 
     def __init__(self) -> None:
-        # its thread is no daemon: the interpreter waits for what it writes before it ends, whatever ends the run
+        # its thread is not a daemon: the interpreter waits for what it writes before it ends, whatever ends the run
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[Path] | None = None
         self._done: list[Path] = []

@@ -30,9 +30,16 @@ from fasttfm.checkpoints.ownership import DIGESTS_FILE, META_FILE, claimed, comp
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import sha256, unreadable, write_file
+from fasttfm.parsing import parse_json, told
 
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
+_META = {
+    **dict.fromkeys(("step", "epoch", "best_step", "previous_step"), int),
+    "average_of": list,
+    **dict.fromkeys(("vocabulary", "precision"), str),
+}
+"""Field of meta.json -> its type; each may be missing or null."""
 
 
 class DamagedCheckpoint(UserError):
@@ -93,9 +100,12 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
     """meta.json of a checkpoint directory; UserError when it is missing, cut off or cannot be read."""
     path = checkpoint / META_FILE
     with _told(path):
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(meta, dict):
-            raise ValueError("not a JSON object")
+        meta = parse_json(path.read_bytes(), dict)
+        for name, kind in _META.items():
+            if not isinstance(meta.get(name), kind | None) or isinstance(meta.get(name), bool):
+                raise ValueError(f"{name} is {told(meta[name])}")
+        if not all(type(step) is int for step in meta.get("average_of") or []):
+            raise ValueError("average_of holds something else than steps")
         return meta
 
 
@@ -138,7 +148,7 @@ def read_state(checkpoint: Path) -> TrainingState:
         if values is None:
             raise ValueError("it holds no training state")
         _check_digest(checkpoint / STATE_FILE)
-        return TrainingState(tensors=tensors, values=json.loads(values))
+        return TrainingState(tensors=tensors, values=parse_json(values, dict, finite=False))
 
 
 def is_resumable(checkpoint: Path) -> bool:

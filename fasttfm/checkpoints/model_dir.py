@@ -12,13 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from fasttfm.checkpoints.steps import saved_steps
 from fasttfm.config import FROM_DATA, KINDS, TRANSFORMER, RunConfig, Values, field_types, kind_of, read_yaml
 from fasttfm.errors import UserError
-from fasttfm.files import entries, refuse_dangling_link, replace_file
-from fasttfm.folders import Verification
+from fasttfm.files import entries, read_plain_yaml, refuse_dangling_link, replace_file, unfinished
+from fasttfm.folders import Verification, has_manifest, settled
 from fasttfm.locks import LOCK_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -38,6 +36,7 @@ _MAY_CHANGE = {
     "average_last",
     "log_interval",
     "skip_limit",
+    "rank_timeout_minutes",
     "shard",
     "checkpoint_activations",
     "tensorboard",
@@ -63,14 +62,19 @@ class Data(Protocol):
 
 
 def refuse_strangers(path: Path) -> None:
-    """Raise UserError when `path` is a file, a dangling link, or a directory that holds something else than a model."""
+    """Raise UserError when `path` is a file, a dangling link, or a directory that holds something else than a run."""
     refuse_dangling_link(path)
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; give --out the name of a directory")
-    # .config.yaml is what a kill in the middle of its writing leaves
-    strangers = [name for name in entries(path) if name not in (LOCK_FILE, f".{CONFIG_FILE}")]
+    left = unfinished(path / CONFIG_FILE).name  # by a kill in the middle of its writing
+    strangers = [name for name in entries(path) if name not in (LOCK_FILE, left)]
     if strangers and not (path / CONFIG_FILE).exists():
         raise UserError(f"{path}: is not empty and no model directory; give --out a new or empty directory")
+    if strangers and has_manifest(path):
+        raise UserError(
+            f"{path}: is a model that another command made, which training would overwrite: give another --out, and "
+            f"--init-from {path} to begin with its weights"
+        )
 
 
 def prepare_model_dir(path: Path, config: RunConfig, data: Data) -> None:
@@ -90,6 +94,7 @@ def prepare_model_dir(path: Path, config: RunConfig, data: Data) -> None:
 
 def read_kind(path: Path) -> str:
     """The kind of model that a model directory holds (a key of config.KINDS); UserError where there is none."""
+    settled(path)
     if not (path / CONFIG_FILE).is_file():
         raise UserError(f"{path}: is not a model directory (it has no {CONFIG_FILE}); fasttfm train --out makes one")
     return kind_of(path / CONFIG_FILE)
@@ -135,14 +140,12 @@ def _refuse_other_data(path: Path, data: Data) -> None:
                 "or another --out"
             )
     try:
-        before = yaml.safe_load((path / DATA_FILE).read_bytes())
-    except (OSError, yaml.YAMLError):
-        before = None
-    if not isinstance(before, dict):
+        before = read_plain_yaml(path / DATA_FILE)
+    except UserError:
         raise UserError(
             f"{path / DATA_FILE}: is missing or damaged: copy {data.path / DATA_FILE} there if this run was begun with "
             "it, or give another --out"
-        )
+        ) from None
     if before.get("fingerprint") != data.description.get("fingerprint"):
         raise UserError(
             f"{path}: this run was begun with other text than {data.path} was made from: give the --data it was begun "

@@ -18,8 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fasttfm.files import sync, write_file
+from fasttfm.files import replace_file, sync, write_file
 from fasttfm.locks import boot_identity, fcntl, identity
+from fasttfm.parsing import parse_json
 
 WRITING = ".writing-"
 REPLACED = ".replaced-"
@@ -58,17 +59,31 @@ def claimed(folder: Path, name: str) -> Iterator[Path]:
 
 
 def completed(folder: Path, target: Path, digests: Mapping[str, str], meta: Mapping[str, Any]) -> None:
-    """Add sha256sums and meta.json to a claimed directory and give it its final name; all of it survives a power cut.
+    """Describe a claimed directory, as describe() does, and give it its final name; all of it survives a power cut."""
+    describe(folder, digests, meta)
+    published(folder, target)
+    sync(target.parent)
 
-    digests: of the files in it, by their names.
-    """
-    lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
-    write_file(folder / DIGESTS_FILE, lines.encode())
+
+def describe(folder: Path, digests: Mapping[str, str], meta: Mapping[str, Any]) -> None:
+    """Add sha256sums and meta.json to the files of a checkpoint. digests: of these, by their names."""
+    write_file(folder / DIGESTS_FILE, _lines(digests))
     # meta.json last: with it the directory would be complete even if the rename were not atomic
     write_file(folder / META_FILE, (json.dumps(dict(meta), indent=1) + "\n").encode())
     sync(folder)
-    published(folder, target)
-    sync(target.parent)
+
+
+def drop(folder: Path, name: str) -> None:
+    """Delete a file of a complete checkpoint, and its line: what `sha256sum --check` reads is true at any moment."""
+    with suppress(FileNotFoundError):
+        digests = read_digests(folder)
+        if digests.pop(name, None) is not None:
+            replace_file(folder / DIGESTS_FILE, _lines(digests))
+    (folder / name).unlink(missing_ok=True)
+
+
+def _lines(digests: Mapping[str, str]) -> bytes:
+    return "".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()
 
 
 def read_digests(folder: Path) -> dict[str, str]:
@@ -117,7 +132,7 @@ def _is_abandoned(path: Path) -> bool:
     owner = path / _OWNER_FILE
     boot = boot_identity()
     try:
-        if boot and fcntl is not None and json.loads(owner.read_text(encoding="utf-8"))["boot"] == boot:
+        if boot and fcntl is not None and parse_json(owner.read_bytes())["boot"] == boot:
             with owner.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True

@@ -1,7 +1,7 @@
 """Matrices of a model in 8 bits: a quarter of the bytes, with one scale for each output.
 
 NAME is stored as int8 (N, K) and NAME.scale as float32 (N,). Read back as float32 and quantized once more, which is
-what translating in int8 does (functional/int8.py), they are the same integers. Embeddings, and the output's matrix
+what translating in int8 does (cpu/int8.py), they are the same integers. Embeddings, and the output's matrix
 where it is one of them, norms and biases stay as they are.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fasttfm.functional.int8 import dequantize, quantize
+from fasttfm.cpu.int8 import dequantize, quantize
 
 _MATRICES = ("in_proj_weight", "out_proj.weight", "linear1.weight", "linear2.weight", "output.weight")
 _SCALE = ".scale"

@@ -14,7 +14,7 @@ from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.config import RunConfig, build_run
 from fasttfm.files import write_file
-from fasttfm.folders import replacing
+from fasttfm.folders import reading, replacing
 
 
 def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConfig, dict[str, Tensor], Path]:
@@ -22,10 +22,11 @@ def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConf
 
     Raises UserError naming what is missing, damaged, or of another kind of model.
     """
-    config = build_run(read_config(folder, kind))
-    saved = resolve_checkpoint(folder, checkpoint)
-    check_vocabulary(saved, folder)
-    return config, read_weights(saved), saved
+    with reading(folder):
+        config = build_run(read_config(folder, kind))
+        saved = resolve_checkpoint(folder, checkpoint)
+        check_vocabulary(saved, folder)
+        return config, read_weights(saved), saved
 
 
 def write_run(folder: Path, config: RunConfig, weights: Mapping[str, Tensor], tokenizer: Any) -> None:

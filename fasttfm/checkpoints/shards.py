@@ -1,7 +1,7 @@
 """Checkpoints of a model that is divided among ranks (FSDP2), written by all through torch.distributed.checkpoint.
 
     MODEL/checkpoints/step-000001000/shards/      torch's files: weights as model.NAME, training state as state.NAME
-                                     values.json  what of the state is no tensor
+                                     values.json  what of the state is not a tensor
                                      sha256sums, meta.json    as in any checkpoint
 
 As any checkpoint it is complete or not there at all, and read as one: read_weights and read_state of checkpoint.py put
@@ -23,6 +23,7 @@ from torch import Tensor
 from fasttfm.checkpoints.ownership import DIGESTS_FILE, claimed, completed, read_digests, recover
 from fasttfm.errors import UserError
 from fasttfm.files import sha256, sync, write_file
+from fasttfm.parsing import parse_json
 
 SHARDS = "shards"
 VALUES_FILE = "values.json"
@@ -30,7 +31,7 @@ MODEL, STATE = "model.", "state."
 
 
 class Ranks(Protocol):
-    """Of the ranks, what writing together needs (see fasttfm.training.workers)."""
+    """What ranks need to write one checkpoint together (see fasttfm.training.workers)."""
 
     @property
     def is_first(self) -> bool: ...
@@ -101,8 +102,8 @@ def read_shards(checkpoint: Path, prefix: str) -> dict[str, Tensor]:
 
 
 def read_values(checkpoint: Path) -> dict[str, Any]:
-    """What of the training state is no tensor; errors as in read_shards."""
-    return dict(json.loads((checkpoint / VALUES_FILE).read_text(encoding="utf-8")))
+    """What of the training state is not a tensor; errors as in read_shards."""
+    return dict(parse_json((checkpoint / VALUES_FILE).read_bytes(), dict, finite=False))
 
 
 def check_shards(checkpoint: Path) -> None:

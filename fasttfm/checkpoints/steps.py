@@ -7,9 +7,10 @@ import stat
 from pathlib import Path
 
 from fasttfm.checkpoints.checkpoint import MODEL_FILE, STATE_FILE, is_resumable, read_meta, read_weights
-from fasttfm.checkpoints.ownership import delete
+from fasttfm.checkpoints.ownership import delete, drop
 from fasttfm.errors import UserError
 from fasttfm.files import entries, refuse_dangling_link, unreadable
+from fasttfm.folders import settled
 
 _STATES_KEPT = 2
 
@@ -68,6 +69,7 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
     Transformer.save_pretrained(). Raises UserError when there is none.
     """
     model_dir = Path(model_dir)
+    settled(model_dir)
     folder = checkpoints_folder(model_dir)
     steps = saved_steps(model_dir)
     if which == "average":
@@ -94,19 +96,32 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
     )
 
 
-def prune(model_dir: str | Path, keep_last: int, keep: set[int]) -> None:
+def prune(model_dir: str | Path, keep_last: int, keep: set[int], before: int | None = None) -> None:
     """Delete all but the `keep_last` newest checkpoints (-1: none) and those of the steps in `keep`.
 
     Of the checkpoints that stay, all but the newest two lose their optimizer state, which is two thirds of the bytes.
+    The newest one of the updates before update `before` stays as it is: the run may end there.
     """
     steps = saved_steps(model_dir)
+    good = max((step for step in steps if before is not None and step < before), default=None)
     old = steps[:-keep_last] if keep_last > 0 else []
     for step in steps:
         folder = step_folder(model_dir, step)
+        if step == good:
+            continue
         if step in old and step not in keep:
             delete(folder)
         elif step in steps[:-_STATES_KEPT]:
-            (folder / STATE_FILE).unlink(missing_ok=True)
+            drop(folder, STATE_FILE)
+
+
+def delete_since(model_dir: str | Path, first: int) -> None:
+    """Delete the checkpoints of update `first` and later ones, if there is an earlier one."""
+    steps = saved_steps(model_dir)
+    if steps and steps[0] < first:
+        for step in reversed(steps):  # the newest first: what a kill leaves is a run that can be gone on from
+            if step >= first:
+                delete(step_folder(model_dir, step))
 
 
 def way_on(model_dir: str | Path) -> str:

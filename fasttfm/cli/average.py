@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.cli.paths import TRAINED_MODEL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="model directory made by fasttfm train")
+    parser.add_argument("model", type=TRAINED_MODEL, metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument(
         "--last", type=int, default=5, metavar="N", help="how many of the newest checkpoints (default: 5)"
     )

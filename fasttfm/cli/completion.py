@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
+
+from fasttfm.cli.paths import PathKind
 
 _SHELLS = {
     "bash": "fasttfm completion bash > ~/.local/share/bash-completion/completions/fasttfm",
@@ -38,5 +39,5 @@ def _complete_files(parser: argparse.ArgumentParser, files: Any) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
                 _complete_files(each, files)
-        elif action.type is Path:
+        elif isinstance(action.type, PathKind):
             action.complete = files  # type: ignore[attr-defined]

@@ -5,20 +5,21 @@ away, or to train on without --shard. Every command reads checkpoints in parts a
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.cli.paths import CHECKPOINT, MODEL, OUTPUT_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory made by fasttfm train --shard")
+    parser.add_argument("model", type=MODEL, metavar="MODEL", help="model directory made by fasttfm train --shard")
     parser.add_argument(
         "--checkpoint",
+        type=CHECKPOINT,
         default="best",
         metavar="WHICH",
         help="best, last, or the number of an update (default: %(default)s)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="WHOLE", help="model directory to create")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="WHOLE", help="model directory to create")
     add_output_flags(parser, "what was written")
 
 

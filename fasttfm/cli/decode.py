@@ -23,5 +23,7 @@ def run(args: argparse.Namespace) -> None:
         try:
             ids = [numbers[word] for word in line.split(" ") if word]
         except KeyError as error:
-            raise UserError(f"standard input: line {count:,}: {error.args[0]} is no subword of {args.model}") from None
+            raise UserError(
+                f"standard input: line {count:,}: {error.args[0]} is not a subword of {args.model}"
+            ) from None
         sys.stdout.write(tokenizer.decode(ids) + "\n")

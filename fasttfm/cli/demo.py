@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from fasttfm.cli.paths import OUTPUT_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory to write into")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="the directory to write into")
 
 
 def run(args) -> None:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 from functools import partial
-from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_checkpoint, add_device
+from fasttfm.cli.paths import INPUT_FOLDER, MODEL, OUTPUT_FOLDER
 from fasttfm.cli.train import add_run_flags, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags, flag_values
 
 
 def _add_translation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("teacher", type=Path, metavar="TEACHER", help="model directory made by fasttfm train")
+    parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm train")
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="DATA", help="prepared directory whose sources are translated"
+        "--data",
+        type=INPUT_FOLDER,
+        required=True,
+        metavar="DATA",
+        help="prepared directory whose sources are translated",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="OUT", help="prepared directory to write")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="OUT", help="prepared directory to write")
     add_checkpoint(parser)
     add_device(parser)
     add_output_flags(parser, "the directory and what was told")
@@ -27,7 +31,7 @@ def _add_translation(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("teacher", type=Path, metavar="TEACHER", help="model directory of fasttfm mlm train")
+    parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory of fasttfm mlm train")
     add_run_flags(parser, "student", "fasttfm mlm prepare")
 
 

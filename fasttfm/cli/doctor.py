@@ -45,6 +45,8 @@ class Facts:
     missing: frozenset[str] = frozenset()
     """Packages that are not installed, of numba and triton."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    multiplies_int8: bool = True
+    """Whether products of 8-bit integers are exact here, and faster than float32."""
     gpu_without_driver: bool = False
     """There is an NVIDIA GPU, and this torch cannot use it."""
     device: str | None = None
@@ -117,7 +119,13 @@ def _of_processor(facts: Facts) -> Iterator[Finding]:
         yield Finding("numba", "not installed: searches and training are slower", 'pip install "fasttfm[cpu]"')
     if facts.units and not facts.units & {"amx_bf16", "avx512_bf16"}:
         yield Finding(
-            "bfloat16", "this processor computes it by way of float32", "give --precision fp32 (or int8 to translate)"
+            "bfloat16",
+            "this processor computes it by way of float32",
+            f"give --precision fp32{' (or int8 to translate)' if facts.multiplies_int8 else ''}",
+        )
+    if not facts.multiplies_int8:
+        yield Finding(
+            "int8", "no product here is exact and faster than float32", "give --precision bf16 or fp32 to translate"
         )
 
 
@@ -142,6 +150,7 @@ def gather() -> Facts:
 
     from fasttfm.cli import env
     from fasttfm.cli.workers import allowed_cores
+    from fasttfm.cpu import int8
 
     device = None if not torch.cuda.is_available() else env.environment()
     tuned: dict[str, Any] = (device or {}).get("tuned") or {}
@@ -154,6 +163,7 @@ def gather() -> Facts:
         system=sys.platform,
         missing=frozenset(name for name in ("numba", "triton") if importlib.util.find_spec(name) is None),
         environment=dict(os.environ),
+        multiplies_int8=int8.route() is not None,
         gpu_without_driver=device is None and Path("/proc/driver/nvidia/version").exists(),
         device=None if device is None else device["device"]["name"],
         tf32=torch.backends.cuda.matmul.allow_tf32,
@@ -177,7 +187,7 @@ def _busy_cores() -> float:
 
 
 def _jiffies() -> int:
-    """Of all cores, those in which some program ran: user, nice, system, irq, softirq and steal."""
+    """The jiffies, over all cores, in which some program ran: user, nice, system, irq, softirq and steal."""
     with open("/proc/stat") as lines:
         user, nice, system, _, _, irq, softirq, steal = (int(each) for each in next(lines).split()[1:9])
     return user + nice + system + irq + softirq + steal

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fasttfm.cli.paths import INPUT
 
 if TYPE_CHECKING:
     from fasttfm.data.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="DIR", help="model or data directory, or a SentencePiece model")
+    parser.add_argument("model", type=INPUT, metavar="DIR", help="model or data directory, or a SentencePiece model")
     parser.add_argument("--target", action="store_true", help="the target side's subwords, where sides have their own")
     parser.add_argument("--ids", action="store_true", help="numbers in place of subwords")
 

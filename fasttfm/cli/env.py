@@ -35,6 +35,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
     import torch
 
+    from fasttfm.cpu import int8
     from fasttfm.functional.backends import chosen
 
     chip = _chip(other)
@@ -46,6 +47,8 @@ def environment(other: str | None = None) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "units": processor_units(),
+            "int8": int8.route(),
+            "tuned": _tuned_passes(),
         },
         "device": describe_gpu(),
         "assembler": _assembler(),
@@ -70,6 +73,7 @@ def text(result: dict[str, Any]) -> str:
         ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in result["versions"].items())),
         ("system", result["system"]),
         ("processor", f"{cpu['name']}, {cores}, {threads}, {units}"),
+        ("int8", cpu["int8"] or "none that is exact and faster than float32: --precision int8 computes in float32"),
         ("device", shown),
     ]
     for name, assembler in result["assembler"].items():
@@ -79,6 +83,9 @@ def text(result: dict[str, Any]) -> str:
     if tuned is not None:
         kept = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
         lines.append(("tuned", f"{kept}; {tuned['shipped']} that others sent in"))
+    passes = cpu["tuned"]
+    kept = f"{passes['answers']} of {passes['file']}" if passes["answers"] else "nothing: `fasttfm tune --device cpu`"
+    lines.append(("passes", kept))
     lines.append(("routes", f"of {result['chip'] or 'a CPU'}, backend {result['backend']}"))
     lines += [(f"  {name}", route) for name, route in result["routes"].items()]
     width = max(len(name) for name, _ in lines)
@@ -92,7 +99,7 @@ def processor_units() -> list[str]:
 
 
 def _assembler() -> dict[str, dict[str, str | None]]:
-    """Of the chips before sm_100 and of those from it on; nothing where Triton has no NVIDIA backend."""
+    """The assemblers of chips before sm_100 and from it on; none where Triton has no NVIDIA backend."""
     try:
         from fasttfm.kernels.proof import assembler
     except ImportError:
@@ -121,6 +128,20 @@ def _tuned() -> dict[str, Any] | None:
     except ValueError:  # damaged: a launch has warned of it
         answers = 0
     return {"file": str(key.file), "answers": answers, "shipped": len(choice_cache.shipped(key))}
+
+
+def _tuned_passes() -> dict[str, Any]:
+    """What `fasttfm tune --device cpu` has kept for this processor and number of threads."""
+    import torch
+
+    from fasttfm.cpu import thresholds
+
+    threads = torch.get_num_threads()
+    try:
+        kept = thresholds.tuned(threads)
+    except ValueError:  # damaged: the first pass warns of it
+        kept = {}
+    return {"file": str(thresholds.system(threads).file), "answers": len(kept)}
 
 
 def _chip(other: str | None) -> Any:

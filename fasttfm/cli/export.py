@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_checkpoint
+from fasttfm.cli.paths import MODEL, OUTPUT_FOLDER
 
 FORMATS = {
     "ctranslate2": ("fasttfm.interop.ctranslate2", "ctranslate2.Translator"),
@@ -19,14 +19,14 @@ FORMATS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
+    parser.add_argument("model", type=MODEL, metavar="MODEL", help="model directory")
     parser.add_argument(
         "--format",
         required=True,
         choices=FORMATS,
         help="; ".join(f"{name}: for {reader}" for name, (_, reader) in FORMATS.items()),
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="directory to write")
     add_checkpoint(parser)
     add_output_flags(parser, "what was written")
 

@@ -7,52 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.errors import UserError
+from fasttfm.parsing import parse_yaml
 
-ALIASES = {
-    "--encoder-embed-dim --decoder-embed-dim": "d_model",
-    "--encoder-ffn-embed-dim --decoder-ffn-embed-dim": "d_ff",
-    "--encoder-attention-heads --decoder-attention-heads": "heads",
-    "--activation-fn": "activation",
-    "--activation-dropout": "relu_dropout",
-    "--lr-scheduler": "schedule",
-    "--validate-interval-updates": "valid_interval_updates",
-    "--keep-best-checkpoints": "keep_best",
-    "--save-dir": "out",
-    "--finetune-from-model": "init_from",
-}
+_TABLE = parse_yaml(Path(__file__).with_suffix(".yaml").read_bytes())
+ALIASES: dict[str, str] = _TABLE["aliases"]
 """fairseq's flags -> the field or the argument here."""
-
-ELSEWHERE = {
-    "--arch": "give --preset (paper-base is transformer_wmt_en_de, iwslt14 is transformer_iwslt_de_en)",
-    "--task": "there is one task, translation: leave it out",
-    "--criterion": "there is one, label-smoothed cross entropy: leave it out and give --label-smoothing",
-    "--fp16": "give --precision fp16, or bf16 where the chip has it",
-    "--bf16": "give --precision bf16",
-    "--encoder-normalize-before --decoder-normalize-before": "give --norm-first --final-norm",
-    "--share-all-embeddings": "give --share-embeddings all, which is the default",
-    "--share-decoder-input-output-embed": "give --share-embeddings decoder",
-    "--encoder-learned-pos --decoder-learned-pos": "positions are sinusoids: leave it out",
-    "--layernorm-embedding": "there is no norm on embeddings: leave it out",
-    "--source-lang --target-lang": "the prepared data say which side is which: leave it out",
-    "--batch-size --max-sentences": "batches are measured in tokens: give --max-tokens",
-    "--max-source-positions --max-target-positions": "give --max-sentence-tokens",
-    "--min-lr --stop-min-lr": "give --max-update",
-    "--warmup-init-lr": "warm-up begins at 0: leave it out",
-    "--ddp-backend": "give --shard for fully_sharded, and nothing for the others",
-    "--distributed-world-size": "give --workers, or start with torchrun (docs/training.md)",
-    "--num-workers": "batches need no processes of their own: leave it out",
-    "--save-interval": "give --save-interval-updates",
-    "--validate-interval": "give --valid-interval-updates",
-    "--keep-last-epochs": "give --keep-interval-updates",
-    "--no-epoch-checkpoints": "checkpoints are saved by updates: leave it out",
-    "--eval-bleu": "give --valid-bleu, which is the default",
-    "--best-checkpoint-metric": "validation BLEU decides, or the loss with --no-valid-bleu: leave it out",
-    "--maximize-best-checkpoint-metric": "validation BLEU decides, or the loss with --no-valid-bleu: leave it out",
-    "--restore-file": "the same command goes on by itself; give --init-from for a new run",
-    "--reset-optimizer": "give --init-from with a new --out, which begins with the weights alone",
-    "--fp16-init-scale": "the loss scale begins at 65,536: leave it out",
-    "--encoder-layerdrop --decoder-layerdrop": "layers are not dropped: leave it out",
-}
+ELSEWHERE: dict[str, str] = _TABLE["elsewhere"]
 """fairseq's flags -> what to do in their place."""
 
 _VALUES = {"schedule": {"inverse_sqrt": "inverse-sqrt", "fixed": "constant"}, "activation": {"swish": "silu"}}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model
+from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE, TRAINED_MODEL
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
@@ -23,16 +23,20 @@ _TASKS = {
 
 def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
     start = parser.add_mutually_exclusive_group(required=True)
-    start.add_argument("--init-from", type=Path, metavar="MODEL", help="pre-trained model directory to begin with")
+    start.add_argument("--init-from", type=MODEL, metavar="MODEL", help="pre-trained model directory to begin with")
     start.add_argument(
         "--like",
-        type=Path,
+        type=MODEL,
         metavar="MODEL",
         help="begin with fresh weights in the shape and with the vocabulary of MODEL: what was pre-training worth?",
     )
     for name in ("train", "valid"):
-        parser.add_argument(f"--{name}", type=Path, required=True, metavar="FILE", help=f"{name} data, plain or packed")
-    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="directory to create or to go on with")
+        parser.add_argument(
+            f"--{name}", type=INPUT_FILE, required=True, metavar="FILE", help=f"{name} data, plain or packed"
+        )
+    parser.add_argument(
+        "--out", type=TRAINED_MODEL, required=True, metavar="MODEL", help="directory to create or to go on with"
+    )
     if task == "classify":
         parser.add_argument("--columns", metavar="A,B", help="the column of the text, or the two of a pair")
     add_recipe_flags(parser, preset_names("finetune"))
@@ -60,9 +64,18 @@ def _train(task: str, args: argparse.Namespace) -> int:
 def _add_predict(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "fasttfm finetune")
     add_device(parser)
-    parser.add_argument("file", type=Path, metavar="FILE", help="in the form of the task's training data")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON of ids and answers, or of labels")
-    parser.add_argument("--null-scores", type=Path, metavar="FILE", help="write how much each question has no answer")
+    parser.add_argument(
+        "file",
+        type=INPUT_FILE,
+        metavar="FILE",
+        help="in the form of the task's training data; squad's answers may be missing",
+    )
+    parser.add_argument(
+        "--out", type=OUTPUT_FILE, required=True, metavar="FILE", help="JSON of ids and answers, or of labels"
+    )
+    parser.add_argument(
+        "--null-scores", type=OUTPUT_FILE, metavar="FILE", help="write how much each question has no answer"
+    )
     parser.add_argument(
         "--threshold",
         type=float,
@@ -89,10 +102,10 @@ def _predict(args: argparse.Namespace) -> None:
         write_json(args.out, {str(number): label for number, label in enumerate(labels)})
         output.result(f"{args.out}: {len(labels):,} labels", out=str(args.out), labels=len(labels))
         return
-    data, predictions = model.answers_to(args.file, args.max_tokens)
-    threshold = None
-    if data.may_be_impossible:
-        threshold = model.threshold() if args.threshold is None else args.threshold
+    _, predictions = model.answers_to(args.file, args.max_tokens)
+    threshold = args.threshold
+    if threshold is None and model.abstains:
+        threshold = model.threshold()
     texts = predictions.texts(threshold)
     write_json(args.out, texts)
     if args.null_scores is not None:
@@ -104,9 +117,11 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("predictions", type=Path, metavar="PREDICTIONS", help="what predict has written")
-    parser.add_argument("file", type=Path, metavar="FILE", help="with the right answers or labels")
-    parser.add_argument("--null-scores", type=Path, metavar="FILE", help="search the best thresholds by these, too")
+    parser.add_argument("predictions", type=INPUT_FILE, metavar="PREDICTIONS", help="what predict has written")
+    parser.add_argument("file", type=INPUT_FILE, metavar="FILE", help="with the right answers or labels")
+    parser.add_argument(
+        "--null-scores", type=INPUT_FILE, metavar="FILE", help="search the best thresholds by these, too"
+    )
     parser.add_argument(
         "--threshold", type=float, default=1.0, metavar="X", help="null score above which an answer counts as empty"
     )

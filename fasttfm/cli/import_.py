@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.cli.paths import INPUT, INPUT_FILE, OUTPUT_FOLDER
 
 FORMATS = {
     "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
@@ -21,18 +21,18 @@ fairseq takes a file, its dictionaries and its SentencePiece models."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what the other tool saved")
+    parser.add_argument("directory", type=INPUT, metavar="DIR", help="what the other tool saved")
     parser.add_argument(
         "--format",
         required=True,
         choices=FORMATS,
         help="; ".join(f"{name}: {what}" for name, (_, what) in FORMATS.items()),
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model directory to write")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="model directory to write")
     for name, what in (("dict", "dict.LANG.txt"), ("spm", "SentencePiece model")):
         parser.add_argument(
             f"--{name}",
-            type=Path,
+            type=INPUT_FILE,
             action="append",
             default=[],
             metavar="FILE",
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--dict and --spm belong to --format fairseq, not to {args.format}: leave them out")
     else:
         if not args.directory.is_dir():
-            raise UserError(f"{args.directory}: is no directory: give what the other tool saved")
+            raise UserError(f"{args.directory}: is not a directory: give what the other tool saved")
         languages = {"source_language": args.source_language, "target_language": args.target_language}
         model = module.read(args.directory, **languages)
     store(model, args.out)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from operator import eq
-from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, OUTPUT_FOLDER
 from fasttfm.cli.train import add_run_flags, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.errors import UserError
@@ -21,14 +21,14 @@ _KIND = "gpt"
 
 def add_prepare_flags(parser: argparse.ArgumentParser) -> None:
     """What turning text into prepared documents takes."""
-    file: dict[str, Any] = {"nargs": "+", "action": "extend", "type": Path, "metavar": "FILE"}
+    file: dict[str, Any] = {"nargs": "+", "action": "extend", "type": INPUT_FILE, "metavar": "FILE"}
     parser.add_argument(
         "--text", required=True, help="plain UTF-8 text, or gzip, bzip2, xz or zstandard of it; may be repeated", **file
     )
     parser.add_argument(
         "--valid", default=[], help="text that is held out for validation; else the end of each --text is", **file
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DATA", help="the directory to write")
     parser.add_argument(
         "--document-separator",
         metavar="LINE",
@@ -45,7 +45,10 @@ def add_prepare_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab-size", type=int, default=8000, metavar="N", help="subwords (default: %(default)s)")
     parser.add_argument("--bytes", action="store_true", help="a token a byte in place of subwords")
     parser.add_argument(
-        "--spm", type=Path, metavar="FILE", help="a SentencePiece model or a tokenizer.json to take; none is trained"
+        "--spm",
+        type=INPUT_FILE,
+        metavar="FILE",
+        help="a SentencePiece model or a tokenizer.json to take; none is trained",
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add_output_flags(parser, "the directory and what was told")
@@ -107,8 +110,10 @@ def _model(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--data", type=Path, metavar="DATA", help="prepared documents, whose held-out part is taken")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="or a text, one document")
+    parser.add_argument(
+        "--data", type=INPUT_FOLDER, metavar="DATA", help="prepared documents, whose held-out part is taken"
+    )
+    parser.add_argument("--text", type=INPUT_FILE, metavar="FILE", help="or a text, one document")
     parser.add_argument(
         "--row-length", type=int, metavar="N", help="tokens that see one another (default: as in training)"
     )
@@ -150,7 +155,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
         "--examples",
-        type=Path,
+        type=INPUT_FILE,
         required=True,
         metavar="FILE",
         help='JSON: [{"text": …, "options": [...], "answer": "the right option", …}, …]',
@@ -191,8 +196,10 @@ def _prompt(args: argparse.Namespace) -> None:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a GPT-2 or GPT-1 of Hugging Face")
-    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the model directory to write")
+    parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help="a GPT-2 or GPT-1 of Hugging Face")
+    parser.add_argument(
+        "--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="the model directory to write"
+    )
     add_output_flags(parser, "what was written")
 
 
@@ -205,7 +212,7 @@ def _import(args: argparse.Namespace) -> None:
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="the folder to write")
     add_output_flags(parser, "what was written")
 
 

@@ -19,15 +19,17 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from fasttfm.cli.parser import Parser
+from fasttfm.cli.paths import Damage, checked
 from fasttfm.cli.verbs import add_verbs
 from fasttfm.errors import UserError, interrupted, is_out_of_memory
 from fasttfm.machine import version
 from fasttfm.memory import limit_remedy, refuse_small_limit
-from fasttfm.signals import raise_dropped, stoppable
+from fasttfm.signals import raise_dropped, stoppable, taken_over
 
 GROUPS = {
     "from text to a model": {
@@ -157,9 +159,38 @@ def _run(name: str | None, arguments: list[str]) -> int:
         return EXIT_USER_ERROR
     if name not in _WITHOUT_TORCH:
         refuse_small_limit()
-    status = args.run(args) or 0
+    damage = Damage()
+    try:
+        try:
+            with checked(args, damage.tell), _warnings_in_a_line(f"fasttfm {name}"):
+                status = args.run(args) or 0
+        finally:
+            damage.end()
+    except (Exception, KeyboardInterrupt):
+        if damage.complaint is None:
+            raise
+        taken_over()
+        raise UserError(damage.complaint) from None  # it explains what was raised, or has raised it
     sys.stdout.flush()
     return status
+
+
+@contextmanager
+def _warnings_in_a_line(where: str) -> Iterator[None]:
+    """Shows RuntimeWarning, which fasttfm's operators issue, without the place in the code that Python shows."""
+    shown = warnings.showwarning
+
+    def show(message, category, *place, **options):
+        if category is RuntimeWarning:
+            print(f"{where}: warning: {message}", file=sys.stderr, flush=True)
+        else:
+            shown(message, category, *place, **options)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _standard_streams() -> None:
@@ -202,7 +233,7 @@ def build_parser(names: Sequence[str]) -> Parser:
                 add_verbs(command, module.VERBS)
             else:
                 module.add_arguments(command)
-                command.set_defaults(run=module.run)
+                command.set_defaults(run=module.run, parser=command)
     return parser
 
 

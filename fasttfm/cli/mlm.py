@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.lm import add_prepare_flags, run_prepare
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_attention_picture, add_device, add_model
+from fasttfm.cli.paths import INPUT_FOLDER, OUTPUT_FOLDER
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import all_fields, kind_of
@@ -60,7 +60,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     add_device(parser)
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="DATA", help="prepared documents, whose held-out part is taken"
+        "--data",
+        type=INPUT_FOLDER,
+        required=True,
+        metavar="DATA",
+        help="prepared documents, whose held-out part is taken",
     )
     add_output_flags(parser, "the score")
 
@@ -92,9 +96,13 @@ def _attention(args: argparse.Namespace) -> None:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a BERT, an ALBERT or an ELECTRA of Hugging Face")
-    parser.add_argument("--generator", type=Path, metavar="FOLDER", help="of an ELECTRA, its generator")
-    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the model directory to write")
+    parser.add_argument(
+        "folder", type=INPUT_FOLDER, metavar="FOLDER", help="a BERT, an ALBERT or an ELECTRA of Hugging Face"
+    )
+    parser.add_argument("--generator", type=INPUT_FOLDER, metavar="FOLDER", help="of an ELECTRA, its generator")
+    parser.add_argument(
+        "--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="the model directory to write"
+    )
     add_output_flags(parser, "what was written")
 
 
@@ -112,7 +120,7 @@ def _import(args: argparse.Namespace) -> None:
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="the folder to write")
     add_output_flags(parser, "what was written")
 
 

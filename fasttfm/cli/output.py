@@ -39,7 +39,7 @@ class Output:
 
     @classmethod
     def of(cls, args: argparse.Namespace, command: str) -> Output:
-        """As the command line says."""
+        """The output that the command line asks for."""
         return cls(command, quiet=args.quiet, as_json=args.json)
 
     def note(self, line: str) -> None:

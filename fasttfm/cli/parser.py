@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fasttfm.config.convert import WHOLE_NUMBER, to_float
+from fasttfm.cli.paths import CHECKPOINT, MODEL, OUTPUT_PICTURE
+from fasttfm.config.convert import to_float
 from fasttfm.errors import UserError
+from fasttfm.parsing import WHOLE_NUMBER
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, _number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, except that there is no unknown argument to return."""
+        """Parse like argparse, but refuse unknown arguments in place of returning them."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])
@@ -33,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists what there is")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse's, which drops the error when the disk is full or the reader has gone, and exits with 0."""
+        """Print like argparse, but report a full disk or a reader that has gone, which argparse ignores."""
         (file or sys.stderr).write(message)
 
     def _refuse(self, word: str) -> NoReturn:
@@ -69,7 +71,7 @@ def _layer_numbers(text: str) -> list[int]:
 
 def add_model(parser: argparse.ArgumentParser, made_by: str = "fasttfm train") -> None:
     """A model directory and which of its checkpoints; made_by: the commands that make one."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help=f"model directory made by {made_by}")
+    parser.add_argument("model", type=MODEL, metavar="MODEL", help=f"model directory made by {made_by}")
     add_checkpoint(parser)
 
 
@@ -77,6 +79,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """--checkpoint: which of a model directory's."""
     parser.add_argument(
         "--checkpoint",
+        type=CHECKPOINT,
         default="best",
         metavar="WHICH",
         help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
@@ -86,7 +89,11 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def add_attention_picture(parser: argparse.ArgumentParser) -> None:
     """--out and --layers of a picture of attention weights."""
     parser.add_argument(
-        "--out", type=Path, default=Path("attention.png"), metavar="FILE", help="picture (default: %(default)s)"
+        "--out",
+        type=OUTPUT_PICTURE,
+        default=Path("attention.png"),
+        metavar="FILE",
+        help="picture (default: %(default)s)",
     )
     text = "layers to draw, numbered from 1, such as 1,4 (default: all)"
     parser.add_argument("--layers", type=_layer_numbers, metavar="N,N", help=text)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from fasttfm.cli.paths import MODEL, OUTPUT_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="model directory made by fasttfm train")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture to write, .png or .svg")
+    parser.add_argument("runs", nargs="+", type=MODEL, metavar="RUN", help="model directory made by fasttfm train")
+    parser.add_argument("--out", type=OUTPUT_FILE, required=True, metavar="FILE", help="picture to write, .png or .svg")
     parser.add_argument(
         "--over",
         choices=("updates", "minutes"),

@@ -1,7 +1,7 @@
 """Trains SentencePiece on the training text and writes token ids for training and validation.
 
 Text files are UTF-8, one sentence a line, plain or gzip, bzip2, xz or zstandard. Several files of a side are one corpus
-in the order in which they are given, evenly mixed in training.
+in the order in which they are given, mixed in training.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, OUTPUT_FOLDER, SHARED_FOLDER
 from fasttfm.config import add_field_flags, field_values
 from fasttfm.data.datasets import DATASETS
 from fasttfm.data.filters import SCRIPTS
@@ -35,7 +36,7 @@ _RULES = ("max_ratio", "drop_duplicates", "drop_identical")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_texts(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DATA", help="the directory to write")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DATA", help="the directory to write")
     _add_sources(parser)
     add_field_flags(parser.add_argument_group("data settings"), PrepareOptions, _SETTINGS)
     rules = parser.add_argument_group("training pairs to leave out", "each rule's count and first place are told")
@@ -52,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_texts(parser: argparse.ArgumentParser) -> None:
     for flag, text in _TEXTS.items():
         parser.add_argument(
-            flag, nargs="+", action="extend", type=Path, metavar="FILE", help=f"{text}; may be repeated"
+            flag, nargs="+", action="extend", type=INPUT_FILE, metavar="FILE", help=f"{text}; may be repeated"
         )
     parser.add_argument(
         "--dataset", metavar="NAME", help=f"download the text in place of these four: {', '.join(DATASETS)}"
     )
     parser.add_argument(
         "--dataset-folder",
-        type=Path,
+        type=INPUT_FOLDER,
         metavar="FOLDER",
         help="take the text from what Hugging Face's datasets saved with save_to_disk() (extra: datasets)",
     )
@@ -71,7 +72,7 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data-dir",
-        type=Path,
+        type=SHARED_FOLDER,
         default=Path("data"),
         metavar="DIR",
         help="where downloads and the text of a --dataset are kept; files that lie in DIR/downloads are not downloaded "
@@ -108,12 +109,12 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--spm",
-        type=Path,
+        type=INPUT_FILE,
         action="append",
         default=[],
-        metavar="FILE",
-        help="take this SentencePiece model (of another fasttfm prepare) and train none; once for both sides, or the "
-        "source's and then the target's",
+        metavar="PATH",
+        help="train no vocabulary and take that of this model or data directory, or this SentencePiece file; of files "
+        "one for both sides, or the source's and then the target's",
     )
 
 

@@ -5,15 +5,15 @@ embeddings, norms and biases stay as they are. fasttfm translate computes with i
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_model
+from fasttfm.cli.paths import OUTPUT_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="Q", help="new or empty directory")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="Q", help="new or empty directory")
     add_output_flags(parser, "the sizes")
 
 

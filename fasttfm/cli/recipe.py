@@ -13,10 +13,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fasttfm.children import command_line, run_to_end, signal_name
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.cli.paths import SHARED_FOLDER
 from fasttfm.errors import UserError
+from fasttfm.files import writing
+from fasttfm.parsing import parse_yaml
+
+if TYPE_CHECKING:
+    from fasttfm.data.datasets import Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +46,15 @@ class Recipe:
     """Where the set-up is published, and the score that it gives there."""
 
 
-_WEB_TEXT = tuple(shlex.split("--max-ratio 3 --drop-duplicates --drop-identical --src-script latin --tgt-script latin"))
-_COMPOUNDS = ("--compound-split",)
-_PAPER = "Vaswani et al. 2017, table 2:"
+def _recipe(table: dict[str, Any]) -> Recipe:
+    words: dict[str, Any] = {name: tuple(table[name].split()) for name in ("clean", "train", "score") if name in table}
+    return Recipe(**{**table, **words})
 
-RECIPES = {
-    "paper-base-en-de": Recipe(
-        "wmt14-en-de", "paper-base", "newstest2014", 37_000, score=_COMPOUNDS,
-        source=f"{_PAPER} 27.3 (compounds split); 8 P100, 12 hours",
-    ),
-    "paper-big-en-de": Recipe(
-        "wmt14-en-de", "paper-big", "newstest2014", 37_000, score=_COMPOUNDS,
-        source=f"{_PAPER} 28.4 (compounds split); 8 P100, 3.5 days",
-    ),
-    "paper-base-en-fr": Recipe(
-        "wmt14-en-fr", "paper-base", "newstest2014", 32_000, clean=_WEB_TEXT,
-        source=f"{_PAPER} 38.1; 8 P100, 12 hours",
-    ),
-    "paper-big-en-fr": Recipe(
-        "wmt14-en-fr", "paper-big", "newstest2014", 32_000, clean=_WEB_TEXT, train=("--dropout", "0.1"),
-        source=f"{_PAPER} 41.8; 8 P100, 3.5 days",
-    ),
-    "tensor2tensor-base-de-en": Recipe(
-        "wmt14-en-de", "tensor2tensor-base", "newstest2014", 32_000, reverse=True,
-        source="tensor2tensor's transformer_base; --warmup-updates 8000 on several GPUs",
-    ),
-    "mlperf-en-de": Recipe(
-        "wmt17-en-de", "paper-big", "newstest2014", 33_708,
-        source="MLPerf Training v0.7, Transformer: target 25.0, lower-cased",
-    ),
-    "iwslt14-de-en": Recipe(
-        "iwslt14-de-en", "iwslt14", "tst2012", 10_000, clean=("--max-ratio", "3"),
-        source="fairseq's transformer_iwslt_de_en is scored on other, joined test sets",
-    ),
-    "multi30k": Recipe("multi30k", "multi30k", "flickr2016", 8_000),
-}  # fmt: skip
 
+_TABLE: dict[str, Any] = parse_yaml((Path(__file__).parent / "recipes.yaml").read_bytes())
+RECIPES: dict[str, Recipe] = {name: _recipe(table) for name, table in _TABLE.items()}
 _DRY_VOCABULARY = 2_000
+_BUILT_IN_VOCABULARY = 500
 _DRY_PREPARE = ("--subset", "2000")
 _DRY_TRAIN = ("--max-update", "20")
 """What --dry-run puts in the place of the recipe's own."""
@@ -83,15 +62,21 @@ _DRY_TRAIN = ("--max-update", "20")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="(default: %(default)s)")
+    parser.add_argument(
+        "--data-dir", type=SHARED_FOLDER, default=Path("data"), metavar="DIR", help="(default: %(default)s)"
+    )
     parser.add_argument("--mirror", action="append", default=[], metavar="URL", help="as for fasttfm prepare")
     parser.add_argument(
-        "--work", type=Path, metavar="DIR", help="where data, model and translations go (default: runs/NAME)"
+        "--work",
+        type=SHARED_FOLDER,
+        metavar="DIR",
+        help="where data, model and translations go (default: runs/NAME, runs/NAME-dry of a dry run)",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="2,000 pairs of each training file and 20 updates: do all parts work on this machine?",
+        help="2,000 pairs of each training file and 20 updates: do all parts work on this machine? Nothing is "
+        "downloaded: text that is not in --data-dir is the built-in demo corpus",
     )
     parser.add_argument(
         "--estimate",
@@ -108,26 +93,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the commands of a recipe, one after the other."""
-    from fasttfm.data.datasets import fetch_dataset
+    from fasttfm.data.datasets import held_texts
 
     if args.name not in RECIPES:
         raise UserError(f"{args.name}: one of {', '.join(RECIPES)} is allowed")
     recipe, output = RECIPES[args.name], Output.of(args, "recipe")
+    if args.price is not None and args.estimate is None:
+        raise UserError(f"--price {args.price:g}: goes with --estimate, which multiplies it by the hours: give both")
     if args.estimate is not None:
         line = estimate(recipe, args.estimate, args.price)
         output.result(f"fasttfm recipe: {line}", recipe=args.name, estimate=line)
         return
-    work = args.work or Path("runs") / args.name
+    work = args.work or Path("runs") / f"{args.name}{'-dry' * args.dry_run}"
     if recipe.source:
         output.note(recipe.source)
-    progress = partial(output.progress, unit="bytes")
-    texts = fetch_dataset(recipe.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=progress)
+    texts = held_texts(recipe.dataset, args.data_dir) if args.dry_run else None
+    size = recipe.vocab_size if not args.dry_run else _BUILT_IN_VOCABULARY if texts is None else _DRY_VOCABULARY
+    if texts is None:
+        texts = _built_in(recipe, work / "demo", output) if args.dry_run else _downloaded(recipe, args, output)
     turn = -1 if recipe.reverse else 1
     source, target = texts.tests[recipe.test][::turn]
     files: dict[str, Any] = dict(zip(("--src", "--tgt"), texts.train[::turn]))
     files |= zip(("--valid-src", "--valid-tgt"), texts.valid[::turn])
     prepare = [word for flag, paths in files.items() for word in (flag, *map(str, paths))]
-    size = _DRY_VOCABULARY if args.dry_run else recipe.vocab_size
     prepare += ["--vocab-size", str(size), *recipe.clean, *(_DRY_PREPARE if args.dry_run else ())]
     train = ["--preset", recipe.preset, *recipe.train, *(_DRY_TRAIN if args.dry_run else ()), *args.train]
     data, model, out = work / "data", work / "model", work / f"{recipe.test}.{target.suffix.removeprefix('.')}"
@@ -137,12 +125,32 @@ def run(args: argparse.Namespace) -> None:
     _run(output, "score", "--ref", str(target), *recipe.score, read=out)
 
 
+def _downloaded(recipe: Recipe, args: argparse.Namespace, output: Output) -> Texts:
+    from fasttfm.data.datasets import fetch_dataset
+
+    progress = partial(output.progress, unit="bytes")
+    return fetch_dataset(recipe.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=progress)
+
+
+def _built_in(recipe: Recipe, folder: Path, output: Output) -> Texts:
+    """The demo corpus in the place of a dataset."""
+    from fasttfm.data.datasets import Texts
+    from fasttfm.data.demo import write_demo_corpus
+
+    write_demo_corpus(folder)
+    output.note(f"{recipe.dataset} is not downloaded: the built-in demo corpus in {folder} stands for it")
+    train, valid, test = ((folder / f"{split}.en", folder / f"{split}.de") for split in ("train", "valid", "test"))
+    return Texts(([train[0]], [train[1]]), ([valid[0]], [valid[1]]), {recipe.test: test})
+
+
 def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = None) -> str:
     """A line with the hours, and the money at `price` an hour, of a recipe's training at a measured speed."""
     from fasttfm.config import gather, with_defaults
 
-    if not tokens_per_second > 0:
-        raise UserError(f"--estimate {tokens_per_second:g}: give the target tokens per second, more than 0")
+    if not 1 <= tokens_per_second <= 1e12:
+        raise UserError(f"--estimate {tokens_per_second:g}: give the target tokens per second, from 1 to 1e12")
+    if price is not None and not 0 <= price <= 1e9:
+        raise UserError(f"--price {price:g}: give the price of an hour, from 0 to 1e9")
     values = with_defaults(gather(recipe.preset))
     training, batching = values["training"], values["data"]
     updates, tokens = training["max_update"], training["update_freq"] * batching["max_tokens"]
@@ -155,7 +163,10 @@ def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = Non
 
 
 def _run(output: Output, *words: str, read: Path | None = None, write: Path | None = None) -> None:
-    """Print a command and run it; SystemExit with its status where it fails, after its own message."""
+    """Print a command and run it; SystemExit with its status where it fails, after its own message.
+
+    A signal that asks the recipe to end is the command's, which may save before it ends; then Stopped is raised.
+    """
     shown = shlex.join(["fasttfm", *words])
     shown += f" < {shlex.quote(str(read))}" * (read is not None) + f" > {shlex.quote(str(write))}" * (write is not None)
     is_result = words[0] == "score"
@@ -163,14 +174,14 @@ def _run(output: Output, *words: str, read: Path | None = None, write: Path | No
         print(f"\n$ {shown}", file=sys.stderr if output.as_json else sys.stdout, flush=True)
     # before the recipe's own flags: what follows may be all of --train
     flags = ["--quiet"] * output.quiet + ["--json"] * (output.as_json and is_result)
-    command = [sys.executable, "-m", "fasttfm", words[0], *flags, *words[1:]]
-    unfinished = None if write is None else write.with_name(f".{write.name}")
+    command = command_line(words[0], *flags, *words[1:])
     with ExitStack() as files:
         stdin = subprocess.DEVNULL if read is None else files.enter_context(read.open("rb"))
         hidden = sys.stderr if output.as_json and not is_result else None  # standard output is for the document
-        stdout = hidden if unfinished is None else files.enter_context(unfinished.open("wb"))
-        status = subprocess.run(command, stdin=stdin, stdout=stdout, check=False).returncode
-    if status:
-        raise SystemExit(status)
-    if unfinished is not None and write is not None:
-        unfinished.replace(write)  # never half a translation under the name of a whole one
+        stdout = hidden if write is None else files.enter_context(writing(write))
+        status = run_to_end(command, stdin=stdin, stdout=stdout)
+        if status < 0:
+            name = signal_name(-status)
+            raise UserError(f"fasttfm {words[0]} was ended by {name}: give the same command again to go on")
+        if status:
+            raise SystemExit(status)  # never half a translation under the name of a whole one

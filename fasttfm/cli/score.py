@@ -7,17 +7,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttfm.cli.output import add_output_flags
+from fasttfm.cli.paths import CHECKPOINT, INPUT_FILE
 
 if TYPE_CHECKING:
     from fasttfm.data.scoring import Comparison, Score
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ref", type=Path, required=True, metavar="FILE", help="raw references, plain or gzip")
+    parser.add_argument("--ref", type=INPUT_FILE, required=True, metavar="FILE", help="raw references, plain or gzip")
     parser.add_argument(
         "--tokenize",
         default="13a",
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ter", action="store_true", help="TER too, which takes some seconds for thousands of lines")
     parser.add_argument(
         "--baseline",
-        type=Path,
+        type=INPUT_FILE,
         metavar="FILE",
         help="another system's translations: each score of both, and whether the difference may be chance",
     )
@@ -46,11 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--comet",
+        type=CHECKPOINT,
         metavar="MODEL",
         help="a COMET score too: a checkpoint's path or its name on the hub, such as Unbabel/wmt22-comet-da; needs "
         "--src, and pip install unbabel-comet",
     )
-    parser.add_argument("--src", type=Path, metavar="FILE", help="with --comet: the source text, plain or gzip")
+    parser.add_argument("--src", type=INPUT_FILE, metavar="FILE", help="with --comet: the source text, plain or gzip")
     add_output_flags(parser, "the scores")
 
 

@@ -8,16 +8,18 @@ import argparse
 import itertools
 import json
 import sys
-from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model, add_precision
+from fasttfm.cli.paths import INPUT_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--src", type=Path, required=True, metavar="FILE", help="source text, plain or gzip")
-    parser.add_argument("--tgt", type=Path, required=True, metavar="FILE", help="a translation for each of its lines")
+    parser.add_argument("--src", type=INPUT_FILE, required=True, metavar="FILE", help="source text, plain or gzip")
+    parser.add_argument(
+        "--tgt", type=INPUT_FILE, required=True, metavar="FILE", help="a translation for each of its lines"
+    )
     add_device(parser)
     add_precision(parser)
     add_output_flags(parser, lines="its score")

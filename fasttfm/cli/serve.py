@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttfm.cli.parser import add_device, add_precision, add_workers
+from fasttfm.cli.paths import INPUT_FILE, MODEL
 from fasttfm.config.convert import to_float, to_int
 from fasttfm.errors import UserError
 from fasttfm.signals import taken_over
@@ -33,7 +34,7 @@ _LIMITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="model directory; several have names")
+    parser.add_argument("model", nargs="+", type=MODEL, metavar="MODEL", help="model directory; several have names")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="0: a free one (default: %(default)s)")
     add_device(parser)
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--token-file",
-        type=Path,
+        type=INPUT_FILE,
         metavar="FILE",
         help=f"a bearer token that requests must have; or in the environment, {TOKEN_VARIABLE}",
     )

@@ -5,11 +5,12 @@ CTranslate2's vmap.txt. fasttfm translate --shortlist FILE then computes these a
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.cli.paths import INPUT_FOLDER, MODEL, OUTPUT_SHORTLIST
 from fasttfm.errors import UserError
 
+_MOST_ITERATIONS = 100
 _COUNTS = {
     "best": (100, "target tokens of a source token"),
     "frequent": (100, "most frequent target tokens, which every sentence may have"),
@@ -20,11 +21,15 @@ _COUNTS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory made by fasttfm train")
+    parser.add_argument("model", type=MODEL, metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="DATA", help="directory of fasttfm prepare that it was trained on"
+        "--data",
+        type=INPUT_FOLDER,
+        required=True,
+        metavar="DATA",
+        help="directory of fasttfm prepare that it was trained on",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="(default: vmap.txt in MODEL)")
+    parser.add_argument("--out", type=OUTPUT_SHORTLIST, metavar="FILE", help="(default: vmap.txt in MODEL)")
     for name, (default, text) in _COUNTS.items():
         help_text = f"{text} (default: %(default)s)"
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=help_text)
@@ -42,6 +47,8 @@ def run(args: argparse.Namespace) -> None:
     for name in _COUNTS:
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: give at least 1")
+    if args.iterations > _MOST_ITERATIONS:
+        raise UserError(f"--iterations {args.iterations:,}: give at most {_MOST_ITERATIONS}, 5 are enough")
     if not (args.model / "config.yaml").exists():
         raise UserError(f"{args.model}: not a model directory (no config.yaml): give one that fasttfm train made")
     data = PreparedData.open(args.data)

@@ -12,6 +12,7 @@ from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.fairseq_flags import add_fairseq_flags
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_workers
+from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, TRAINED_MODEL, TRAINING_DATA
 from fasttfm.cli.workers import launch, number_of_workers
 from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
@@ -36,11 +37,11 @@ def add_run_flags(
 
     presets: their names; None: those of kind.
     """
-    parser.add_argument("--data", type=Path, metavar="DATA", help=f"directory made by {made_by}")
-    parser.add_argument("--out", type=Path, metavar="MODEL", help="model directory to create or to go on with")
+    parser.add_argument("--data", type=TRAINING_DATA, metavar="DATA", help=f"directory made by {made_by}")
+    parser.add_argument("--out", type=TRAINED_MODEL, metavar="MODEL", help="model directory to create or to go on with")
     parser.add_argument(
         "--init-from",
-        type=Path,
+        type=CHECKPOINT_OR_MODEL,
         metavar="CHECKPOINT",
         help="begin a new run with the weights of a checkpoint, or of a model directory's best one, of this vocabulary",
     )
@@ -64,7 +65,7 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
     )
     parser.add_argument(
         "--config",
-        type=Path,
+        type=INPUT_FILE,
         action="append",
         default=[],
         metavar="FILE",
@@ -107,6 +108,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
+    from fasttfm.checkpoints.steps import saved_steps
     from fasttfm.training.progress import hushed, tell
     from fasttfm.training.run import train
 
@@ -121,16 +123,17 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
                 values, args.data, args.out, device, task=task(), init_from=args.init_from, settings=settings
             )
     except KeyboardInterrupt as interrupt:
-        again = f"stopped; what was saved in {args.out} is whole: run the same command again to go on"
-        raise Stopped(str(interrupt) or again, getattr(interrupt, "number", signal.SIGINT)) from None
+        line = str(interrupt) or _what_is_saved(args.out)
+        raise Stopped(line, getattr(interrupt, "number", signal.SIGINT)) from None
     if outcome is None:  # of a rank that leaves all this to the first
         return 0
+    is_saved = bool(saved_steps(args.out))
     told = {
-        "finished": outcome.reason,
+        "finished": outcome.reason + ("" if is_saved else "; no update was made, so nothing was saved"),
         "last checkpoint": outcome.score,
         "averaged checkpoint": outcome.average,
         "loss curve": _drawn_curve(args.out),
-        "model": args.out,
+        "model": args.out if is_saved else None,
     }
     told = {what: str(value) for what, value in told.items() if value is not None}
     Output.of(args, command.removeprefix("fasttfm ")).result(
@@ -140,9 +143,22 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     return 0
 
 
+def _what_is_saved(model_dir: Path) -> str:
+    """What a run that was stopped outside the updates leaves, and what to do."""
+    from fasttfm.checkpoints.steps import saved_steps
+
+    try:
+        steps = saved_steps(model_dir)
+    except UserError:
+        steps = []
+    if not steps:
+        return f"stopped before anything was saved in {model_dir}: run the same command again to begin anew"
+    return f"stopped; update {steps[-1]:,} is saved in {model_dir} and whole: run the same command again to go on"
+
+
 def _drawn_curve(model_dir: Path) -> Path | None:
     """The picture of the run's log; None when there is nothing to draw, or, with a warning, when drawing fails."""
-    from fasttfm.training.log import read_log
+    from fasttfm.checkpoints.run_log import read_log
     from fasttfm.training.plots import plot_curve
     from fasttfm.training.progress import tell
 

@@ -10,14 +10,15 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttfm.cli.output import add_output_flags
 from fasttfm.cli.parser import add_device, add_model, add_precision, add_workers
+from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
 from fasttfm.errors import UserError
+from fasttfm.files import writing
 
 if TYPE_CHECKING:
     from fasttfm.decoding.translator import Translation
@@ -54,9 +55,10 @@ _FILES = {
 def _add_companions(parser: argparse.ArgumentParser) -> None:
     """What goes with the lines: files, other models, and how lines are read."""
     for flag, text in _FILES.items():
-        parser.add_argument(flag, type=Path, metavar="FILE", help=text)
+        parser.add_argument(flag, type=OUTPUT_FILE if flag == "--alignment" else INPUT_FILE, metavar="FILE", help=text)
     parser.add_argument(
         "--ensemble",
+        type=MODEL,
         action="append",
         default=[],
         metavar="MODEL",
@@ -102,8 +104,15 @@ def run(args: argparse.Namespace) -> None:
         aligned=PARTS if args.markup else None if args.alignment is None else WORDS,
         **settings,
     )
+    config = translator.config
+    if config.diverse_beam_groups > 1 and config.nbest > config.beam // config.diverse_beam_groups:
+        print(
+            f"fasttfm translate: warning: groups may find the same translation, which is written once: a line has "
+            f"{config.beam // config.diverse_beam_groups} to {config.nbest} translations",
+            file=sys.stderr,
+        )
     with contextlib.ExitStack() as stack:
-        alignment = None if args.alignment is None else stack.enter_context(args.alignment.open("w", encoding="utf-8"))
+        alignment = None if args.alignment is None else stack.enter_context(writing(args.alignment))
         prefixes = None if args.prefix is None else read_lines(args.prefix)
         lines = decode_lines(sys.stdin.buffer, "standard input")
         if args.markup:
@@ -117,7 +126,7 @@ def run(args: argparse.Namespace) -> None:
         for number, translations in enumerate(_shown(stream, args.quiet)):
             _write(number, translations, numbered=translator.config.nbest > 1, as_json=args.json)
             if alignment is not None:
-                alignment.writelines(f"{pharaoh(each.alignment)}\n" for each in translations)
+                alignment.writelines(f"{pharaoh(each.alignment)}\n".encode() for each in translations)
     if translator.cut_lines:
         one = translator.cut_lines == 1
         print(

@@ -1,24 +1,69 @@
-"""Measures which tile or route each kernel should take on this GPU and keeps the result in the user's cache directory
-($FASTTFM_CACHE, else ~/.cache/fasttfm) for this device, driver and these versions.
+"""Measures which tile or route each kernel should take on this GPU, or from which sizes on compiled passes are taken on
+this CPU, and keeps the result in the user's cache directory ($FASTTFM_CACHE, else ~/.cache/fasttfm) for this device,
+driver or number of threads, and these versions.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from fasttfm.cli.output import Output, add_output_flags
 
+if TYPE_CHECKING:
+    import torch
+
+Progress = Callable[[int, int], None]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="half precision and the base model's sizes only")
-    parser.add_argument("--device", default="cuda", help="which GPU, as torch names it (default: %(default)s)")
+    parser.add_argument(
+        "--quick", action="store_true",
+        help="GPU: half precision and the base model's sizes only; CPU: float32 only, and shorter",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", help="cuda, cuda:1 or cpu, as torch names it (default: cuda where there is one, else cpu)"
+    )
     add_output_flags(parser, "what was measured and where it is kept")
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure, keep, and say what changed."""
-    import sys
+    device = _device(args.device)
+    output = Output.of(args, "tune")
+    if device.type == "cpu":
+        _tune_cpu(args.quick, output)
+    else:
+        _tune_gpu(device, args.quick, output)
 
+
+def _device(name: str | None) -> torch.device:
+    """The device of that name. UserError where this machine has none."""
+    import torch
+
+    from fasttfm.errors import UserError
+
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name} is not a device: cuda, cuda:0 or cpu is meant") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"--device {name}: there is no CUDA or ROCm device that torch can use here; run this on the machine with "
+            "the GPU that models will run on, or with --device cpu"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {name} is none of this machine's {torch.cuda.device_count()} GPUs")
+    if device.type not in ("cuda", "cpu"):
+        raise UserError(f"--device {name} cannot be tuned: cuda, cuda:0 or cpu is meant")
+    return device
+
+
+def _tune_gpu(device: torch.device, quick: bool, output: Output) -> None:
     import torch
 
     from fasttfm import tuning
@@ -26,17 +71,6 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.functional.backends import use_triton
     from fasttfm.timing import DeviceClock
 
-    if not torch.cuda.is_available():
-        raise UserError(
-            "there is no CUDA or ROCm device that torch can use here, and nothing to tune without one: run this on the "
-            "machine with the GPU that models will run on"
-        )
-    try:
-        device = torch.device(args.device)
-    except RuntimeError:
-        raise UserError(f"--device {args.device} is no device: cuda or cuda:0 is meant") from None
-    if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {args.device} is none of this machine's {torch.cuda.device_count()} GPUs")
     torch.cuda.set_device(device)
     if not use_triton(device):
         raise UserError("the kernels are off (FASTTFM_BACKEND=torch, or Triton is not installed): nothing to tune")
@@ -47,32 +81,71 @@ def run(args: argparse.Namespace) -> None:
     key = choice_cache.system_of(device, chip)
     before = {(a.choice, a.size_class): a.answer for a in _kept(key)}
     choices.keep(chip, {})  # compare with what ships, not with what an earlier run found
-    work = tuning.model_work(device, quick=args.quick)
-    output = Output.of(args, "tune")
+    work = tuning.model_work(device, quick=quick)
+    with _told(output) as (progress, tell):
+        fresh = []
+        seconds = 0.5 if quick else 2.0
+        for measured in tuning.tune(work, chip, DeviceClock(device), seconds_per_decision=seconds, progress=progress):
+            tell(measured.line())
+            fresh.append(measured)
+    answers = choice_cache.merged(_kept(key), [m.as_answer() for m in fresh])
+    file = choice_cache.write(key, answers)
+    faster = sum(m.changed for m in fresh)
+    new = sum(before.get(m.decision) != m.as_answer().answer for m in fresh)
+    _say(output, key.device, len(fresh), faster, new, str(file))
+
+
+def _tune_cpu(quick: bool, output: Output) -> None:
+    import torch
+
+    from fasttfm.cpu import step_passes, thresholds
+    from fasttfm.cpu import tuning as cpu_tuning
+    from fasttfm.errors import UserError
+    from fasttfm.kernels import choice_cache
+    from fasttfm.timing import HostClock
+
+    if not step_passes.usable():
+        raise UserError('numba is not installed or does not work here, and nothing to tune: pip install "fasttfm[cpu]"')
+    key = thresholds.system(torch.get_num_threads())
+    before = {answer.choice: answer.answer for answer in _kept(key)}
+    with _told(output) as (progress, tell):
+        fresh = []
+        for measured in cpu_tuning.tune(HostClock(), quick=quick, progress=progress):
+            tell(measured.line())
+            fresh.append(measured)
+    answers = [measured.as_answer() for measured in fresh]
+    file = choice_cache.write(key, answers)
+    thresholds.forget()
+    differ = sum(measured.least != measured.shipped for measured in fresh)
+    new = sum(before.get(answer.choice) != answer.answer for answer in answers)
+    _say(output, key.device, len(fresh), differ, new, str(file))
+
+
+@contextmanager
+def _told(output: Output) -> Iterator[tuple[Progress, Callable[[str], None]]]:
+    """What is told how far the measuring is, and a line of its results."""
     with output.bar(total=1.0, bar_format="{percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}") as bar:
 
         def progress(done: int, total: int) -> None:
             bar.n = done / max(total, 1)
             bar.refresh()
 
-        fresh = []
-        seconds = 0.5 if args.quick else 2.0
-        for measured in tuning.tune(work, chip, DeviceClock(device), seconds_per_decision=seconds, progress=progress):
-            if not args.quiet:
-                bar.write(measured.line(), file=sys.stderr if args.json else sys.stdout)
-            fresh.append(measured)
-    answers = choice_cache.merged(_kept(key), [m.as_answer() for m in fresh])
-    file = choice_cache.write(key, answers)
-    faster = sum(m.changed for m in fresh)
-    new = sum(before.get(m.decision) != m.as_answer().answer for m in fresh)
+        def tell(line: str) -> None:
+            if not output.quiet:
+                bar.write(line, file=sys.stderr if output.as_json else sys.stdout)
+
+        yield progress, tell
+
+
+def _say(output: Output, device: str, decisions: int, differ: int, new: int, file: str) -> None:
     output.result(
-        f"{key.device}: {len(fresh)} decisions measured, {faster} differ from what ships, {new} from the last tuning\n"
+        f"{device}: {decisions} decisions measured, {differ} differ from what ships, {new} from the last tuning\n"
         f"kept in {file}",
-        device=key.device, decisions=len(fresh), differ_from_shipped=faster, differ_from_last=new, file=str(file),
+        device=device, decisions=decisions, differ_from_shipped=differ, differ_from_last=new, file=file,
     )  # fmt: skip
 
 
-def _kept(key):
+def _kept(key: Any) -> list[Any]:
     from fasttfm.kernels import choice_cache
 
     try:

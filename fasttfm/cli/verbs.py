@@ -26,5 +26,5 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb]) -> Non
         description = verb.description or f"{verb.summary[0].upper()}{verb.summary[1:]}."
         verb_parser = subparsers.add_parser(name, help=verb.summary, description=description)
         # the words after fasttfm, by which the verb calls itself
-        verb_parser.set_defaults(run=verb.run, verb=f"{parser.prog.rpartition(' ')[2]} {name}")
+        verb_parser.set_defaults(run=verb.run, parser=verb_parser, verb=f"{parser.prog.rpartition(' ')[2]} {name}")
         verb.add_arguments(verb_parser)

@@ -1,6 +1,6 @@
 """`fasttfm train --workers N`: torchrun's own launcher, started for the user on this machine.
 
-    fasttfm train --workers 2 …      is      torchrun --standalone --nproc-per-node 2 -m fasttfm train …
+    fasttfm train --workers 2 …      is      torchrun --standalone --nproc-per-node 2 --no-python fasttfm train …
 
 with each process's own message in place of torchrun's report. On a CPU it is one process a core: threads wait for one
 another at every one of some thousand operators of an update, processes once. benchmarks.workers compares both.
@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from fasttfm.children import command_line, signal_name
 from fasttfm.errors import LOST_PEER, UserError, interrupted
 
 _GRACE = 600
@@ -75,7 +76,8 @@ def launch(workers: int, arguments: Sequence[str]) -> int:
             signals_to_handle="SIGINT,SIGQUIT",
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "fasttfm", *arguments)
+            program, *words = command_line(*arguments)
+            elastic_launch(config, program)(*words)
         except SignalException as stopped:
             sys.exit(128 + stopped.sigval)  # rank 0 has said so
         except KeyboardInterrupt as stopped:
@@ -91,7 +93,7 @@ def _status(statuses: dict[int, int]) -> int:
     led = (LOST_PEER, -signal.SIGTERM, 128 + signal.SIGTERM)
     rank, status = min(statuses.items(), key=lambda item: (item[1] in led, item[0]))
     if status < 0:
-        name = signal.Signals(-status).name
+        name = signal_name(-status)
         cause = " (memory may not have sufficed)" if name == "SIGKILL" else ""
         raise UserError(
             f"worker {rank} was ended by {name}{cause}: run the same command again to go on from the last checkpoint"

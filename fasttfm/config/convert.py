@@ -7,20 +7,12 @@ reads as a number is refused, because nobody can know what was meant: 1_0 (ten),
 from __future__ import annotations
 
 import math
-import re
-import reprlib
 import types
 import typing
 from typing import Any, Literal
 
 from fasttfm.errors import UserError
-
-WHOLE_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
-NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
-
-_SHOWN = reprlib.Repr()  # a value may be a whole file, or a few lines of YAML that stand for millions
-_SHOWN.maxstring = _SHOWN.maxother = 200
-_SHOWN.maxlevel = 1
+from fasttfm.parsing import NUMBER, WHOLE_NUMBER, shown
 
 _TRUTH = {"true": True, "false": False}
 _RULES = {
@@ -43,13 +35,11 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     if typing.get_origin(kind) is Literal:
         if plain and str(value) in options:
             return str(value)
-        raise UserError(f"{where}: {_SHOWN.repr(value)} was given, allowed are {', '.join(map(str, options))}")
+        raise UserError(f"{where}: {shown(value)} was given, allowed are {', '.join(map(str, options))}")
     if typing.get_origin(kind) is tuple:
         items = value.strip("()[] ").split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or (options[-1] is not ... and len(items) != len(options)):
-            raise UserError(
-                f"{where}: {_SHOWN.repr(value)} was given, it must be {len(options)} values such as 0.9,0.98"
-            )
+            raise UserError(f"{where}: {shown(value)} was given, it must be {len(options)} values such as 0.9,0.98")
         kinds = [options[0]] * len(items) if options[-1] is ... else options
         return tuple(convert(item, kind, where) for item, kind in zip(items, kinds, strict=True))
     try:
@@ -63,13 +53,13 @@ def convert(value: Any, kind: Any, where: str) -> Any:
             return str(value)
     except (KeyError, TypeError, ValueError):
         pass
-    raise UserError(f"{where}: {_SHOWN.repr(value)} was given, it must be {_RULES.get(kind, kind)}")
+    raise UserError(f"{where}: {shown(value)} was given, it must be {_RULES.get(kind, kind)}")
 
 
 def to_int(value: Any) -> int:
     """A whole number, 1e5 and 64.0 among them; ValueError or TypeError for anything else."""
     if isinstance(value, bool):
-        raise ValueError(f"{value} is no number")
+        raise ValueError(f"{value} is not a number")
     if isinstance(value, str):
         text = value.strip()
         value = int(text) if WHOLE_NUMBER.fullmatch(text) else to_float(text)
@@ -84,7 +74,7 @@ def to_int(value: Any) -> int:
 def to_float(value: Any) -> float:
     """A finite number; ValueError or TypeError for anything else."""
     if isinstance(value, bool) or (isinstance(value, str) and not NUMBER.fullmatch(value.strip())):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is not finite")

@@ -35,7 +35,7 @@ class DocumentsConfig:
     """How training and validation batches are cut from prepared documents."""
 
     max_tokens: int = 4096
-    """Tokens of a batch; a whole number of rows, so that fewer are taken where it is no multiple of row_length."""
+    """Tokens of a batch; a whole number of rows, so that fewer are taken where it is not a multiple of row_length."""
     row_length: int = 256
     """Tokens of a row: documents one after the other, cut where the row is full; at most the model's max_length."""
 

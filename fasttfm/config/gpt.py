@@ -53,7 +53,8 @@ class GPTConfig:
 
     @property
     def branch_std(self) -> float:
-        """Of the last matrix of every sub-layer at initialisation: GPT-2's 0.02 / sqrt(2 layers); GPT-1's is 0.02."""
+        """Standard deviation of the last matrix of every sub-layer at initialisation: GPT-2's 0.02 / sqrt(2 layers);
+        GPT-1's is 0.02."""
         return 0.02 / math.sqrt(2 * self.layers) if self.norm_first else 0.02
 
 

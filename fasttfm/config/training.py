@@ -91,6 +91,9 @@ class TrainingConfig:
     skip_limit: int = 10
     """Stop after this many updates in a row whose gradient is not finite; each is skipped and logged. With fp16, whose
     loss scale needs some to settle, 16 more are allowed."""
+    rank_timeout_minutes: float = 180.0
+    """How long ranks wait for one that does not answer, before they end the run; more than a validation takes where one
+    rank validates alone (shard)."""
     threads: int = 0
     """CPU threads; 0 leaves torch's choice. Exact repetition needs the same number."""
 
@@ -103,6 +106,8 @@ class TrainingConfig:
         _require(self, "threads", self.threads <= 1024, "must be at most 1024")
         require_finite(self, "weight_decay", "clip_norm", "max_minutes")
         require_choices(self)
+        minutes = self.rank_timeout_minutes
+        _require(self, "rank_timeout_minutes", 0 < minutes <= 1_000_000, "must be above 0 and at most a million")
         for name in ("lr", "noam_scale", "adam_eps"):
             _require(self, name, 0 < getattr(self, name) < math.inf, "must be a positive number")
         for name in ("label_smoothing", "ema_decay"):

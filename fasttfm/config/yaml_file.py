@@ -1,17 +1,17 @@
-"""Configuration files: YAML, plain scalars read as YAML 1.2's core schema has them, every complaint with its line."""
+"""Configuration files: sections of fields in YAML, every complaint with its line."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fasttfm.config.convert import NUMBER, WHOLE_NUMBER, convert
+from fasttfm.config.convert import convert
 from fasttfm.config.fields import KINDS, SECTIONS, TRANSFORMER, Values, all_fields, field_types, nearest, section_of
 from fasttfm.errors import UserError
+from fasttfm.parsing import Malformed, compose_yaml, construct_yaml, write_yaml
 
 _COMMANDS = {
     TRANSFORMER: "fasttfm translate and its neighbours take it",
@@ -23,37 +23,6 @@ _COMMANDS = {
     ),
 }
 """Kind of model -> which commands take one."""
-
-
-class _CoreLoader(yaml.SafeLoader):
-    """PyYAML reads YAML 1.1: 010 is eight, 1:30 is ninety, `no` is false and 5e-4 a text. Here they are what they say.
-
-    A plain scalar that is neither null, true, false nor a number is a text, which the field's type then refuses.
-    """
-
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (not those that all safe loaders share)
-
-
-def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
-    """A scalar with the tag int or float, which may stand in the file (!!int 010)."""
-    text = str(loader.construct_scalar(node))
-    if WHOLE_NUMBER.fullmatch(text):
-        return int(text)
-    if NUMBER.fullmatch(text):
-        return float(text)
-    raise ValueError(f"{text!r} is no number")
-
-
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", WHOLE_NUMBER.pattern, "-+0123456789"),
-    ("float", NUMBER.pattern, "-+.0123456789"),
-):
-    _regexp = re.compile(rf"(?:{_pattern})\Z", re.ASCII)
-    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regexp, list(_first))
-for _tag in ("int", "float"):
-    _CoreLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 
 
 def kind_of(path: str | Path) -> str:
@@ -93,9 +62,9 @@ def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
                     hint = f"{name} belongs to section {section_of(name, kind)}"
                 raise UserError(f"{path}, line {line}: {section}.{name} is unknown: {hint}")
             try:
-                value = _CoreLoader("").construct_object(node, deep=True)
-            except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # a tag, a loop
-                raise UserError(f"{path}, line {line}: {section}.{name} is no plain YAML value: {error}") from error
+                value = construct_yaml(node)
+            except Malformed as error:
+                raise UserError(f"{path}, line {line}: {section}.{name} is not a plain YAML value: {error}") from None
             location = f"{path}, line {line}"
             values.put(name, convert(value, known[name], f"{location}: {section}.{name}"), location)
     return values
@@ -104,26 +73,12 @@ def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
 def _compose(path: Path) -> yaml.Node | None:
     """The nodes of a file, which know their lines."""
     try:
-        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
+        return compose_yaml(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a YAML file with sections {', '.join(SECTIONS)}") from error
-    except UnicodeDecodeError as error:
-        before = error.object[: error.start]
-        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
-        raise UserError(
-            f"{path}, line {line}: not valid UTF-8 (byte 0x{error.object[error.start]:02x} at byte {column} of the "
-            "line): save the file as UTF-8"
-        ) from error
-    try:
-        return yaml.compose(text, Loader=_CoreLoader)
-    except RecursionError:
-        raise UserError(
-            f"{path}: is nested too deeply; a section holds lines of `name: value` and nothing else"
-        ) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line_told = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line_told}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+    except Malformed as error:
+        line = f", line {error.line}" if error.line else ""
+        raise UserError(f"{path}{line}: {error}: write lines of `name: value`, in UTF-8") from None
 
 
 def _entries(node: yaml.Node | None, path: Path, what: str) -> Iterable[tuple[str, yaml.Node, int]]:
@@ -149,6 +104,6 @@ def dump_yaml(values: dict[str, dict[str, Any]], kind: str = TRANSFORMER) -> str
         lines.append(f"{section}:" if fields else f"{section}: {{}}")
         for name, value in fields.items():
             plain = list(value) if isinstance(value, tuple) else value
-            text = yaml.safe_dump(plain, default_flow_style=True, width=1 << 20, allow_unicode=True)
+            text = write_yaml(plain, default_flow_style=True, width=1 << 20)
             lines.append(f"  {name}: {text.removesuffix('...' + chr(10)).strip()}")
     return "\n".join(lines) + "\n"

@@ -28,8 +28,8 @@ _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 def read_member(path: Path, member: str) -> Iterator[str]:
     """The lines of one side of a corpus, without their ends and without blanks around them.
 
-    path: a published file. member: its name inside a tar archive, '' where path is no archive. By its name a member is
-    plain text, gzip (.gz), the segments of SGML or XML (.sgm, .xml), or TED's tagged text (train.tags.*). Raises
+    path: a published file. member: its name inside a tar archive, '' where path is not an archive. By its name a member
+    is plain text, gzip (.gz), the segments of SGML or XML (.sgm, .xml), or TED's tagged text (train.tags.*). Raises
     UserError for what is missing, cut off or damaged.
     """
     with _unpacked(path, member) as (stream, name):

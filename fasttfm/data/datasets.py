@@ -5,12 +5,13 @@
                   valid.en, test.en   held-out text
                   sha256sums          of these files
 
-The paper's training data are those of wmt14-en-de and wmt14-en-fr (section 5.1). Digests come from the publishers or
-from those who have recorded them; where none is known, the command says what it found.
+The paper's training data are those of wmt14-en-de and wmt14-en-fr (section 5.1). datasets.yaml has the corpora; where
+it knows no digest, the command says what it found.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ from pathlib import Path
 from fasttfm.data.archives import read_pairs
 from fasttfm.data.download import RemoteFile, download
 from fasttfm.errors import UserError
-from fasttfm.folders import MANIFEST, read_manifest, replacing
+from fasttfm.folders import MANIFEST, Verification, read_manifest, replacing, settled
+from fasttfm.parsing import parse_yaml
 from fasttfm.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CorpusPart:
     """A corpus inside a published file, or in a file for each side."""
 
     files: tuple[RemoteFile, ...]
@@ -39,9 +41,9 @@ class Dataset:
     """A translation task."""
 
     languages: tuple[str, str]
-    train: tuple[Part, ...]
-    valid: Part
-    tests: dict[str, Part]
+    train: tuple[CorpusPart, ...]
+    valid: CorpusPart
+    tests: dict[str, CorpusPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,101 +55,29 @@ class Texts:
     tests: dict[str, tuple[Path, Path]]
 
 
-_STATMT = "https://www.statmt.org"
+_TABLE = parse_yaml((Path(__file__).parent / "datasets.yaml").read_bytes())
 
 
-def _archive(url: str, digest: str | None = None) -> tuple[RemoteFile]:
-    return (RemoteFile(url.rpartition("/")[2], (url,), digest),)
+def _part(archive: str, member: str, other: str = "") -> CorpusPart:
+    """One that the table names."""
+    if archive == "multi30k":
+        table, names = _TABLE[archive], [f"{member}.{language}" for language in ("en", "de")]
+        return CorpusPart(
+            tuple(RemoteFile(f"multi30k-{n}.gz", (f"{table['url']}/{n}.gz",), f"text-sha256:{table[n]}") for n in names)
+        )
+    url = _TABLE["archives"][archive]["url"]
+    file = RemoteFile(url.rpartition("/")[2], (url,), _TABLE["archives"][archive].get("digest"))
+    return CorpusPart((file,), member, other)
 
-
-_EUROPARL = _archive(
-    f"{_STATMT}/wmt13/training-parallel-europarl-v7.tgz",
-    "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
-)
-_COMMON_CRAWL = _archive(
-    f"{_STATMT}/wmt13/training-parallel-commoncrawl.tgz",
-    "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
-)
-_NEWS_9 = _archive(
-    f"{_STATMT}/wmt14/training-parallel-nc-v9.tgz",
-    "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
-)
-_NEWS_12 = _archive(
-    "https://data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz",
-    "sha256:2b45f30ef1d550d302fd17dd3a5cbe19134ccc4c2cf50c2dae534aee600101a2",
-)
-_RAPID = _archive(
-    "https://data.statmt.org/wmt18/translation-task/rapid2016.tgz",
-    "sha256:41557dd5d8f0ed3a6d98bce3b798b1a9d3b68361eb99d902329ddbb943a6b55a",
-)
-_UN = _archive(f"{_STATMT}/wmt13/training-parallel-un.tgz")
-_GIGA = _archive(f"{_STATMT}/wmt10/training-giga-fren.tar")
-_DEV = _archive(
-    "https://data.statmt.org/wmt19/translation-task/dev.tgz",
-    "sha256:7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
-)
-_TED = _archive("https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz")
-_MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
-
-
-def _wmt(foreign: str, train: tuple[Part, ...], test_years: tuple[int, ...]) -> Dataset:
-    def test(year: int) -> Part:
-        pair = f"{foreign}en" if year == 2014 else f"en{foreign}"
-        other = f"dev/newstest{year}-{pair}-ref.{foreign}.sgm"
-        return Part(_DEV, f"dev/newstest{year}-{pair}-src.en.sgm", other)
-
-    return Dataset(
-        ("en", foreign),
-        train,
-        Part(_DEV, "dev/newstest2013.{language}"),
-        {f"newstest{year}": test(year) for year in test_years},
-    )
-
-
-def _multi30k(split: str) -> Part:
-    names = [f"{split}.{language}.gz" for language in ("en", "de")]
-    return Part(tuple(RemoteFile(f"multi30k-{name}", (f"{_MULTI30K}/{name}",)) for name in names))
-
-
-_GERMAN = (
-    Part(_EUROPARL, "training/europarl-v7.de-en.{language}"),
-    Part(_COMMON_CRAWL, "commoncrawl.de-en.{language}"),
-)
 
 DATASETS = {
-    "wmt14-en-de": _wmt("de", (*_GERMAN, Part(_NEWS_9, "training/news-commentary-v9.de-en.{language}")), (2014,)),
-    "wmt14-en-fr": _wmt(
-        "fr",
-        (
-            Part(_EUROPARL, "training/europarl-v7.fr-en.{language}"),
-            Part(_COMMON_CRAWL, "commoncrawl.fr-en.{language}"),
-            Part(_UN, "un/undoc.2000.fr-en.{language}"),
-            Part(_NEWS_9, "training/news-commentary-v9.fr-en.{language}"),
-            Part(_GIGA, "giga-fren.release2.fixed.{language}.gz"),
-        ),
-        (2014,),
-    ),
-    "wmt17-en-de": _wmt(
-        "de",
-        (
-            *_GERMAN,
-            Part(_NEWS_12, "training/news-commentary-v12.de-en.{language}"),
-            Part(_RAPID, "rapid2016.de-en.{language}"),
-        ),
-        (2014, 2016, 2017),
-    ),
-    "iwslt14-de-en": Dataset(
-        ("de", "en"),
-        (Part(_TED, "de-en/train.tags.de-en.{language}"),),
-        Part(_TED, "de-en/IWSLT14.TED.dev2010.de-en.{language}.xml"),
-        {
-            name: Part(_TED, f"de-en/IWSLT14.TED.{name}.de-en.{{language}}.xml")
-            for name in ("tst2010", "tst2011", "tst2012")
-        },
-    ),
-    "multi30k": Dataset(
-        ("en", "de"), (_multi30k("train"),), _multi30k("val"), {"flickr2016": _multi30k("test_2016_flickr")}
-    ),
+    name: Dataset(
+        tuple(table["languages"]),
+        tuple(_part(*part) for part in table["train"]),
+        _part(*table["valid"]),
+        {test: _part(*part) for test, part in table["tests"].items()},
+    )
+    for name, table in _TABLE["datasets"].items()
 }
 """The datasets that `fasttfm prepare --dataset` knows."""
 
@@ -170,12 +100,10 @@ def fetch_dataset(
         raise UserError(f"--dataset {name}: one of {', '.join(known)} is allowed")
     dataset = known[name]
     folder, downloads = data_dir / name, data_dir / "downloads"
-    texts = _texts(dataset, folder)
-    paths = [path for side in (*texts.train, *texts.valid) for path in side]
-    paths += [path for pair in texts.tests.values() for path in pair]
-    if (folder / MANIFEST).exists() and {path.name for path in paths} <= set(read_manifest(folder)):
+    if (held := held_texts(name, data_dir, known=known)) is not None:
         say(f"{folder} holds the text of {name}")
-        return texts
+        return held
+    texts = _texts(dataset, folder)
     parts = [*dataset.train, dataset.valid, *dataset.tests.values()]
     for file in dict.fromkeys(file for part in parts for file in part.files):
         say(f"{file.name} from {file.urls[0]}" if not (downloads / file.name).exists() else f"{file.name} is there")
@@ -185,9 +113,34 @@ def fetch_dataset(
     with replacing(folder, "writing a dataset into it") as fresh:
         sides = [*zip(*texts.train, strict=True), *zip(*texts.valid, strict=True), *texts.tests.values()]
         for part, (source, target) in zip(parts, sides, strict=True):
-            count = _write(part, dataset.languages, downloads, fresh.path / source.name, fresh.path / target.name)
+            try:
+                count = _write(part, dataset.languages, downloads, fresh.path / source.name, fresh.path / target.name)
+            except UserError as error:
+                moved = _move_away(part, downloads)
+                raise UserError(f"{error}{moved and f'; moved to {moved}: run the same command again'}") from None
             say(f"{source.name}, {target.name}: {counted(count, 'pair')}")
     return texts
+
+
+def held_texts(name: str, data_dir: Path, *, known: dict[str, Dataset] = DATASETS) -> Texts | None:
+    """The text of a dataset where all of it is there; None where some would have to be downloaded."""
+    folder = data_dir / name
+    texts = _texts(known[name], folder)
+    paths = [path for side in (*texts.train, *texts.valid) for path in side]
+    paths += [path for pair in texts.tests.values() for path in pair]
+    settled(folder)
+    if not (folder / MANIFEST).exists() or not {path.name for path in paths} <= set(read_manifest(folder)):
+        return None
+    Verification(folder, large=True).finish()
+    return texts
+
+
+def _move_away(part: CorpusPart, downloads: Path) -> str:
+    """Take their names from files of no known digest, so that they are fetched anew; where they are then."""
+    unchecked = [downloads / file.name for file in part.files if file.digest is None]
+    for path in unchecked:
+        os.replace(path, path.with_name(f"{path.name}.damaged"))
+    return " and ".join(f"{path}.damaged" for path in unchecked)
 
 
 def write_pairs(pairs: Iterable[tuple[str, str]], source: Path, target: Path) -> int:
@@ -211,7 +164,7 @@ def _texts(dataset: Dataset, folder: Path) -> Texts:
     return Texts(([s for s, _ in train], [t for _, t in train]), ([source], [target]), tests)
 
 
-def _write(part: Part, languages: tuple[str, str], downloads: Path, source: Path, target: Path) -> int:
+def _write(part: CorpusPart, languages: tuple[str, str], downloads: Path, source: Path, target: Path) -> int:
     """Write the two sides of a part; the number of pairs."""
     paths = (downloads / part.files[0].name, downloads / part.files[-1].name)
     first, second = (part.member.format(language=language) for language in languages)

@@ -28,7 +28,7 @@ from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import unreadable
-from fasttfm.folders import is_unfinished, read_manifest
+from fasttfm.folders import PREPARE_AGAIN, read_manifest, reading
 
 FORMAT = "fasttfm prepared documents, version 1"
 
@@ -58,7 +58,7 @@ class Documents:
 
     @property
     def tokens(self) -> int:
-        """Of all documents, their ends included."""
+        """Number of tokens of all documents, their ends included."""
         return int(self.offsets[-1])
 
     def read(self, begin: int, end: int) -> np.ndarray:
@@ -149,7 +149,7 @@ class RowBatches:
 
     @property
     def target_tokens(self) -> int:
-        """Of an epoch."""
+        """Number of target tokens of an epoch."""
         return self.documents.tokens
 
     @property
@@ -188,20 +188,21 @@ class PreparedDocuments(PreparedFolder):
     @classmethod
     def open(cls, path: Path | str) -> PreparedDocuments:
         path = Path(path)
-        description = _description(path)
-        if is_unfinished(path):
-            raise UserError(f"{path}: fasttfm lm prepare was stopped while it replaced these data: run it again")
-        read_manifest(path)
-        tokenizer = load_text_tokenizer(path)
-        dtype = id_dtype(len(tokenizer))
-        splits = []
-        for split in ("train", "valid"):
-            offsets = _offsets(path / f"{split}.offsets.npy")
-            ids = path / f"{split}.ids"
-            size = ids.stat().st_size if ids.is_file() else -1
-            if size != offsets[-1] * dtype.itemsize:
-                raise UserError(f"{ids}: is missing, cut off or of another vocabulary: run fasttfm lm prepare again")
-            splits.append(Documents(ids, dtype, offsets, int(description[split]["bytes"]), tokenizer.end))
+        with reading(path, PREPARE_AGAIN):
+            description = _description(path)
+            read_manifest(path)
+            tokenizer = load_text_tokenizer(path)
+            dtype = id_dtype(len(tokenizer))
+            splits = []
+            for split in ("train", "valid"):
+                offsets = _offsets(path / f"{split}.offsets.npy")
+                ids = path / f"{split}.ids"
+                size = ids.stat().st_size if ids.is_file() else -1
+                if size != offsets[-1] * dtype.itemsize:
+                    raise UserError(
+                        f"{ids}: is missing, cut off or of another vocabulary: run fasttfm lm prepare again"
+                    )
+                splits.append(Documents(ids, dtype, offsets, int(description[split]["bytes"]), tokenizer.end))
         return cls(path, description, tokenizer, *splits)
 
     @property

@@ -10,11 +10,13 @@ send to the next server, a connection that ends early or a server's error is tri
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 5
 """Times that a server is tried without a byte more before the next one is."""
-_BLOCK = 1 << 15  # what is lost of a connection that ends
+_BLOCK = 1 << 15
+_TEXT = "text-"
 _TIMEOUT = (15, 60)  # seconds to connect, and between two bytes
 
 
@@ -40,7 +43,8 @@ class RemoteFile:
     urls: tuple[str, ...]
     """Where it lies, the official place first."""
     digest: str | None = None
-    """`sha256:…` or `md5:…` in hexadecimal; None where its publisher gives none and we know none."""
+    """`sha256:…` or `md5:…` in hexadecimal; `text-sha256:…` of what a gzip file holds, where only that is known; None
+    where its publisher gives none and we know none."""
 
 
 def download(
@@ -110,6 +114,7 @@ def _fetch(
 ) -> None:
     """Bring `part` to its full length. Raises _NotThereError where the server will not, OSError of the disk."""
     import requests
+    import urllib3
 
     reason, attempt, most = "", 0, 0
     while attempt < ATTEMPTS:
@@ -135,10 +140,10 @@ def _fetch(
                 if answer.status_code == 200 or _first(answer) != begin:
                     begin = 0
                 total = _total(answer)
-                done = _receive(answer.iter_content(_BLOCK), part, begin, total, progress)
+                done = _receive(_raw(answer), part, begin, total, progress)
         except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL, requests.exceptions.MissingSchema):
-            raise _NotThereError("is no address that can be downloaded from") from None
-        except requests.RequestException as error:
+            raise _NotThereError("is not an address that can be downloaded from") from None
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             reason = f"the connection failed ({_short(error)})"
             continue
         if total is None or done == total:
@@ -158,12 +163,24 @@ def _receive(
         out.seek(begin)
         out.truncate()
         for block in blocks:
-            out.write(block)
+            # a byte more than was announced tells that more comes; no more than that is written
+            out.write(block if total is None else block[: max(0, total + 1 - out.tell())])
             progress(out.tell(), total)
+            if total is not None and out.tell() > total:
+                break
         done = out.tell()
         out.flush()
         os.fsync(out.fileno())
     return done
+
+
+def _raw(answer: requests.Response) -> Iterator[bytes]:
+    """The bytes of a body as they were sent, whatever Content-Encoding says, each as soon as it has arrived."""
+    raw = answer.raw
+    raw.enforce_content_length = False  # a body that ends early gives what there was of it
+    read = getattr(raw, "read1", raw.read)  # urllib3 before 2.3 waits for a whole block
+    while block := read(_BLOCK, decode_content=False):
+        yield block
 
 
 def _first(answer: requests.Response) -> int:
@@ -184,12 +201,16 @@ def _check(path: Path, file: RemoteFile, whose: str) -> None:
     if file.digest is None:
         return
     name, _, wanted = file.digest.partition(":")
-    with path.open("rb") as content:
-        digest = hashlib.new(name, usedforsecurity=False)
-        while block := content.read(1 << 20):
-            digest.update(block)
+    digest = hashlib.new(name.removeprefix(_TEXT), usedforsecurity=False)
+    try:
+        with gzip.open(path) if name.startswith(_TEXT) else path.open("rb") as content:
+            while block := content.read(1 << 20):
+                digest.update(block)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: is cut off or damaged ({error}); it {whose}") from None
     if digest.hexdigest() != wanted:
-        raise UserError(f"{path}: has the {name.upper()} {digest.hexdigest()} where {wanted} is right; it {whose}")
+        what = f"{name.removeprefix(_TEXT).upper()}{' of its text' if name.startswith(_TEXT) else ''}"
+        raise UserError(f"{path}: has the {what} {digest.hexdigest()} where {wanted} is right; it {whose}")
 
 
 def _short(error: Exception) -> str:

@@ -87,7 +87,7 @@ def token_counts(pairs: ParallelTokens, target_size: int) -> np.ndarray:
 
 def _parts(pairs: ParallelTokens) -> Iterator[tuple[int, int]]:
     """Ranges of pairs with about _LINKS pairs of tokens each."""
-    links = np.cumsum((pairs.source_lengths + 1) * pairs.target_lengths)
+    links = np.cumsum(np.multiply(pairs.source_lengths + 1, pairs.target_lengths, dtype=np.int64))
     begin = 0
     while begin < len(links):
         before = links[begin - 1] if begin else 0

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.data.documents import Documents
+from fasttfm.data.epochs import mixed_order
 from fasttfm.data.masking import Masker, MaskingVocabulary
 from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.tokenizer import PAD
@@ -165,13 +166,15 @@ class MaskedBatches:
         seed: int = 0,
         pairs: str | None = None,
         line: int | None = None,
+        together: int = 1,
     ) -> None:
         """row_length: most tokens of a row. max_tokens: of a batch, padding counted. pairs: nsp, sop or None.
 
-        line: the token of a line break, where pairs are cut first.
+        line: the token of a line break, where pairs are cut first. together: batches of an update, which are of all
+        lengths.
         Raises ValueError for documents that have not a single row.
         """
-        self.corpus, self.masker, self.max_tokens, self.seed = corpus, masker, max_tokens, seed
+        self.corpus, self.masker, self.max_tokens, self.seed, self.together = corpus, masker, max_tokens, seed, together
         self._markers = 2 if pairs is None else 3
         self.spans = Spans.of(corpus, row_length - self._markers)
         self.skipped = self.spans.skipped
@@ -186,7 +189,7 @@ class MaskedBatches:
         self._planned = self._split(self._groups)
         sizes, counts = np.unique(lengths, return_counts=True)
         self.target_tokens = sum(masker.budget(int(size)) * int(count) for size, count in zip(sizes, counts))
-        """Of an epoch, as planned."""
+        """Share of padding in an epoch, as planned."""
 
     def __len__(self) -> int:
         return len(self._planned)
@@ -198,14 +201,15 @@ class MaskedBatches:
 
     @property
     def padding_ratio(self) -> float:
-        """Of an epoch, as planned."""
+        """Share of padding in an epoch, as planned."""
         return 1.0 - float(self._lengths.sum() / self._widths.sum())
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
         """The numbers of the rows of each batch, drawn from (seed, epoch) alone."""
         random = np.random.default_rng([self.seed, epoch])
         batches = self._split([random.permutation(group) for group in self._groups])
-        return [batches[number] for number in random.permutation(len(batches))]
+        widths = np.array([self._widths[batch[0]] for batch in batches])
+        return [batches[number] for number in mixed_order(widths, self.together, epoch * len(batches), random)]
 
     def in_order(self) -> Sequence[np.ndarray]:
         """The same without shuffling: for validation."""

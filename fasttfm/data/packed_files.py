@@ -18,8 +18,8 @@ from fasttfm.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """One way of packing."""
+class Compression:
+    """A format of compressed files."""
 
     name: str
     begins: bytes
@@ -40,18 +40,18 @@ def _open_zstandard(file: BinaryIO) -> BinaryIO:
 
 
 _PACKINGS = (
-    Packing("gzip", b"\x1f\x8b", "gunzip or zcat", lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
-    Packing("xz", b"\xfd7zXZ\0", "xz -d or xzcat", lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115
+    Compression("gzip", b"\x1f\x8b", "gunzip or zcat", lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
+    Compression("xz", b"\xfd7zXZ\0", "xz -d or xzcat", lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115
     # the head of a first block, because "BZh" alone may begin a text
-    Packing("bzip2", b"1AY&SY", "bunzip2 or bzcat", lambda file: cast(BinaryIO, bz2.BZ2File(file))),
-    Packing("zstandard", b"\x28\xb5\x2f\xfd", "zstd -d or zstdcat", _open_zstandard),
-    Packing("zip", b"PK\x03\x04", "unzip", None),
+    Compression("bzip2", b"1AY&SY", "bunzip2 or bzcat", lambda file: cast(BinaryIO, bz2.BZ2File(file))),
+    Compression("zstandard", b"\x28\xb5\x2f\xfd", "zstd -d or zstdcat", _open_zstandard),
+    Compression("zip", b"PK\x03\x04", "unzip", None),
 )
 _HEAD = 10
 """As many bytes tell the packing."""
 
 
-def kind_of(head: bytes) -> Packing | None:
+def kind_of(head: bytes) -> Compression | None:
     """How a stream that begins with these bytes is packed; None for plain text."""
     for packing in _PACKINGS:
         start = 4 if packing.name == "bzip2" and head.startswith(b"BZh") else 0

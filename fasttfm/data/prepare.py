@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,11 +28,13 @@ from fasttfm.data.tokenizer import (
     Normalization,
     Tokenizer,
     coverage_for,
+    load_tokenizers,
     save_tokenizers,
     train_tokenizer,
 )
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
+from fasttfm.parsing import characters
 from fasttfm.wording import counted
 
 Progress = Callable[[int, int], None]
@@ -39,6 +42,8 @@ Progress = Callable[[int, int], None]
 _CHUNK = 20_000  # pairs split at a time
 _MOST_THREADS = 1024
 _LARGEST_WEIGHT = 1000
+_SPECIAL = re.compile(r"<(pad|unk|s|/s|0x[0-9A-Fa-f]{2})>|\u2581+")
+"""Pieces with a meaning of their own: the first four, bytes, and the space."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +106,10 @@ class PrepareOptions:
         for tag in (*self.source_tags, *self.valid_source_tags):
             if not tag or any(character.isspace() for character in tag):
                 raise UserError(f"--source-tag {tag!r}: give one word such as <2de>")
+            if _SPECIAL.fullmatch(characters(tag)):
+                raise UserError(
+                    f"--source-tag {tag!r}: is a special piece of every vocabulary: give another such as <2de>"
+                )
         check_script("--src-script", self.source_script)
         check_script("--tgt-script", self.target_script)
         if self.character_coverage is not None and not 0.98 <= self.character_coverage <= 1.0:
@@ -127,7 +136,8 @@ def prepare(
     """Write the prepared directory `out`; `say` gets what was done and warnings, a line each.
 
     progress: of a split's noun, makes the function that is told the pairs done and the pairs in all.
-    models: SentencePiece models to take, one for both sides or the source's and the target's; none: they are trained.
+    models: SentencePiece models to take, one for both sides or the source's and the target's, or the model or data
+    directory that holds them; none: they are trained.
     Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
     an `out` that holds anything else; `out` then stays as it was.
     """
@@ -143,40 +153,36 @@ def prepare(
         "train": ParallelText(sources, targets, *invalid),
         "valid": ParallelText(valid_sources, valid_targets, *invalid),
     }
-    try:
-        with replacing(out, "preparing data into it") as fresh:
-            most = {"train": options.subset, "valid": None}
-            tags = {"train": options.source_tags, "valid": options.valid_source_tags}
-            stored = {name: StoredText(text, fresh.path, name, most[name], tags[name]) for name, text in texts.items()}
-            say(", ".join(counted(len(stored[name]), f"{noun} pair") for name, noun in _NOUNS.items()))
-            for name in texts:
-                _warn_of_text(name, texts[name], stored[name], say)
-            given = [Tokenizer.load(model) for model in models]
-            plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()}
-            fingerprint: dict[str, Any] = {"options": plain}
-            fingerprint |= {f"{name}_sha256": stored[name].sha256 for name in texts}
-            fingerprint["models_sha256"] = [hashlib.sha256(each.model).hexdigest() for each in given]
-            if prepared.PreparedData.holds(out, fingerprint):
-                fresh.wanted = False
-                say(f"{out} already holds this data, nothing to do")
-                return
-            _fill(
-                fresh.path, stored["train"], stored["valid"], options, given, threads, say, files, fingerprint, progress
-            )
-            for text in stored.values():
-                text.delete()
-    except BrokenPipeError:
-        raise  # of what `say` writes to, not of a file here
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise UserError(
-            f"{error.filename or out}: {error.strerror}: {out} was not written and is as it was before"
-        ) from None
+    with replacing(out, "preparing data into it") as fresh:
+        most = {"train": options.subset, "valid": None}
+        tags = {"train": options.source_tags, "valid": options.valid_source_tags}
+        stored = {name: StoredText(text, fresh.path, name, most[name], tags[name]) for name, text in texts.items()}
+        say(", ".join(counted(len(stored[name]), f"{noun} pair") for name, noun in _NOUNS.items()))
+        for name in texts:
+            _warn_of_text(name, texts[name], stored[name], say)
+        given = _vocabularies(models)
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()}
+        fingerprint: dict[str, Any] = {"options": plain}
+        fingerprint |= {f"{name}_sha256": stored[name].sha256 for name in texts}
+        fingerprint["models_sha256"] = [hashlib.sha256(each.model).hexdigest() for each in given]
+        if prepared.PreparedData.holds(out, fingerprint):
+            fresh.wanted = False
+            say(f"{out} already holds this data, nothing to do")
+            return
+        _fill(fresh.path, stored["train"], stored["valid"], options, given, threads, say, files, fingerprint, progress)
+        for text in stored.values():
+            text.delete()
     say(f"{out} is ready: fasttfm train --data {out} …")
 
 
 _NOUNS = {"train": "training", "valid": "validation"}
+
+
+def _vocabularies(models: Sequence[Path]) -> list[Tokenizer]:
+    """The vocabulary of both sides, or the source's and the target's; none where no models are given."""
+    if len(models) == 1 and models[0].is_dir():
+        return list(dict.fromkeys(load_tokenizers(models[0])))
+    return [Tokenizer.load(model) for model in models]
 
 
 def _warn_of_text(name: str, text: ParallelText, stored: StoredText, say: Callable[[str], None]) -> None:
@@ -211,7 +217,7 @@ def _fill(
     kind = "joint vocabulary" if source_tokenizer is target_tokenizer else "separate vocabularies"
     say(f"{kind} of {len(source_tokenizer):,} {'given' if given else options.model_type} pieces")
     for tag in {*options.source_tags, *options.valid_source_tags}:
-        if len(source_tokenizer.encode(tag)) > 2:  # the tag, and what marks the start of a word
+        if len(source_tokenizer.encode(tag)) > 1:
             say(f"warning: {tag} is not one piece of the source's SentencePiece model, which was not trained with it")
     rules = Filter(options.max_length)
     valid_counts, held_out = _write_split(directory, "valid", valid_text, tokenizers, rules, threads)
@@ -257,6 +263,10 @@ def _check_numbers(options: PrepareOptions, files: int, valid_files: int, models
             raise UserError(f"{flag}: {len(given)} were given for {counted(needed, 'source file')}: give one for each")
     if bool(options.source_tags) != bool(options.valid_source_tags):
         raise UserError("--source-tag and --valid-source-tag go together: what is validated must look like training")
+    if models == 1 and options.separate_vocab:
+        raise UserError(
+            "--separate-vocab and one --spm do not go together: give --spm twice, the source's and target's"
+        )
     if models > 2:
         raise UserError(f"--spm: {models} were given: give one model for both sides, or the source's and the target's")
 
@@ -344,7 +354,10 @@ def _train_vocabulary(text: StoredText, options: PrepareOptions) -> tuple[Tokeni
             model_type=options.model_type,
             byte_fallback=options.byte_fallback,
             normalization=options.normalization,
-            symbols=sorted({*options.source_tags, *options.valid_source_tags}) if 0 in sides else (),
+            # with what marks the start of a word, which else is a piece before each tag
+            symbols=sorted({f"\u2581{tag}" for tag in (*options.source_tags, *options.valid_source_tags)})
+            if 0 in sides
+            else (),
             character_coverage=coverage_for(len(characters), options.vocab_size) if coverage is None else coverage,
         )
 

@@ -136,7 +136,7 @@ def _copied(
         with copy.open("wb") as file:
             for line in text:
                 if "\0" in line:
-                    raise UserError(f"{path}: holds bytes of value 0, so it is no text: give plain text in UTF-8")
+                    raise UserError(f"{path}: holds bytes of value 0, so it is not text: give plain text in UTF-8")
                 has_text = has_text or not (line == options.document_separator or line.isspace() or not line)
                 file.write(line.encode() + b"\n")
             size = file.tell()

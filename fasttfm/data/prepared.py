@@ -15,25 +15,29 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
-import yaml
 
 from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable
-from fasttfm.folders import Verification, is_unfinished, read_manifest
+from fasttfm.files import read_plain_yaml, unreadable
+from fasttfm.folders import PREPARE_AGAIN, Verification, read_manifest, reading
+from fasttfm.parsing import write_yaml
 from fasttfm.wording import counted
 
 FORMAT = "fasttfm prepared data, version 1"
 DESCRIPTION = "data.yaml"
 _BLOCK = 1 << 20
+_SEEKING = threading.Lock()
+"""Where a read has no place of its own, threads take turns."""
 
 
 class StoredIds:
@@ -70,33 +74,53 @@ class StoredIds:
             raise UserError(f"{self.path}: was cut off while it was read: move it away and run fasttfm prepare again")
         return np.frombuffer(content, self.dtype)
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """All ids, some at a time."""
-        for begin in range(0, self._count, _BLOCK):
-            yield self[begin : begin + _BLOCK]
+    def blocks(self, more: int = 0) -> Iterator[np.ndarray]:
+        """All ids, some at a time; of the next ones so many more."""
+        for begin in range(0, self._count - more, _BLOCK):
+            yield self[begin : begin + _BLOCK + more]
 
 
 def _read_at(file: int, size: int, start: int) -> bytes:
     if hasattr(os, "pread"):
         return os.pread(file, size, start)
-    os.lseek(file, start, os.SEEK_SET)
-    return os.read(file, size)
+    with _SEEKING:
+        os.lseek(file, start, os.SEEK_SET)
+        return os.read(file, size)
+
+
+def _lengths(offsets: np.ndarray | StoredIds) -> np.ndarray:
+    """(n,) int32: what lies between n + 1 offsets. ValueError where they fall, or more than that holds lies between."""
+    lengths, place = np.empty(max(0, len(offsets) - 1), np.int32), 0
+    for block in offsets.blocks(1) if isinstance(offsets, StoredIds) else [offsets]:
+        between = np.diff(block)
+        if len(between) and not 0 <= int(between.min()) <= int(between.max()) <= np.iinfo(np.int32).max:
+            raise ValueError(f"offsets that go on by {int(between.min())} to {int(between.max())}")
+        lengths[place : place + len(between)] = between
+        place += len(between)
+    return lengths
 
 
 class ParallelTokens:
-    """Sentence pairs as ids. source_lengths and target_lengths are int64 arrays, without bos and eos."""
+    """Sentence pairs as ids. source_lengths and target_lengths are int32 arrays, without bos and eos.
+
+    What is in memory of pairs on disk is 4 bytes a side: ids and offsets are read when a pair is asked for.
+    """
 
     def __init__(
         self,
         source: np.ndarray | StoredIds,
-        source_offsets: np.ndarray,
+        source_offsets: np.ndarray | StoredIds,
         target: np.ndarray | StoredIds,
-        target_offsets: np.ndarray,
+        target_offsets: np.ndarray | StoredIds,
     ) -> None:
+        """Pair i is source[source_offsets[i]:source_offsets[i + 1]], and so on.
+
+        Raises ValueError for offsets that fall.
+        """
         self._source, self._source_offsets = source, source_offsets
         self._target, self._target_offsets = target, target_offsets
-        self.source_lengths = np.diff(source_offsets)
-        self.target_lengths = np.diff(target_offsets)
+        self.source_lengths = _lengths(source_offsets)
+        self.target_lengths = _lengths(target_offsets)
 
     @classmethod
     def from_lists(cls, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> ParallelTokens:
@@ -117,11 +141,13 @@ class ParallelTokens:
 
     def source(self, i: int) -> np.ndarray:
         """The source ids of pair i, (length,), uint16 or int32."""
-        return self._source[self._source_offsets[i] : self._source_offsets[i + 1]]
+        begin, end = self._source_offsets[i : i + 2].tolist()
+        return self._source[begin:end]
 
     def target(self, i: int) -> np.ndarray:
         """The target ids of pair i, as source()."""
-        return self._target[self._target_offsets[i] : self._target_offsets[i + 1]]
+        begin, end = self._target_offsets[i : i + 2].tolist()
+        return self._target[begin:end]
 
 
 @dataclass(eq=False)
@@ -134,7 +160,7 @@ class PreparedFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> PreparedFolder:
-        """Raises UserError when path is no prepared directory or one of its files is missing or damaged."""
+        """Raises UserError when path is not a prepared directory or one of its files is missing or damaged."""
         raise NotImplementedError
 
     @classmethod
@@ -153,6 +179,18 @@ class PreparedFolder:
         """Begin to compare every file with its digest, in the background: check() and finish() raise UserError."""
         return Verification(self.path)
 
+    @contextmanager
+    def verified(self) -> Iterator[None]:
+        """Compare every file with its digest while the block runs; UserError at its end where one is damaged.
+
+        Damage also explains what else may go wrong in the block.
+        """
+        verification = self.verify()
+        try:
+            yield
+        finally:
+            verification.finish()
+
 
 @dataclass(eq=False)
 class PreparedData(PreparedFolder):
@@ -167,25 +205,19 @@ class PreparedData(PreparedFolder):
     @classmethod
     def open(cls, path: Path | str) -> PreparedData:
         path = Path(path)
-        description = read_description(path, FORMAT)
-        if description is None or description.get("vocabulary") not in ("joint", "separate"):
-            raise UserError(f"{path}: not a prepared data directory (no usable {DESCRIPTION}): run fasttfm prepare")
-        if (path / "config.yaml").exists() and not (path / "train.src.npy").exists():
-            raise UserError(f"{path}: this is a model directory: give --data the directory that fasttfm prepare made")
-        if is_unfinished(path):
-            raise UserError(f"{path}: fasttfm prepare was stopped while it replaced these data: run it again")
-        read_manifest(path)
-        source_tokenizer, target_tokenizer = load_tokenizers(path, joint=description["vocabulary"] == "joint")
-        train, valid = (
-            ParallelTokens(
-                *_load_side(path, split, "src", len(source_tokenizer)),
-                *_load_side(path, split, "tgt", len(target_tokenizer)),
+        with reading(path, PREPARE_AGAIN):
+            description = read_description(path, FORMAT)
+            if description is None or description.get("vocabulary") not in ("joint", "separate"):
+                raise UserError(f"{path}: not a prepared data directory (no usable {DESCRIPTION}): run fasttfm prepare")
+            if (path / "config.yaml").exists() and not (path / "train.src.npy").exists():
+                raise UserError(
+                    f"{path}: this is a model directory: give --data the directory that fasttfm prepare made"
+                )
+            read_manifest(path)
+            source_tokenizer, target_tokenizer = load_tokenizers(path, joint=description["vocabulary"] == "joint")
+            train, valid = (
+                _load_pairs(path, split, len(source_tokenizer), len(target_tokenizer)) for split in ("train", "valid")
             )
-            for split in ("train", "valid")
-        )
-        for split, tokens in (("train", train), ("valid", valid)):
-            if len(tokens.source_lengths) != len(tokens.target_lengths):
-                raise UserError(f"{path}: {split} has unequal sides: run fasttfm prepare again")
         return cls(path, description, source_tokenizer, target_tokenizer, train, valid)
 
     @property
@@ -241,23 +273,23 @@ class SideWriter:
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
-    """Of a .npy file with one dimension; numpy leaves so much space in it that any count fits."""
+    """Write the header of a one-dimensional .npy file; numpy leaves space in it for any count."""
     np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": (count,)})
 
 
 def save_description(directory: Path, form: str, content: dict[str, Any]) -> None:
     """Write data.yaml; form: what read_description() is to find in it."""
-    text = yaml.safe_dump({"format": form, **content}, sort_keys=False, allow_unicode=True)
+    text = write_yaml({"format": form, **content}, sort_keys=False)
     (directory / DESCRIPTION).write_bytes(text.encode())
 
 
 def read_description(directory: Path, form: str) -> dict[str, Any] | None:
     """The content of data.yaml; None where there is none of this form."""
     try:
-        content = yaml.safe_load((directory / DESCRIPTION).read_bytes())
-    except (OSError, yaml.YAMLError, RecursionError):
+        content = read_plain_yaml(directory / DESCRIPTION)
+    except UserError:
         return None
-    return content if isinstance(content, dict) and content.get("format") == form else None
+    return content if content.get("format") == form else None
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -265,11 +297,25 @@ def id_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
 
 
-def _load_side(path: Path, split: str, side: str, vocab_size: int) -> tuple[StoredIds, np.ndarray]:
+def _load_pairs(path: Path, split: str, *vocab_sizes: int) -> ParallelTokens:
+    sides = [_load_side(path, split, side, size) for side, size in zip(("src", "tgt"), vocab_sizes)]
+    try:
+        pairs = ParallelTokens(*sides[0], *sides[1])
+    except ValueError as error:
+        raise UserError(
+            f"{path}: {split} does not match its offsets ({error}): move them away and run fasttfm prepare again"
+        ) from None
+    if len(pairs.source_lengths) != len(pairs.target_lengths):
+        raise UserError(f"{path}: {split} has unequal sides: run fasttfm prepare again")
+    return pairs
+
+
+def _load_side(path: Path, split: str, side: str, vocab_size: int) -> tuple[StoredIds, StoredIds]:
     file = path / f"{split}.{side}.npy"
     ids = _load(file, (np.uint16, np.int32))
-    offsets = _load(path / f"{split}.{side}.offsets.npy", (np.int64,))[:]
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(ids) or (offsets[1:] < offsets[:-1]).any():
+    offsets = _load(path / f"{split}.{side}.offsets.npy", (np.int64,))
+    count = len(offsets)
+    if count < 2 or offsets[:1][0] != 0 or offsets[count - 1 :][0] != len(ids):
         raise UserError(f"{file}: does not match its offsets: move both away and run fasttfm prepare again")
     # one pass over what training reads anyway; an embedding would fail on the id in the middle of an epoch
     for block in ids.blocks():

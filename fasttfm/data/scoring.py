@@ -14,15 +14,12 @@ from pathlib import Path
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest, Result
 
+from fasttfm.data.moses import moses_tokens
 from fasttfm.errors import UserError
 from fasttfm.machine import version
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "none", "ja-mecab", "ko-mecab", "flores101", "flores200")
 """What sacreBLEU may split into words with. The mecab ones need extra packages, the flores ones a download."""
-
-
-_HYPHEN = "\ue000"
-"""Stands for a hyphen that the tokenizer must not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +57,16 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) ->
     """The tokenised number with split compounds that papers on WMT14 English-German print.
 
     Words joined by a hyphen count as three, as in tensor2tensor's get_ende_bleu.sh; no smoothing, as in multi-bleu.
-    See compound_tokens for the words. Usually 0.7 to 1 above bleu().
+    See compound_tokens for the words.
     """
     split = ([" ".join(compound_tokens(line)) for line in lines] for lines in (hypotheses, references))
     score = _score("BLEU", BLEU(tokenize="none", smooth_method="none", force=True), *split)
-    return replace(score, signature=score.signature.replace("tok:none", "tok:13a+compound-split"))
+    return replace(score, signature=score.signature.replace("tok:none", "tok:moses-de+compound-split"))
 
 
 def compound_tokens(line: str) -> list[str]:
-    """The tokens of a line as get_ende_bleu.sh counts them: s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g on tokenised text.
-
-    It tokenises with Moses, here sacreBLEU's 13a does. They differ in abbreviations (Moses keeps "z.B." whole) and in
-    punctuation beyond ASCII (Moses splits it off); 13a would split a hyphen after a digit, which is kept from it.
-    """
-    words = BLEU(tokenize="13a").tokenizer(re.sub(r"(?<=[0-9])-", _HYPHEN, line.rstrip())).replace(_HYPHEN, "-")
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", words).split()
+    """The tokens of a line as get_ende_bleu.sh counts them: s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g on Moses' tokens."""
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", " ".join(moses_tokens(line))).split()
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
@@ -98,7 +90,7 @@ def comet(model: str, sources: Sequence[str], hypotheses: Sequence[str], referen
         path = model if Path(model).is_file() else download_model(model)
     except Exception as error:  # of any kind: no network, no such name, terms that were not accepted
         raise UserError(
-            f"--comet {model}: is no file and cannot be downloaded ({' '.join(str(error).split())})"
+            f"--comet {model}: is not a file and cannot be downloaded ({' '.join(str(error).split())})"
         ) from None
     lines = [{"src": src, "mt": mt, "ref": ref} for src, mt, ref in zip(sources, hypotheses, references)]
     predicted = load_from_checkpoint(path).predict(lines, batch_size=16, gpus=int(_sees_gpu()), progress_bar=False)

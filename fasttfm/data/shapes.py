@@ -10,12 +10,15 @@ holds them. The pairs that are left when a size has filled its batches, the long
 that only the largest size ends in a batch with fewer rows. A training log says how many shapes and how much padding
 that came to.
 
+Sizes are chosen from a histogram of the lengths, and a table says to which size a pair goes: what is kept of each pair
+is its number, in 4 bytes (`python -m benchmarks.planning` measures it).
+
 Where lengths are not known beforehand (validation, translation), a length is rounded up to a fixed grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +27,8 @@ SIZES = 64
 """Most sizes that are chosen for a corpus."""
 _MOST_CELLS = 600
 """Choosing begins with no more sizes than this, of lengths rounded to a grid that is coarse enough."""
+_BLOCK = 1 << 20
+"""Pairs that are looked at together."""
 
 
 def round_length(length: int, multiple: int = 1) -> int:
@@ -40,7 +45,7 @@ class Plan:
     """Which pairs are a batch."""
 
     order: np.ndarray
-    """(pairs,) int64: the pairs' places, size by size."""
+    """(pairs,) int32, or int64 where there are so many: the pairs' places, size by size."""
     bounds: np.ndarray
     """(batches + 1,) int64: batch b is order[bounds[b]:bounds[b + 1]]."""
     sizes: np.ndarray
@@ -57,46 +62,14 @@ class Plan:
         return np.diff(self.bounds) * self.sizes.sum(axis=1)
 
 
-class PlannedBatches:
-    """The training batches of a plan. Position (epoch, batch) is all the state there is, so resuming is exact.
-
-    Examples of a size trade places in every epoch, and the batches of all sizes are shuffled.
-    """
-
-    def __init__(self, plan: Plan, kept: np.ndarray, count: int, seed: int) -> None:
-        """kept: the numbers of the examples that were planned, of `count` in all."""
-        self.seed = seed
-        self.shapes = plan.shapes
-        """Number of different (rows, padded lengths) in an epoch, as planned."""
-        self._sorted, self._bounds, self._cells = kept[plan.order], plan.bounds, plan.cells
-        rows = np.diff(plan.bounds)
-        # examples of a size are neighbours: they get the same tie number
-        changes = np.append(False, (np.diff(plan.sizes, axis=0) != 0).any(axis=1))
-        self._ties = np.repeat(np.cumsum(changes), rows)
-        self._size_of = np.zeros((count, 2), dtype=np.int64)  # of each example's batch
-        self._size_of[self._sorted] = np.repeat(plan.sizes, rows, axis=0)
-
-    def __len__(self) -> int:
-        """Batches in an epoch, the same for every epoch."""
-        return len(self._bounds) - 1
-
-    def epoch(self, epoch: int) -> Sequence[np.ndarray]:
-        """The batches of an epoch as arrays of examples' numbers, in training order; from (seed, epoch) alone."""
-        random = np.random.default_rng([self.seed, epoch])
-        shuffled = random.permutation(len(self._sorted))
-        regrouped = self._sorted[shuffled[np.argsort(self._ties[shuffled], kind="stable")]]
-        batches = np.split(regrouped, self._bounds[1:-1])
-        return [batches[i] for i in random.permutation(len(batches))]
-
-    def largest(self) -> np.ndarray:
-        """The examples of a batch of the largest padded size: run it first, and memory cannot run out later."""
-        i = int(np.argmax(self._cells))
-        return self._sorted[self._bounds[i] : self._bounds[i + 1]]
-
-
 def choose_sizes(source: np.ndarray, target: np.ndarray, max_tokens: int, most: int = SIZES) -> np.ndarray:
-    """At most `most` sizes (K, 2) that hold all pairs of these lengths with little padding, smallest first."""
+    """At most `most` sizes (K, 2) that hold all pairs of these lengths with little padding, smallest first.
+
+    source, target (pairs,): at most max_tokens; a pair with 0 on a side is left out. K is 0 where no pair is left.
+    """
     cells, counts = _cells(source, target, max_tokens)
+    if not len(cells):
+        return cells
     top = cells.max(axis=0)
     sizes = np.unique(np.vstack([cells, top]), axis=0)
     # of each cell in each size; infinite where it does not fit
@@ -112,26 +85,33 @@ def choose_sizes(source: np.ndarray, target: np.ndarray, max_tokens: int, most: 
 
 
 def plan_batches(source: np.ndarray, target: np.ndarray, sizes: np.ndarray, max_tokens: int) -> Plan:
-    """Batches of pairs with these lengths, padded to sizes from choose_sizes: rows * longer side <= max_tokens."""
+    """Batches of pairs with these lengths, padded to sizes from choose_sizes: rows * longer side <= max_tokens.
+
+    A pair with 0 on a side is left out.
+    """
+    number = np.int32 if len(source) <= np.iinfo(np.int32).max else np.int64
     smallest = _smallest(source, target, sizes)
-    members = [np.flatnonzero(smallest == k) for k in range(len(sizes))]
-    bounds, batch_sizes = [0], []
+    counts = np.bincount(smallest, minlength=len(sizes) + 1)[: len(sizes)]
+    order = np.empty(int(counts.sum()), number)
+    moved: list[list[np.ndarray]] = [[] for _ in sizes]
+    """To each size, those that smaller ones had left."""
+    bounds, batch_sizes, placed = [0], [], 0
     for k, size in enumerate(sizes):
         rows = max_tokens // int(size.max())
-        pairs = members[k]
+        pairs = np.concatenate([np.flatnonzero(smallest == k).astype(number) if counts[k] else [], *moved[k]])
+        pairs = pairs.astype(number)
         full = len(pairs) // rows * rows
-        pairs = pairs[np.argsort(source[pairs] + target[pairs], kind="stable")]
-        rest = pairs[full:]
+        pairs, rest = _without_longest(pairs, source, target, full)
         following = _smallest(source[rest], target[rest], sizes[k + 1 :]) + k + 1
-        for later in np.unique(following[following > k]):
-            members[later] = np.append(members[later], rest[following == later])
-        members[k] = np.append(pairs[:full], rest[following == k])
-        for begin in range(0, len(members[k]), rows):
-            bounds.append(bounds[-1] + min(rows, len(members[k]) - begin))
+        for later in np.unique(following[following < len(sizes)]):
+            moved[later].append(rest[following == later])
+        pairs = np.concatenate([pairs, rest[following == len(sizes)]])
+        order[placed : placed + len(pairs)] = pairs
+        for begin in range(0, len(pairs), rows):
+            bounds.append(placed + min(begin + rows, len(pairs)))
             batch_sizes.append(size)
-    return Plan(
-        np.concatenate(members).astype(np.int64), np.array(bounds), np.array(batch_sizes, np.int64).reshape(-1, 2)
-    )
+        placed += len(pairs)
+    return Plan(order, np.array(bounds), np.array(batch_sizes, np.int64).reshape(-1, 2))
 
 
 def length_batches(
@@ -161,16 +141,34 @@ def length_batches(
 
 def _cells(source: np.ndarray, target: np.ndarray, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """The different (source, target) lengths on a grid, (C, 2) with C <= _MOST_CELLS, and how many pairs each has."""
+    longest = max(int(source.max(initial=0)), int(target.max(initial=0)))
+    grid, place = np.unique(_on_grid(np.arange(longest + 1), 1, max_tokens), return_inverse=True)  # 0 stays 0
+    histogram = np.zeros(len(grid) ** 2, np.int64)
+    for block in _blocks(len(source)):
+        cells = place[source[block]] * len(grid) + place[target[block]]
+        histogram += np.bincount(cells, minlength=len(histogram))
+    present = np.flatnonzero(histogram)
+    lengths = np.column_stack([grid[present // len(grid)], grid[present % len(grid)]])
+    kept = (lengths > 0).all(axis=1)
+    lengths, pairs = lengths[kept], histogram[present[kept]]
     coarse = 1
     while True:
-        rounded = []
-        for lengths in (source, target):
-            step = np.maximum(coarse, 1 << np.maximum(0, np.ceil(np.log2(lengths)).astype(np.int64) - 4))
-            rounded.append(np.minimum(-(-lengths // step) * step, max_tokens))
-        cells, counts = np.unique(np.column_stack(rounded), axis=0, return_counts=True)
+        cells, cell = np.unique(_on_grid(lengths, coarse, max_tokens), axis=0, return_inverse=True)
         if len(cells) <= _MOST_CELLS:
-            return cells, counts
+            return cells, np.bincount(cell.reshape(-1), weights=pairs).astype(np.int64)
         coarse *= 2
+
+
+def _on_grid(lengths: np.ndarray, coarse: int, most: int) -> np.ndarray:
+    """Lengths rounded up as round_length() does, to multiples of `coarse`; none is more than `most`."""
+    doubling = np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
+    step = np.maximum(coarse, 1 << np.maximum(0, doubling - 4))
+    return np.minimum(-(-lengths // step) * step, most)
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """All places, some at a time: what is computed of each takes little memory."""
+    return (slice(begin, begin + _BLOCK) for begin in range(0, count, _BLOCK))
 
 
 def _holds(sizes: np.ndarray, pairs: np.ndarray) -> np.ndarray:
@@ -179,9 +177,33 @@ def _holds(sizes: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 
 def _smallest(source: np.ndarray, target: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The number of the smallest size that holds each pair, -1 where none does."""
+    """The number of the smallest size that holds each pair; len(sizes) where none does, or a side has length 0."""
+    found = np.full(len(source), len(sizes), dtype=np.uint8 if len(sizes) < 256 else np.int64)
     if not len(sizes) or not len(source):
-        return np.full(len(source), -1, dtype=np.int64)
-    cells, inverse = np.unique(np.column_stack([source, target]), axis=0, return_inverse=True)
-    holds = _holds(sizes, cells)
-    return np.where(holds.any(axis=1), holds.argmax(axis=1), -1)[inverse.reshape(-1)]
+        return found
+    # sizes tell lengths apart only at the lengths that they have: a table of those is small
+    steps = [np.unique(np.append(0, sizes[:, side])) for side in (0, 1)]
+    corners = np.stack(np.meshgrid(*steps, indexing="ij"), axis=-1).reshape(-1, 2)
+    holds = _holds(sizes, corners)
+    of_corner = np.where(holds.any(axis=1) & corners.all(axis=1), holds.argmax(axis=1), len(sizes)).astype(found.dtype)
+    table = np.full((len(steps[0]) + 1, len(steps[1]) + 1), len(sizes), found.dtype)  # the last: longer than any size
+    table[:-1, :-1] = of_corner.reshape(len(steps[0]), len(steps[1]))
+    longest = max(int(source.max()), int(target.max()))
+    of_source, of_target = (np.searchsorted(step, np.arange(longest + 1)) for step in steps)
+    for block in _blocks(len(source)):
+        found[block] = table[of_source[source[block]], of_target[target[block]]]
+    return found
+
+
+def _without_longest(
+    pairs: np.ndarray, source: np.ndarray, target: np.ndarray, kept: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs without their longest, `kept` of them in their order, and the rest; of equally long ones the last."""
+    if kept == len(pairs):
+        return pairs, pairs[:0]
+    lengths = source[pairs].astype(np.int64) + target[pairs]
+    longest_kept = int(np.partition(lengths, kept)[kept])
+    stays = lengths < longest_kept
+    equal = np.flatnonzero(lengths == longest_kept)
+    stays[equal[: kept - int(stays.sum())]] = True
+    return pairs[stays], pairs[~stays]

@@ -7,7 +7,6 @@ Source: Rajpurkar et al. 2016 (SQuAD 1.1), Rajpurkar et al. 2018 (2.0).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from fasttfm.data.corpus import TextFile
 from fasttfm.errors import UserError
+from fasttfm.parsing import Malformed, field, parse_json
 
 _ANYWHERE = "give the official JSON of SQuAD 1.1 or 2.0"
 
@@ -51,8 +51,8 @@ class SquadData:
         return len(self.questions)
 
 
-def read_squad(path: Path | str) -> SquadData:
-    """The questions of a file in the official form.
+def read_squad(path: Path | str, *, answered: bool = True) -> SquadData:
+    """The questions of a file in the official form. answered: whether its answers are needed; else they are not read.
 
     Raises UserError, with the line and column of broken JSON or with article, paragraph and question, for what is
     missing, of a wrong type, or an answer that its context does not have where it is said to begin.
@@ -62,7 +62,7 @@ def read_squad(path: Path | str) -> SquadData:
     articles = _field(content, "data", list, str(path)) if isinstance(content, dict) else None
     if articles is None:
         raise UserError(f"{path}: holds no object with a list named data: {_ANYWHERE}")
-    questions = list(_questions(articles, str(path)))
+    questions = list(_questions(articles, str(path), answered))
     if not questions:
         raise UserError(f"{path}: has no question: {_ANYWHERE}")
     seen: set[str] = set()
@@ -81,29 +81,25 @@ def read_json_text(path: Path) -> Any:
     Also as TextFile does.
     """
     try:
-        return json.loads("\n".join(TextFile(path)))
-    except json.JSONDecodeError as error:
-        cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
-        what = "is cut off" if cut else "is no JSON"
-        raise UserError(
-            f"{path}: {what} at line {error.lineno:,}, column {error.colno:,} ({error.msg}): copy or download it again"
-        ) from None
-    except RecursionError:
-        raise UserError(f"{path}: is nested too deeply: {_ANYWHERE}") from None
+        return parse_json("\n".join(TextFile(path)))
+    except Malformed as error:
+        raise UserError(f"{path}: {error}: copy or download it again") from None
 
 
-def _questions(articles: list[Any], name: str) -> Iterator[Question]:
+def _questions(articles: list[Any], name: str, answered: bool) -> Iterator[Question]:
     for number, article in enumerate(articles, start=1):
         where = f"{name}: article {number:,}"
         for count, paragraph in enumerate(_field(article, "paragraphs", list, where), start=1):
             spot = f"{where}, paragraph {count:,}"
             context = _field(paragraph, "context", str, spot)
             for order, asked in enumerate(_field(paragraph, "qas", list, spot), start=1):
-                yield _question(asked, context, f"{spot}, question {order:,}")
+                yield _question(asked, context, f"{spot}, question {order:,}", answered)
 
 
-def _question(asked: Any, context: str, where: str) -> Question:
+def _question(asked: Any, context: str, where: str, answered: bool) -> Question:
     identity, text = _field(asked, "id", str, where), _field(asked, "question", str, where)
+    if not answered:
+        return Question(identity, text, context, ())
     where = f"{where} ({identity})"
     impossible = asked.get("is_impossible", False)
     if not isinstance(impossible, bool):
@@ -131,14 +127,7 @@ def _answer(answer: Any, context: str, where: str) -> Answer:
 
 
 def _field(value: Any, name: str, kind: type, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: is {type(value).__name__} and no object: {_ANYWHERE}")
-    if name not in value:
-        raise UserError(f"{where}: has no {name}: {_ANYWHERE}")
-    if not isinstance(value[name], kind) or isinstance(value[name], bool):
-        wanted = {list: "a list", str: "a text", int: "a whole number"}[kind]
-        raise UserError(f"{where}: {name} is {type(value[name]).__name__}, it must be {wanted}: {_ANYWHERE}")
-    return value[name]
+    return field(value, name, kind, where, remedy=_ANYWHERE)
 
 
 def _short(text: str) -> str:

@@ -134,7 +134,7 @@ def best_threshold(
 
     scores: question's id -> (exact match, F1) of the predictions as they stand; which: 0 or 1 of these. Where nothing
     beats leaving every question unanswered, the threshold is below every null score (the official script says 0.0,
-    which with scores that are no probabilities would not leave all of them unanswered).
+    which with scores that are not probabilities would not leave all of them unanswered).
     """
     order = sorted((each for each in null_scores if each in scores), key=lambda each: null_scores[each])
     current = best = float(sum(not has for has in has_answer.values()))

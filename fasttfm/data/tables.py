@@ -11,6 +11,7 @@ from typing import Any
 
 from fasttfm.data.corpus import TextFile
 from fasttfm.errors import UserError
+from fasttfm.parsing import Malformed, parse_json, told
 
 _FORMS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -31,7 +32,7 @@ def read_table(path: Path, needed: Sequence[str] = ()) -> list[Row]:
     """All rows of a file whose name says its form: .csv, .tsv (no quotes) or .jsonl (an object a line).
 
     needed: columns that every row must have. Raises UserError with the line for a row that has more or fewer fields
-    than the header, for what is no JSON object, and for a file without rows.
+    than the header, for what is not a JSON object, and for a file without rows.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _PACKED:
@@ -84,12 +85,9 @@ def _objects(path: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            given = json.loads(line)
-        except ValueError as error:
-            column = f", column {error.colno:,}" if isinstance(error, json.JSONDecodeError) else ""
-            raise UserError(f"{where}{column}: is cut off or no JSON: write one object a line") from None
-        if not isinstance(given, dict):
-            raise UserError(f"{where}: is {type(given).__name__} and no object: write one object a line")
+            given = parse_json(line, dict)
+        except Malformed as error:
+            raise UserError(f"{where}: {error}: write one object a line") from None
         yield Row({str(name): _text(value, str(name), where) for name, value in given.items()}, where)
 
 
@@ -98,4 +96,4 @@ def _text(value: Any, name: str, where: str) -> str:
         return value
     if isinstance(value, int | float):  # a label; true and false as JSON writes them
         return json.dumps(value)
-    raise UserError(f"{where}: {name} is {type(value).__name__}, it must be a text or a number")
+    raise UserError(f"{where}: {name} is {told(value)}, it must be a text or a number")

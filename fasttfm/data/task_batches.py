@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttfm.data.shapes import PlannedBatches, choose_sizes, length_batches, plan_batches, round_length
+from fasttfm.data.epochs import PlannedBatches
+from fasttfm.data.shapes import choose_sizes, length_batches, plan_batches, round_length
 from fasttfm.data.task_inputs import Row
 from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.data.tokenizer import PAD
@@ -103,19 +104,20 @@ class TaskBatches(PlannedBatches):
 
     unit = "example"
 
-    def __init__(self, examples: Examples, max_tokens: int, seed: int = 0) -> None:
+    def __init__(self, examples: Examples, max_tokens: int, seed: int = 0, *, together: int = 1) -> None:
+        """together: batches of an update, which are of all lengths."""
         self.examples, self.max_tokens = examples, max_tokens
         lengths, budget = examples.lengths, max_tokens // examples.choices
-        kept = np.flatnonzero(lengths <= budget)
-        self.skipped = len(examples) - len(kept)
+        kept = lengths <= budget
+        self.skipped = len(examples) - int(kept.sum())
         """Examples left out for their length."""
-        if not len(kept):
+        if not kept.any():
             raise ValueError(
                 f"no example of at least {lengths.min() * examples.choices} tokens fits batches of {max_tokens}"
             )
-        widths = lengths[kept]
+        widths = np.where(kept, lengths, 0)
         plan = plan_batches(widths, widths, choose_sizes(widths, widths, budget), budget)
-        super().__init__(plan, kept, len(examples), seed)
+        super().__init__(plan, len(examples), seed, together)
 
     @property
     def target_tokens(self) -> int:
@@ -126,12 +128,12 @@ class TaskBatches(PlannedBatches):
     def padding_ratio(self) -> float:
         """The share of padding over all batches of an epoch."""
         real = sum(len(row.tokens) for index in self._sorted for row in self.examples.rows[index])
-        padded = self._size_of[self._sorted, 0].sum() * self.examples.choices
+        padded = self._cells.sum() // 2 * self.examples.choices  # planned as pairs of equal sides
         return 1.0 - real / float(padded)
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> TaskBatch:
         """The tensors of one element of epoch(), which are the same in every epoch."""
-        return self.examples.batch(indices, int(self._size_of[indices[0], 0]))
+        return self.examples.batch(indices, int(self.padded_to(indices[0])[0]))
 
 
 def evaluation_batches(examples: Examples, max_tokens: int) -> list[tuple[np.ndarray, TaskBatch]]:

@@ -122,10 +122,12 @@ def _window_begins(tokens: int, width: int, stride: int) -> list[int]:
 
 def _owners(tokens: int, width: int, begins: list[int]) -> np.ndarray:
     """(tokens,): the window that shows each token with the most context on its shorter side (longer windows first)."""
-    positions = np.arange(tokens)
-    scores = np.full((len(begins), tokens), -np.inf)
+    best, owner = np.full(tokens, -np.inf), np.zeros(tokens, np.int64)
     for number, begin in enumerate(begins):
         end = min(begin + width, tokens)
-        inside = positions[begin:end]
-        scores[number, begin:end] = np.minimum(inside - begin, end - 1 - inside) + 0.01 * (end - begin)
-    return scores.argmax(axis=0)
+        inside = np.arange(begin, end)
+        scores = np.minimum(inside - begin, end - 1 - inside) + 0.01 * (end - begin)
+        shows_more = scores > best[begin:end]  # of equal ones the first window
+        best[begin:end][shows_more] = scores[shows_more]
+        owner[begin:end][shows_more] = number
+    return owner

@@ -15,6 +15,8 @@ from typing import Any
 from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
+from fasttfm.folders import settled
+from fasttfm.parsing import characters, decoded, parse_json
 
 MASK_PIECE = "<mask>"
 NEWLINE = "\n"
@@ -40,7 +42,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Of a text of any number of lines, without `end`."""
+        """The tokens of a text of any number of lines, without `end`."""
 
     @abstractmethod
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -51,7 +53,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Of lines of one text, each with the token of its line break at the end."""
+        """The tokens of each line of one text, its line break's token at the end."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -107,7 +109,7 @@ class PieceTokenizer(TextTokenizer):
         return NEWLINE.join(map(self.tokenizer.decode, lines))
 
     def pieces(self) -> list[str]:
-        """As TextTokenizer; U+2581 stands for a space."""
+        """The text of every token; U+2581 stands for a space."""
         return self.tokenizer.pieces(range(len(self)))
 
     def save(self, folder: Path) -> None:
@@ -125,21 +127,21 @@ class ByteTokenizer(TextTokenizer):
         return _FIRST_BYTE + 256
 
     def encode(self, text: str) -> list[int]:
-        return [_FIRST_BYTE + byte for byte in text.encode()]
+        return [_FIRST_BYTE + byte for byte in characters(text).encode()]
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        sizes = [len(character.encode()) for character in text]
+        sizes = [len(character.encode()) for character in characters(text)]
         return self.encode(text), [(i, i + (byte == size - 1)) for i, size in enumerate(sizes) for byte in range(size)]
 
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         return [self.encode(line + NEWLINE) for line in lines]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As TextTokenizer; bytes that are no UTF-8 become U+FFFD."""
+        """The text of the tokens; bytes that are not UTF-8 become U+FFFD."""
         return bytes(int(i) - _FIRST_BYTE for i in ids if int(i) >= _FIRST_BYTE).decode(errors="replace")
 
     def pieces(self) -> list[str]:
-        """As TextTokenizer, bytes as Latin-1."""
+        """The text of every token, bytes as Latin-1."""
         return [*("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE), *map(chr, range(256))]
 
     def save(self, folder: Path) -> None:
@@ -171,14 +173,14 @@ class ImportedTokenizer(TextTokenizer):
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(characters(text), add_special_tokens=False).ids)
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._tokenizer.encode(characters(text), add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """As TextTokenizer; a run of line breaks may be one token of GPT-2's, so that the lines are cut as one text."""
+        """The tokens of each line, cut as one text: a run of line breaks may be one token of GPT-2's."""
         return [self.encode("".join(line + NEWLINE for line in lines))]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -201,6 +203,7 @@ def train_text_tokenizer(lines: Iterable[str], vocab_size: int) -> PieceTokenize
 
 def load_text_tokenizer(folder: Path) -> TextTokenizer:
     """The tokenizer of a data or model directory; UserError where there is none, or it is damaged."""
+    settled(folder)
     if (folder / BYTES_FILE).is_file():
         if read_json(folder / BYTES_FILE) != {"first_byte": _FIRST_BYTE}:
             raise UserError(f"{folder / BYTES_FILE}: is damaged: prepare the data again, or copy the file anew")
@@ -221,7 +224,9 @@ def load_pieces(path: Path) -> PieceTokenizer:
 def load_tokenizer_file(path: Path) -> ImportedTokenizer:
     """A tokenizer.json; UserError where it is none that can be used, or `tokenizers` is not installed."""
     try:
-        return ImportedTokenizer(path.read_text(encoding="utf-8"))
+        content = decoded(path.read_bytes())
+        parse_json(content, dict)
+        return ImportedTokenizer(content)
     except ImportError:
         raise UserError(f"{path}: needs the package tokenizers: pip install tokenizers") from None
     except Exception as error:  # tokenizers raises Exception itself

@@ -24,6 +24,8 @@ import numpy as np
 import sentencepiece as spm
 
 from fasttfm.errors import UserError
+from fasttfm.folders import settled
+from fasttfm.parsing import characters, parse_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, the unknown piece, the start and the end of a sentence, in every vocabulary."""
@@ -51,7 +53,7 @@ class Vocabulary:
     prefix: list[str]
     """What every line begins with, such as the code of a language; a search is made to begin with it, text is not."""
     silent: list[str] = field(default_factory=list)
-    """Besides the first four, what is no text: such as the codes of languages."""
+    """Besides the first four, what is not text: such as the codes of languages."""
     codes: bool = False
     """Whether a line may begin with a code such as >>deu<<, which is one piece (OPUS-MT)."""
 
@@ -97,7 +99,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """Raises UserError when the file is missing or is no usable model, or its vocabulary is damaged."""
+        """Raises UserError when the file is missing or is not a usable model, or its vocabulary is damaged."""
         try:
             model = Path(path).read_bytes()
             beside = vocabulary_file(path)
@@ -108,7 +110,7 @@ class Tokenizer:
         except ValueError as error:
             raise UserError(f"{path}: {error}: prepare the data again, or copy the file anew") from None
         try:
-            vocabulary = Vocabulary(**json.loads(beside.read_text(encoding="utf-8")))
+            vocabulary = Vocabulary(**parse_json(beside.read_bytes(), dict))
         except (ValueError, TypeError) as error:
             raise UserError(f"{beside}: is damaged ({error}): import the model again") from None
         try:
@@ -130,19 +132,19 @@ class Tokenizer:
         """The ids of one line."""
         if self.vocabulary is not None:
             return [self._ids.get(piece, UNK) for piece in self._cut(text)]
-        return self._processor.EncodeAsIds(text.translate(_HIDE))
+        return self._processor.EncodeAsIds(characters(text).translate(_HIDE))
 
     def _cut(self, text: str) -> list[str]:
         """The pieces of a line, its code of a language one of them."""
         code = _CODE.match(text) if self.vocabulary is not None and self.vocabulary.codes else None
-        pieces = self._processor.EncodeAsPieces(text[code.end() :] if code else text)
+        pieces = self._processor.EncodeAsPieces(characters(text)[code.end() :] if code else text)
         return [code[0], *pieces] if code else pieces
 
     def encode_lines(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """The ids of every line, in order; the result does not depend on threads."""
         if self.vocabulary is not None:
             return [self.encode(line) for line in lines]
-        hidden = [line.translate(_HIDE) if "\u2581" in line else line for line in lines]
+        hidden = [characters(line).translate(_HIDE) if "\u2581" in line else characters(line) for line in lines]
         return self._processor.Encode(hidden, out_type=int, num_threads=threads) if lines else []
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -155,20 +157,20 @@ class Tokenizer:
         return text.replace("\r", " ").replace("\n", " ").translate(_SHOW)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Of each token of encode(text): where its characters begin and end in text, spaces before it included.
+        """Where the characters of each token of encode(text) begin and end in text, spaces before it included.
 
         A character that is spelt in bytes belongs to the last of them; the others begin and end where it begins. Raises
-        UserError for an imported model, whose prefixes and codes are no text.
+        UserError for an imported model, whose prefixes and codes are not text.
         """
         self._refuse_imported()
-        return _spans(self._processor, "Encode", text.translate(_HIDE), text)
+        return _spans(self._processor, "Encode", characters(text).translate(_HIDE), text)
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of one line, and spans() of them."""
         return self.encode(text), self.spans(text)
 
     def decoded_spans(self, ids: Sequence[int] | np.ndarray) -> list[tuple[int, int]]:
-        """Of each id: where its characters begin and end in decode(ids), as in spans()."""
+        """Where the characters of each id begin and end in decode(ids), as in spans()."""
         self._refuse_imported()
         ids = [int(i) for i in ids]
         return _spans(self._processor, "DecodeIds", ids, self._processor.DecodeIds(ids))
@@ -213,6 +215,7 @@ def load_tokenizers(folder: Path, joint: bool | None = None) -> tuple[Tokenizer,
 
     joint: None goes by the files that are there. Raises UserError when a file is missing or damaged.
     """
+    settled(folder)
     sides = [folder / "spm.src.model", folder / "spm.tgt.model"]
     if joint is None:
         joint = not any(path.exists() for path in sides)

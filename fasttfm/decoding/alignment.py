@@ -2,8 +2,8 @@
 
 Each token of the translation is linked to the word of the source that its attention, summed over the word's tokens, is
 largest for; two words are linked when a token of the one is linked to the other (Garg et al. 2019, section 4.1;
-fairseq's --print-alignment). End-of-sentence is no word. Attention that has nothing to look at rests on punctuation, so
-words of letters are linked with such, and a sign that the source has as well is linked with it.
+fairseq's --print-alignment). End-of-sentence is not a word. Attention that has nothing to look at rests on punctuation,
+so words of letters are linked with such, and a sign that the source has as well is linked with it.
 """
 
 from __future__ import annotations

@@ -27,9 +27,7 @@ def cross_attention(
     whatever the batch holds. Raises UserError for a layer that the model has not.
     """
     layer = config.alignment_layer
-    layers = min(each.config.decoder_layers for each in getattr(model, "models", [model]))
-    if layer > layers:
-        raise UserError(f"decoding.alignment_layer {layer} is not there: the model has layers 1 to {layers}")
+    check_layer(model, layer)
     maps: list[Tensor] = [torch.empty(0)] * len(sources)
     with inference(model, batch_invariant=True) as device:
         for batch, inputs in pair_batches(sources, targets, config.batch_tokens, device):
@@ -37,6 +35,14 @@ def cross_attention(
             for row, index in enumerate(batch):
                 maps[index] = weights[row, : len(targets[index]) + 1, : len(sources[index])].clone()
     return maps
+
+
+def check_layer(model: Any, layer: int) -> None:
+    """Raise UserError for a decoder layer, from 1, that the model has not; 0 stands for one of those it has."""
+    if layer:
+        layers = min(each.config.decoder_layers for each in getattr(model, "models", [model]))
+        if layer > layers:
+            raise UserError(f"decoding.alignment_layer {layer} is not there: the model has layers 1 to {layers}")
 
 
 def coverage(attention: Tensor) -> float:

@@ -7,6 +7,7 @@ that the picture reads as an alignment of the translation with its source.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from fasttfm.decoding.batches import inference
 from fasttfm.decoding.search import translate_ids
 from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
+from fasttfm.files import replace_file
 
 KINDS = {"encoder": "encoder self-attention", "cross": "cross-attention", "decoder": "decoder self-attention"}
 MOST_TOKENS = 80
@@ -139,9 +141,11 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
     try:
         # the format is told, because matplotlib would append .png to a name without a suffix
         format = Path(path).suffix[1:] or "png"
-        figure.savefig(path, format=format, dpi=min(110, _MOST_PIXELS / max(width, height)))
+        picture = io.BytesIO()
+        figure.savefig(picture, format=format, dpi=min(110, _MOST_PIXELS / max(width, height)))
     except ValueError as error:
         raise UserError(f"{path}: {error}".replace("\n", " ")) from None
+    replace_file(Path(path), picture.getvalue())
 
 
 def _readable(piece: str, unknown: frozenset[str]) -> str:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fasttfm.cpu.linear import frozen_weights
 from fasttfm.data.shapes import round_length
 from fasttfm.data.tokenizer import PAD
-from fasttfm.functional.linear import frozen_weights
 
 SHORTEST = 16
 """A shorter source counts as so many tokens: its output may be long, and each takes caches for all of that."""

@@ -20,8 +20,8 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.batches import LENGTHS, padded
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
-from fasttfm.decoding.largest import likeliest
 from fasttfm.decoding.selection import compute_allowed
+from fasttfm.decoding.top_k import likeliest
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer

@@ -13,8 +13,8 @@ import torch
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.batches import inference
+from fasttfm.decoding.greedy import draw_tokens
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER
-from fasttfm.decoding.stepwise import draw_tokens
 from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Sampling:
             raise UserError(f"--seed {self.seed}: 0 or more is allowed")
 
     def decoding(self) -> DecodingConfig:
-        """The same for decoding.stepwise."""
+        """The same for decoding.greedy."""
         if self.temperature == 0:
             return DecodingConfig(beam=1, sampling=True, sampling_topk=1)
         return DecodingConfig(
@@ -64,7 +64,7 @@ def continue_ids(
     """`samples` continuations of a prompt (at least one token), each of at most `most` tokens, without `end`.
 
     A text is over when it draws `end`; what it draws follows from the seed and its number. Raises UserError where the
-    model has too few positions, or probabilities that are no numbers.
+    model has too few positions, or probabilities that are not numbers.
     """
     positions = model.config.max_length
     if len(prompt) + most > positions + 1:

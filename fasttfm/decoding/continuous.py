@@ -6,7 +6,7 @@ soon as a quarter of the budget of tokens is free, sentences from the queue take
 beside it, so what is found is the same to the last bit as in a batch that nobody joins, or alone.
 
 Sentences that join together are encoded together where they are padded to the same length, and searched by one Steps
-(beam.py). For models on a CPU whose decoder takes straight steps (models/decoder_step.py).
+(beam.py). For models on a CPU whose decoder takes straight steps (cpu/decoder_step.py).
 Source: Yu et al. 2022 (Orca), iteration-level scheduling.
 """
 
@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.cpu.thresholds import fixed
 from fasttfm.data.shapes import round_length
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
 from fasttfm.decoding.beam import Steps
+from fasttfm.decoding.constrained import longest_with_phrases
+from fasttfm.decoding.greedy import plain_steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available
 from fasttfm.decoding.phrases import Phrases, Required
-from fasttfm.decoding.required import longest_with_phrases
 from fasttfm.decoding.selection import allowed_tokens, compute_allowed
-from fasttfm.decoding.stepwise import plain_steps
 
-_LEAST_FREE = 4
-"""A quarter of the budget must be free before sentences join: an encoder is quicker with several of them."""
+_LEAST_FREE = fixed("joining_share")
 _CPU = torch.device("cpu")
 
 

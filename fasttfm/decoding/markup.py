@@ -85,14 +85,14 @@ class Marked:
 
     def insert(self, translation: str, links: Links) -> str:
         """The translation with the elements in it; links between the PARTS of text and of translation."""
-        return _Insertion(self.text, translation, links).render(self.elements, 0, None)
+        return _Insertion(self.text, translation, links).render(self.elements)
 
 
 def translate_marked(
     translator: Translator, lines: Iterable[str], prefixes: Iterable[str] | None = None
 ) -> Iterator[list[Translation]]:
-    """As Translator.translate_stream, of lines with tags; the translator must align PARTS. UserError names a line whose
-    tags are not balanced, after the translations of those before it."""
+    """Translate lines with tags, as Translator.translate_stream() does; the translator must align PARTS. UserError
+    names a line whose tags are not balanced, after the translations of those before it."""
     read: deque[Marked] = deque()
 
     def plain() -> Iterator[str]:
@@ -117,6 +117,20 @@ def _unbalanced(what: str) -> str:
     return f"{what}: with --markup tags must be balanced, and < in text is written &lt;"
 
 
+@dataclass(slots=True)
+class _Open:
+    """An element that is being written."""
+
+    elements: Iterator[tuple[Element, int, int]]
+    """Those in it that are still to come, with the parts that they take."""
+    low: int
+    """The first part that it takes."""
+    cursor: int
+    """Character of the translation up to which it is written."""
+    end: int
+    closing: str
+
+
 class _Insertion:
     """Places for elements in one translation, counted in its parts."""
 
@@ -130,19 +144,26 @@ class _Insertion:
             self.sources_of[other].add(one)
             self.targets_of[one].add(other)
 
-    def render(self, elements: Sequence[Element], low: int, high: int | None, begin: int = 0, end: int | None = None,
-               around: Element | None = None) -> str:  # fmt: skip
-        """text[begin:end], the parts low to high, with the elements in it that stand in the one around."""
-        high, end = len(self.target) if high is None else high, len(self.text) if end is None else end
-        written, cursor = "", begin
-        for element, first, last in self._without_overlap(elements, low, high, around):
-            start = self._character(element, first, last, low)
-            start = min(max(start, cursor), end)
-            stop = min(max(self.target[last - 1][1], start), end) if last > first else start
-            inside = self.render(element.children, first, last, start, stop, element)
-            written += html.escape(self.text[cursor:start], quote=False) + element.opening + inside + element.closing
-            cursor = stop
-        return written + html.escape(self.text[cursor:end], quote=False)
+    def render(self, elements: Sequence[Element]) -> str:
+        """The translation with the elements in it. A loop and no recursion: elements may be nested in thousands."""
+        written: list[str] = []
+        waiting = [_Open(iter(self._without_overlap(elements, 0, len(self.target), None)), 0, 0, len(self.text), "")]
+        while waiting:
+            around = waiting[-1]
+            following = next(around.elements, None)
+            if following is None:
+                written += html.escape(self.text[around.cursor : around.end], quote=False), around.closing
+                waiting.pop()
+                continue
+            element, first, last = following
+            start = self._character(element, first, last, around.low)
+            start = min(max(start, around.cursor), around.end)
+            stop = min(max(self.target[last - 1][1], start), around.end) if last > first else start
+            written += html.escape(self.text[around.cursor : start], quote=False), element.opening
+            around.cursor = stop
+            children = iter(self._without_overlap(element.children, first, last, element))
+            waiting.append(_Open(children, first, start, stop, element.closing))
+        return "".join(written)
 
     def _character(self, element: Element, first: int, last: int, low: int) -> int:
         """Where the tag of an element that takes parts first to last begins."""

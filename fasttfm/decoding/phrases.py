@@ -21,7 +21,8 @@ State = frozenset[Way]
 WORD, CONTINUATION = -1, -2
 """Stand for all tokens that no phrase waits for: those that begin a word, and those that go on one."""
 _MOST_WAYS = 128
-"""More ways than this come of many equal phrases; the ones that need least are kept, which satisfies all the same."""
+"""More ways than this come of many equal phrases, or of one that repeats itself for long. Kept are half as
+many of those that write no phrase now, and half as many of all, those that need least: that satisfies all the same."""
 
 
 class Required:
@@ -122,7 +123,9 @@ class Required:
             if not any(writing == other and met | more == more != met for more, other in ways)
         }
         if len(best) > _MOST_WAYS:
-            best = set(sorted(best, key=lambda way: (self._way_needs(*way), way[0], way[1] or ()))[:_MOST_WAYS])
+            order = sorted(best, key=lambda way: (self._way_needs(*way), way[0], way[1] or ()))
+            idle = [way for way in order if way[1] is None]  # without one, a token that breaks a phrase ends all ways
+            best = {*idle[: _MOST_WAYS // 2], *order[: _MOST_WAYS // 2]}
         return frozenset(best)
 
     def _written(self, met: int, writing: tuple[int, int, int]) -> Way:

@@ -38,7 +38,7 @@ def pipeline(task: str, model: str | Path, *, device: str | None = None, **optio
 
     task: translation, also as translation_en_to_de. model: what `fasttfm train`, `fasttfm import` or save_pretrained()
     made. options: those of Translator.from_directory, fields of DecodingConfig among them. Raises UserError for an
-    unknown task and for a directory that is no model.
+    unknown task and for a directory that is not a model.
     """
     if task not in TASKS and not task.startswith("translation_"):
         raise UserError(f"task {task!r} is unknown: fasttfm has {' and '.join(TASKS)}")

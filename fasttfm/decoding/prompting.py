@@ -18,6 +18,7 @@ import numpy as np
 from fasttfm.decoding.batches import inference
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
+from fasttfm.parsing import told
 
 if TYPE_CHECKING:
     from fasttfm.data.text_tokenizer import TextTokenizer
@@ -43,7 +44,7 @@ def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
     for number, given in enumerate(read_json(path, list), start=1):
         where = f"{path}: example {number}"
         if not isinstance(given, dict):
-            raise UserError(f'{where} is no object: give {{"text": …, "options": […], "answer": …}}')
+            raise UserError(f'{where} is {told(given)}: give {{"text": …, "options": […], "answer": …}}')
         choices = given.get("options", list(options))
         if not (
             isinstance(choices, list) and len(choices) >= 2 and all(isinstance(each, str) and each for each in choices)
@@ -51,11 +52,18 @@ def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
             raise UserError(f"{where} needs a list of at least two options: give them there, or by --options")
         if given.get("answer") not in choices:
             raise UserError(f"{where}: its answer {given.get('answer')!r} is not among its options")
-        fields = {name: str(value) for name, value in given.items() if name not in ("options", "answer")}
+        fields = {name: _text(name, value, where) for name, value in given.items() if name not in ("options", "answer")}
         examples.append(Example(fields, choices, given["answer"]))
     if not examples:
         raise UserError(f"{path}: holds no example")
     return examples
+
+
+def _text(name: str, value: Any, where: str) -> str:
+    """What a template writes for a field."""
+    if isinstance(value, dict | list):
+        raise UserError(f"{where}: {name} is {told(value)}, it must be a text or a number")
+    return str(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,14 +16,14 @@ from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.attention import rescore_by_coverage
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference
 from fasttfm.decoding.beam import Steps, search_together
+from fasttfm.decoding.constrained import ConstrainedSteps
 from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue, constraints_of
-from fasttfm.decoding.groups import Groups
+from fasttfm.decoding.diverse import DiverseSteps
+from fasttfm.decoding.greedy import plain_steps
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available
 from fasttfm.decoding.phrases import Phrases, Required
-from fasttfm.decoding.required import RequiredPhrases
-from fasttfm.decoding.stepwise import plain_steps
-from fasttfm.decoding.workers import Workers, can_fork
+from fasttfm.decoding.workers import WorkerPool, can_fork
 from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def search_ids(
     required: Sequence[Sequence[Phrases]] | None = None,
     continuations: frozenset[int] = frozenset(),
     allowed: Sequence[Sequence[int]] | None = None,
-    workers: Workers | None = None,
+    workers: WorkerPool | None = None,
 ) -> list[list[Hypothesis]]:
     """The config.nbest best hypotheses of each source (ids with end-of-sentence), in the order of the sources.
 
@@ -133,14 +133,14 @@ def _check(
         raise ValueError("required phrases need a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
 
 
-def search_workers(model: Any, count: int, *, least_work: float = 0) -> Workers | None:
+def search_workers(model: Any, count: int, *, least_work: float = 0) -> WorkerPool | None:
     """So many processes for search_ids(); None for one, for a model that is not on a CPU and where nothing can fork.
 
     least_work: source tokens times parameters times beam that they are started for.
     """
     if count == 1 or not can_fork(model):
         return None
-    return Workers(model, count, prepare=prepare, least_work=least_work)
+    return WorkerPool(model, count, prepare=prepare, least_work=least_work)
 
 
 def prepare(model: Transformer) -> None:
@@ -188,7 +188,7 @@ def _parts(batches: list[list[int]], workers: int) -> Iterator[list[list[int]]]:
 
 
 def _each(
-    model: Transformer, calls: Sequence[tuple], workers: Workers | None, *, single_thread: bool
+    model: Transformer, calls: Sequence[tuple], workers: WorkerPool | None, *, single_thread: bool
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """(index, hypotheses) of each sentence of each call, by the workers where there are more calls than one."""
     if workers is not None and len(calls) > 1:
@@ -233,9 +233,9 @@ def _search_batch(
     refuse_more_than_available(model, sources, config, device, shared.workers)
     constraints = constraints_of(batch, config, device, shared.banned, phrases)
     if phrases is not None:
-        steps: Steps = RequiredPhrases(phrases, constraints, config)
+        steps: Steps = ConstrainedSteps(phrases, constraints, config)
     elif config.diverse_beam_groups > 1 and not config.sampling:
-        steps = Groups(constraints, config)
+        steps = DiverseSteps(constraints, config)
     else:
         steps = plain_steps(constraints, config, [each.number for each in batch])
     return search_together(model, sources, steps)

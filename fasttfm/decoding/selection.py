@@ -35,7 +35,7 @@ def _ids(tokens: Sequence[int] | None) -> np.ndarray:
 
 
 def compute_allowed(cache: Any, allowed: Iterable[Tensor] | None) -> None:
-    """Lets the steps of a cache compute the logits of these tokens alone, where its steps can (models/decoder_step.py);
+    """Lets the steps of a cache compute the logits of these tokens alone, where its steps can (cpu/decoder_step.py);
     elsewhere they compute all of them. allowed: of each sentence that is searched; None for all tokens."""
     straight = getattr(cache, "straight", None)
     if straight is not None:

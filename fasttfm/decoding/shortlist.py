@@ -46,8 +46,9 @@ class Shortlist:
     def from_pairs(
         cls, pairs: ParallelTokens, source: Tokenizer, target: Tokenizer, *, best: int, frequent: int, iterations: int
     ) -> Shortlist:
-        """Of training data: the `best` likeliest translations of each source token by IBM model 1, the token itself
-        where the target vocabulary has it, and for all sentences the `frequent` most frequent target tokens.
+        """Make a shortlist of training data: the `best` likeliest translations of each source token by IBM model 1, the
+        token itself where the target vocabulary has it, and for all sentences the `frequent` most frequent target
+        tokens.
 
         ValueError for numbers below 1, UserError for data without pairs.
         """
@@ -70,7 +71,8 @@ class Shortlist:
 
     @classmethod
     def load(cls, path: Path, source: Tokenizer, target: Tokenizer) -> Shortlist:
-        """Of a file. UserError names path and line of what is wrong, such as a token of another vocabulary."""
+        """Read a shortlist file. UserError names path and line of what is wrong, such as a token of another
+        vocabulary."""
         sides = [{piece: n for n, piece in enumerate(each.pieces(range(len(each))))} for each in (source, target)]
         by_source: dict[tuple[int, ...], list[int]] = {}
         for number, line in enumerate(read_lines(path), start=1):
@@ -103,5 +105,5 @@ def _joined(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
 
 def _number(piece: str, ids: Mapping[str, int], where: str) -> int:
     if piece not in ids:
-        raise UserError(f"{where}: {piece!r} is no token of the model: make the file with fasttfm shortlist MODEL")
+        raise UserError(f"{where}: {piece!r} is not a token of the model: make the file with fasttfm shortlist MODEL")
     return ids[piece]

@@ -1,4 +1,4 @@
-"""A translation as it is written: token by token, text by text."""
+"""Streaming: a translation is given out token by token while it is searched."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.beam import start_cache
 from fasttfm.decoding.continuous import Waiting, constraints_of
+from fasttfm.decoding.greedy import GreedySteps
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER
-from fasttfm.decoding.stepwise import Walk
 from fasttfm.errors import UserError
 
 
@@ -40,7 +40,7 @@ def stream_ids(
 
 def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Sequence[Sequence[int]]) -> Iterator[int]:
     with inference(model, batch_invariant=config.batch_invariant) as device:
-        steps = Walk(constraints_of([sentence], config, device, banned), config, [sentence.number])
+        steps = GreedySteps(constraints_of([sentence], config, device, banned), config, [sentence.number])
         cache = start_cache(model, [sentence.source], steps)
     while steps.sentences:
         with inference(model, batch_invariant=config.batch_invariant):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fasttfm.data.tokenizer import EOS, UNK, Tokenizer
@@ -33,6 +33,7 @@ class Terminology:
                 numbers[term] = len(self.alternatives)
                 self.alternatives.append([])
             self.alternatives[numbers[term]] += phrases
+        self._terms = numbers
         longest_first = sorted(numbers, key=lambda term: (-len(term), term))
         self._numbers = [numbers[term] for term in longest_first]
         self._pattern = re.compile("|".join(f"({_as_pattern(term)})" for term in longest_first))
@@ -42,7 +43,7 @@ class Terminology:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], path: str | Path, tokenizer: Tokenizer) -> Terminology:
-        """Of lines `source term TAB translation TAB another translation ...`; empty ones are skipped. UserError names
+        """Read lines `source term TAB translation TAB another translation ...`; empty ones are skipped. UserError names
         path and line of what is wrong."""
         terms = []
         for number, line in enumerate(lines, start=1):
@@ -55,6 +56,14 @@ class Terminology:
                 raise UserError(f"{path}, line {number:,}: {error}") from None
             terms.append((term, alternatives))
         return cls(terms, tokenizer)
+
+    def refuse_banned(self, banned: Iterable[Sequence[int]]) -> None:
+        """Raise UserError for a term of which every translation holds a sequence of banned tokens."""
+        wanted = [f" {' '.join(map(str, ids))} " for ids in banned]
+        for term, number in self._terms.items():
+            phrases = [f" {' '.join(map(str, ids))} " for ids in self.alternatives[number]]
+            if all(any(each in phrase for each in wanted) for phrase in phrases):
+                raise UserError(f"--banned forbids every translation of the term {term!r}: allow one, or leave it out")
 
     def required(self, line: str) -> list[list[list[int]]]:
         """For every occurrence of a term in line the alternatives, as ids, of which the translation must hold one."""

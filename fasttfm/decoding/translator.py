@@ -6,6 +6,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,28 +19,29 @@ from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
 from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import Values, build
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.cpu.int8 import warn_without_route
+from fasttfm.cpu.thresholds import fixed
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
-from fasttfm.decoding.agreement import by_agreement
 from fasttfm.decoding.alignment import Links, word_links
-from fasttfm.decoding.attention import cross_attention
+from fasttfm.decoding.attention import check_layer, cross_attention
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.hypotheses import Hypothesis
+from fasttfm.decoding.mbr import minimum_bayes_risk
 from fasttfm.decoding.scoring import score_ids
 from fasttfm.decoding.search import search_ids, search_workers
 from fasttfm.decoding.shortlist import Shortlist
 from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology
 from fasttfm.errors import UserError
+from fasttfm.folders import reading
 from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_values
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 _DTYPES = {"fp32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_LEAST_WORK = 5e11
-"""Source tokens times parameters times beam from which on processes are started: a core takes 5 s for so much, and
-starting them half of that."""
-_PREFIX_RULE = "one line is needed for each input line: an empty one where the translation may begin anyhow"
+_LEAST_WORK = fixed("workers_work")
+_PREFIX_RULE = "one line is needed for each input line: an empty one where the translation may begin with any word"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,9 @@ class Translator:
             self.config.sampling or self.config.mbr_samples or self.config.diverse_beam_groups > 1
         ):
             raise UserError("terminology needs a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
+        if terminology is not None:
+            terminology.refuse_banned(self.banned)
+        check_layer(model, self.config.alignment_layer)
         self.cut_lines = 0
         self.first_cut_line: int | None = None
 
@@ -134,25 +139,30 @@ class Translator:
         Raises UserError naming what is missing, damaged or of another model.
         """
         path, chosen = Path(path), pick_device(device)
-        values = read_values(path, decoding)
-        source_tokenizer, target_tokenizer = _tokenizers(path, values)
-        sizes = {"vocab_size": len(target_tokenizer), "pad_id": PAD}
-        if source_tokenizer is not target_tokenizer:
-            sizes["source_vocab_size"] = len(source_tokenizer)
-        config = build(values, sizes)
-        others = [(Path(each), build(read_values(Path(each), {}), sizes).model) for each in ensemble]
-        models = []
-        for folder, shape in ((path, config.model), *others):
-            _check_same_tokenizers(path, folder)
-            model = Transformer(shape)
-            saved = resolve_checkpoint(folder, checkpoint)
-            check_vocabulary(saved, folder)
-            load_weights(model, read_weights(saved), saved)
-            precision_of_model = precision or ("int8" if is_quantized(saved) else "fp32")
-            if precision == "int8" and chosen.type != "cpu":
-                raise UserError(f"--precision int8 is for a CPU, the device is {chosen}: give bf16 or fp16")
-            model.int8_products = precision_of_model == "int8"
-            models.append(model.to(device=chosen, dtype=_DTYPES[precision_of_model]).eval())
+        with ExitStack() as stack:
+            for folder in (path, *map(Path, ensemble)):
+                stack.enter_context(reading(folder))
+            values = read_values(path, decoding)
+            source_tokenizer, target_tokenizer = _tokenizers(path, values)
+            sizes = {"vocab_size": len(target_tokenizer), "pad_id": PAD}
+            if source_tokenizer is not target_tokenizer:
+                sizes["source_vocab_size"] = len(source_tokenizer)
+            config = build(values, sizes)
+            others = [(Path(each), build(read_values(Path(each), {}), sizes).model) for each in ensemble]
+            models = []
+            for folder, shape in ((path, config.model), *others):
+                _check_same_tokenizers(path, folder)
+                model = Transformer(shape)
+                saved = resolve_checkpoint(folder, checkpoint)
+                check_vocabulary(saved, folder)
+                load_weights(model, read_weights(saved), saved)
+                precision_of_model = precision or ("int8" if is_quantized(saved) else "fp32")
+                if precision == "int8" and chosen.type != "cpu":
+                    raise UserError(f"--precision int8 is for a CPU, the device is {chosen}: give bf16 or fp16")
+                model.int8_products = precision_of_model == "int8"
+                if model.int8_products:
+                    warn_without_route()
+                models.append(model.to(device=chosen, dtype=_DTYPES[precision_of_model]).eval())
         return cls(
             models[0] if len(models) == 1 else Ensemble(models),
             source_tokenizer,
@@ -182,7 +192,8 @@ class Translator:
             self.workers.close()
 
     def translate(self, lines: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
-        """The best translation of each line, in order. prefixes: how each translation must begin ("" for anyhow)."""
+        """The best translation of each line, in order. prefixes: how each translation must begin ("": with any
+        word)."""
         return [translations[0].text for translations in self.translate_nbest(lines, prefixes)]
 
     def translate_nbest(
@@ -214,7 +225,7 @@ class Translator:
             results[row] = self.translations(best)
             written[row] = [each.tokens for each in best]
             if samples:
-                chosen = by_agreement([each.text for each in results[row]])[: self.config.nbest]
+                chosen = minimum_bayes_risk([each.text for each in results[row]])[: self.config.nbest]
                 results[row] = [replace(results[row][index], score=agreement) for index, agreement in chosen]
                 written[row] = [written[row][index] for index, _ in chosen]
         if self.aligned is not None:

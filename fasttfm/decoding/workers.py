@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import traceback
@@ -30,16 +29,16 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import nn
 
+from fasttfm.children import calling, signal_name
 from fasttfm.errors import ENDING_SIGNALS, UserError
 
 Call = tuple[Any, ...]
 """Arguments of a function, after the model."""
 
-_START = "import sys; sys.path[:] = {path!r}; from {module} import {name}; {name}(*{arguments!r})"
 _AFTER_A_KILL = "run the same command again, with a smaller --batch-tokens or --workers if memory did not suffice"
 
 
-class Workers:
+class WorkerPool:
     """So many processes that compute with one model. They start when they are first needed.
 
     close(), the end of a `with` block and the end of the program end them. After a failure they are ended as well, and
@@ -51,8 +50,8 @@ class Workers:
         self, model: nn.Module, count: int, *, prepare: Callable[[Any], None] | None = None, least_work: float = 0
     ) -> None:
         """model: on a CPU. prepare(model): what the first process does before it forks, for all workers to keep; a
-        function of a module. least_work: what starting them is worth, in the unit of who uses them. ValueError for
-        fewer than one worker."""
+        function of a module. least_work: the work from which on starting them is worthwhile, in the caller's unit.
+        ValueError for fewer than one worker."""
         if count < 1:
             raise ValueError(f"{count} workers: give at least 1")
         self.model = model
@@ -66,7 +65,7 @@ class Workers:
         self._control: Connection | None = None
         self._workers: list[Connection] = []
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,11 +165,8 @@ def start_process(
     """
     with _in_memory(value) as file:
         fds = [file.fileno(), *(each.fileno() for each in sockets)]
-        program = _START.format(
-            path=sys.path, module=function.__module__, name=function.__name__, arguments=[*fds, *arguments]
-        )
         process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            calling(function, *fds, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=fds,
@@ -189,14 +185,6 @@ def end_group(process: subprocess.Popen, *connections: Connection) -> None:
     process.wait()
     for each in connections:
         each.close()
-
-
-def signal_name(number: int) -> str:
-    """Such as SIGKILL."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _in_memory(value: Any) -> IO[bytes]:

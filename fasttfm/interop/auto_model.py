@@ -99,7 +99,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         return False
 
     def get_encoder(self, *_: Any, **__: Any) -> nn.Module:
-        """Of input_ids (B, S) to (B, S, d)."""
+        """The encoder: input_ids (B, S) to (B, S, d)."""
         return _Encoder(self.model)
 
     def prepare_inputs_for_generation(  # type: ignore[override]

@@ -14,6 +14,7 @@ from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.interop.config_json import Field, configuration, our_activation
 from fasttfm.interop.names import EncoderDecoderNames, Table, TheirWeights
+from fasttfm.parsing import field
 
 _ENCODER_LAYER: Table = {
     "self_attn.in_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -42,6 +43,12 @@ FIELDS = (
 )
 THEIR_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "swish"}
 _ACTIVATIONS = {theirs: ours for ours, theirs in THEIR_ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh", "silu": "silu"}
+OTHER_NAMES = (
+    r"lm_head\.weight",
+    r"model\.(shared|(encoder|decoder)\.embed_tokens)\.weight",
+    r"model\.(encoder|decoder)\.embed_positions\.weights?",
+)
+"""Names that a table has beside the one that is read, and sinusoids, which are computed."""
 
 
 def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "model.") -> dict[str, Tensor]:
@@ -70,15 +77,14 @@ def bart_config(given: Mapping[str, Any], path: Path, vocab_size: int, **fields:
 def decoding(folder: Path, given: Mapping[str, Any]) -> DecodingConfig:
     """How Hugging Face would search: generation_config.json, or what an older config.json says."""
     path = folder / "generation_config.json"
-    settings = {**given, **(read_json(path) if path.exists() else {})}
-    beam, alpha = settings.get("num_beams") or 1, settings.get("length_penalty", 1.0)
-    suppressed = settings.get("suppress_tokens") or []
+    settings, where = {**given, **(read_json(path) if path.exists() else {})}, str(path)
+    suppressed = field(settings, "suppress_tokens", list, where, [])
     try:
         return DecodingConfig(
-            beam=beam,
+            beam=field(settings, "num_beams", int, where, 1) or 1,
             length_penalty="power",
-            alpha=1.0 if alpha is None else float(alpha),
+            alpha=float(field(settings, "length_penalty", float, where, 1.0)),
             allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,
         )
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: {error}") from None

@@ -8,6 +8,7 @@ generator and discriminator are two folders. No code in the files is run.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +19,13 @@ from torch import Tensor, nn
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.errors import UserError
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
-from fasttfm.interop.exchange import read_tensors
 from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, theirs
+from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.albert import Albert, AlbertPretraining
 from fasttfm.models.bert import Bert, BertPretraining, MaskedHead
 from fasttfm.models.electra import Electra, ReplacedHead
 from fasttfm.models.pretrained import write_files
+from fasttfm.parsing import field
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -45,6 +47,8 @@ _FIELDS = (
     Field("init_std", "initializer_range", 0.02),
     Field("layer_norm_eps", "layer_norm_eps", 1e-12),
 )
+_MOST_SHARED = 1000
+"""Layers that may share their weights, which do not tell how many there are."""
 _THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 _TABLES = {
     "embeddings.word": "embeddings.word_embeddings",
@@ -102,6 +106,8 @@ _FAMILIES = {
          "generator_lm_head.bias"), "",
     ),
 }  # fmt: skip
+_OTHER_NAMES = (r".*\.position_ids", r".*predictions\.decoder\.(weight|bias)", r"generator_lm_head\.weight")
+"""Names that a table or a bias has beside the one that is read, and numbers of positions."""
 _REPLACED = {"transform": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
 
 
@@ -131,8 +137,12 @@ def read_pretraining(folder: Path) -> BertPretraining:
     _fill(model.body, weights, _body_parameters(model.body, family))
     if f"{family.masked[0]}.weight" in weights:
         _fill(model.masked, weights, _masked_parameters(family))
+    else:
+        message = f"{folder}: has no head of masked tokens: this model's begins with fresh weights"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
     if model.sentence is not None:
         _fill(model, weights, parameters({"sentence": family.sentence}))
+    weights.tell_rest(*_OTHER_NAMES)
     return model.eval()
 
 
@@ -152,6 +162,7 @@ def read_electra(discriminator: Path, generator: Path | None = None) -> Electra:
     _fill(model.discriminator, weights, _body_parameters(model.discriminator, family))
     if f"{_REPLACED['output']}.weight" in weights:
         _fill(model.replaced, weights, parameters(_REPLACED))
+    weights.tell_rest(*_OTHER_NAMES)
     if generator is None:
         return model.eval()
     layers = (each for each in _body_parameters(model.generator, family) if not each.ours.startswith("embeddings."))
@@ -173,10 +184,10 @@ def _electra_config(
     try:
         whole = ElectraConfig(**fields, generator_size=small.d_model / config.d_model)
     except ValueError as error:
-        raise UserError(f"{generator}: is no generator of {discriminator}: {error}") from None
+        raise UserError(f"{generator}: is not a generator of {discriminator}: {error}") from None
     if whole.generator() != dataclasses.replace(small, pooler=False, sentence_head=False):
         raise UserError(
-            f"{generator}: is no generator of {discriminator}: with its width, {small.heads} heads and d_ff "
+            f"{generator}: is not a generator of {discriminator}: with its width, {small.heads} heads and d_ff "
             f"{small.d_ff} must be {whole.generator().heads} and {whole.generator().d_ff}, and all else the same"
         )
     return whole
@@ -186,7 +197,7 @@ def write(
     model: Bert | BertPretraining | Electra, folder: Path, *, vocabulary: Mapping[str, int | None] | None = None
 ) -> None:
     """Write what transformers' from_pretrained() loads: BertModel, BertForPreTraining (or BertForMaskedLM where there
-    is no sentence head) and ALBERT's; of ELECTRA discriminator/ and generator/.
+    is not a sentence head) and ALBERT's; of ELECTRA discriminator/ and generator/.
 
     vocabulary: config.json's fields of special tokens, such as {"pad_token_id": 0}. Raises UserError for a model that
     transformers has not: ALBERT that shares a part of its layers.
@@ -195,7 +206,7 @@ def write(
         write_part(part, folder / name, vocabulary)
 
 
-class Part(NamedTuple):
+class TransformersModel(NamedTuple):
     """A model of transformers."""
 
     kind: str
@@ -214,16 +225,16 @@ class Part(NamedTuple):
         return f"{name}For{'PreTraining' if pretraining else 'MaskedLM'}"
 
 
-def parts(model: Bert | BertPretraining | Electra) -> dict[str, Part]:
+def parts(model: Bert | BertPretraining | Electra) -> dict[str, TransformersModel]:
     """The models that transformers has for one of ours, by their folders in its own."""
     if isinstance(model, Electra):  # ElectraForPreTraining, and the generator as ElectraForMaskedLM
         return {
-            "discriminator": Part("electra", model.discriminator, model.replaced),
-            "generator": Part("electra", model.generator, model.masked),
+            "discriminator": TransformersModel("electra", model.discriminator, model.replaced),
+            "generator": TransformersModel("electra", model.generator, model.masked),
         }
     if isinstance(model, BertPretraining):
-        return {"": Part(_kind(model.body), model.body, model.masked, model.sentence)}
-    return {"": Part(_kind(model), model)}
+        return {"": TransformersModel(_kind(model.body), model.body, model.masked, model.sentence)}
+    return {"": TransformersModel(_kind(model), model)}
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -240,7 +251,25 @@ def _read(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
         weights = {name if name in heads else family.prefix + name: each for name, each in weights.items()}
     # what TensorFlow called gamma and beta
     renamed = {name.replace("gamma", "weight").replace("beta", "bias"): each for name, each in weights.items()}
+    _refuse_other_sizes(config, family, renamed, folder)
     return family, config, TheirWeights(folder, renamed)
+
+
+def _refuse_other_sizes(config: BertConfig, family: _Family, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """UserError where config.json tells of more layers or larger tables than there are: nothing is built of that."""
+    last = family.prefix + family.layer.format(config.layers - 1)
+    shared = isinstance(config, AlbertConfig) and config.share == "all"
+    if not any(name.startswith(last) for name in weights) and not (shared and config.layers <= _MOST_SHARED):
+        raise UserError(
+            f"{folder}: its weights have no {last.rstrip('.')}, but config.json says {config.layers:,} layers: copy "
+            "both from one model"
+        )
+    table = weights.get(f"{family.prefix}{_TABLES['embeddings.word']}.weight")
+    if table is not None and len(table) != config.vocab_size:
+        raise UserError(
+            f"{folder}: config.json has vocab_size {config.vocab_size:,}, the weights have {len(table):,}: "
+            "copy both from one model"
+        )
 
 
 def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
@@ -254,8 +283,8 @@ def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
     }
     refuse_others(given, path, allowed)
     albert = given["model_type"] == "albert"
-    layers = given.get("num_hidden_layers")
-    groups = given.get("num_hidden_groups", 1) if albert else layers
+    layers = field(given, "num_hidden_layers", int, str(path))
+    groups = field(given, "num_hidden_groups", int, str(path), 1) if albert else layers
     if groups not in (1, layers):
         raise UserError(f"{path}: num_hidden_groups {groups} is not supported: 1 or {layers}, one a layer, are")
     return configuration(
@@ -266,7 +295,7 @@ def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
         embedding_size=given.get("embedding_size"),
         share="all" if groups == 1 and albert else "none",
         activation=our_activation(given, path, "hidden_act", "gelu", _ACTIVATIONS),
-        pad_id=given.get("pad_token_id") or 0,
+        pad_id=field(given, "pad_token_id", int, str(path), 0),
     )
 
 
@@ -290,7 +319,7 @@ def _fill(module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]) 
 
 
 def _body_parameters(body: Bert, family: _Family) -> Iterator[Parameter]:
-    """Of a body; those of a shared layer once."""
+    """The parameters of a body; those of a shared layer once."""
     yield from parameters(_TABLES, "", family.prefix, kinds=("weight",))
     modules = {"embeddings.norm": "embeddings.LayerNorm"}
     if body.pooler is not None:
@@ -311,7 +340,7 @@ def _masked_parameters(family: _Family) -> Iterator[Parameter]:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def write_part(part: Part, folder: Path, vocabulary: Mapping[str, int | None] | None = None) -> None:
+def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, int | None] | None = None) -> None:
     """Write one of parts(), as write() does."""
     kind, body, head, sentence = part
     config, family = body.config, _FAMILIES[kind]

@@ -22,6 +22,7 @@ from fasttfm.interop import bert
 from fasttfm.interop.exchange import write_imported
 from fasttfm.models.bert import BertPretraining
 from fasttfm.models.electra import Electra
+from fasttfm.parsing import field
 
 _WORD_PIECES = "vocab.txt"
 
@@ -49,10 +50,10 @@ def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTo
     vocabulary = masking_vocabulary(tokenizer)
     special: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
     special |= {"cls_token_id": vocabulary.begin, "sep_token_id": vocabulary.end, "mask_token_id": vocabulary.mask}
-    for name, part in bert.parts(model).items():
-        with replacing(out / name, "writes a model") as fresh:
-            bert.write_part(part, fresh.path, special)
-            tokenizer.save(fresh.path)
+    with replacing(out, "writes a model") as fresh:
+        for name, part in bert.parts(model).items():
+            bert.write_part(part, fresh.path / name, special)
+            tokenizer.save(fresh.path / name)
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:
@@ -73,9 +74,9 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     except ImportError:
         raise UserError(f"{folder / _WORD_PIECES}: needs the package tokenizers: pip install tokenizers") from None
     says = folder / "tokenizer_config.json"
-    lowercase = read_json(says).get("do_lower_case", True) if says.is_file() else True
+    lowercase = field(read_json(says), "do_lower_case", bool, str(says), True) if says.is_file() else True
     try:
-        made = BertWordPieceTokenizer(str(folder / _WORD_PIECES), lowercase=bool(lowercase))
+        made = BertWordPieceTokenizer(str(folder / _WORD_PIECES), lowercase=lowercase)
         return ImportedTokenizer(made.to_str())
     except Exception as error:  # tokenizers raises Exception itself
         raise UserError(f"{folder / _WORD_PIECES}: is damaged or no WordPiece vocabulary ({error})") from None

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fasttfm.config import convert, field_types
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
-
-REQUIRED: Any = object()
+from fasttfm.folders import settled
+from fasttfm.parsing import REQUIRED, field, shown
 
 
 class Field(NamedTuple):
@@ -24,8 +25,9 @@ class Field(NamedTuple):
 def read_config(folder: Path, *kinds: str) -> dict[str, Any]:
     """config.json of a folder, of one of these types of model; UserError where it is missing or of another."""
     path = folder / "config.json"
+    settled(folder)
     given = read_json(path)
-    if given.get("model_type") not in kinds:
+    if field(given, "model_type", str, str(path), None) not in kinds:
         raise UserError(
             f"{path}: is of a model of type {given.get('model_type')!r}, and {' or '.join(kinds)} is needed: give the "
             "folder or the --format that fits"
@@ -37,12 +39,12 @@ def refuse_others(given: Mapping[str, Any], path: Path, allowed: Mapping[str, tu
     """Raise UserError for a field that has another value than those allowed; None: it is not given."""
     for name, values in allowed.items():
         if given.get(name) not in values:
-            raise UserError(f"{path}: {name} {given[name]} is not supported")
+            raise UserError(f"{path}: {name} {shown(given[name])} is not supported")
 
 
 def our_activation(given: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str]) -> Any:
     """Our name of the activation that field `name` has; known: theirs -> ours. UserError for another one."""
-    activation = given.get(name, default)
+    activation = field(given, name, str, str(path), default)
     if activation not in known:
         raise UserError(f"{path}: {name} {activation} is not supported: {', '.join(known)} are")
     return known[activation]
@@ -50,13 +52,14 @@ def our_activation(given: Mapping[str, Any], path: Path, name: str, default: str
 
 def configuration(cls: type, given: Mapping[str, Any], path: Path, fields: Iterable[Field], **values: Any) -> Any:
     """Our configuration, of class cls; values: of other fields than these. UserError for what cls refuses."""
+    kinds = field_types(cls)
     for ours, theirs, default in fields:
         if default is REQUIRED and theirs not in given:
             raise UserError(f"{path}: has no {theirs}: it is cut off; copy it anew")
-        values[ours] = given.get(theirs, default)
+        values[ours] = convert(given.get(theirs, default), kinds[ours], f"{path}: {theirs}")
     try:
-        return cls(**values)
-    except (ValueError, TypeError) as error:
+        return cls(**{name: convert(value, kinds[name], f"{path}: {name}") for name, value in values.items()})
+    except ValueError as error:
         raise UserError(f"{path}: {error}") from None
 
 

@@ -24,10 +24,12 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json, unreadable
+from fasttfm.folders import settled
 from fasttfm.interop.channels import pairs_from_halves
 from fasttfm.interop.ctranslate2 import NAMES
 from fasttfm.interop.exchange import Arrangement, Model, number, numbered_tokenizer, with_tables
 from fasttfm.interop.names import TheirWeights
+from fasttfm.parsing import field
 from fasttfm.reference import positional_encoding
 
 _TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16, 5: np.uint16}
@@ -36,6 +38,18 @@ _VERSIONS = (5, 6)
 _ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu"}
 _TOLERANCE = 1e-3
 """Of a sinusoid: position times a frequency in float32, for positions up to some thousands."""
+_BFLOAT16_TOLERANCE = 4e-3
+"""Of a sinusoid that was rounded to bfloat16."""
+_SETTINGS = ("add_source_eos", "bos_token", "decoder_start_token", "eos_token", "layer_norm_epsilon", "unk_token")
+"""Fields of config.json that are read, or that change nothing here: a source always ends with its end token."""
+_VALUES = ("num_heads", "pre_norm", "activation", "scale_embeddings", "encodings", "start_from_zero_embedding")
+"""Variables beside weights, of either side, that are read."""
+_WITHOUT_EFFECT = ("alibi_use_positive_positions", "scale_alibi", "embeddings_merge", "alignment_heads",
+                   "alignment_layer", "weight_scale")  # fmt: skip
+"""Variables that change nothing, for want of ALiBi and of several embeddings, or that only alignments need."""
+_WEIGHTS = ("weight", "bias", "gamma", "beta")
+_OFF = ("alibi", "multi_query_attention")
+"""Variables that must be zero."""
 _SENTENCEPIECE = {
     "source": ("source.spm", "sentencepiece.bpe.model", "spm.src.model", "spm.model", "sentencepiece.model"),
     "target": ("target.spm", "sentencepiece.bpe.model", "spm.tgt.model", "spm.model", "sentencepiece.model"),
@@ -47,6 +61,7 @@ def read(folder: Path, **languages: Any) -> Model:
 
     Raises UserError for a file that is missing, cut off or of another architecture.
     """
+    settled(folder)
     variables = _read_variables(folder / "model.bin")
     settings = read_json(folder / "config.json")
     words = {side: _vocabulary(folder, side) for side in ("source", "target")}
@@ -60,6 +75,7 @@ def read(folder: Path, **languages: Any) -> Model:
     tables = given["encoder.embeddings_0.weight"], given["decoder.embeddings.weight"]
     output, bias = given["decoder.projection.weight"], given.get("decoder.projection.bias")
     layers = given.ours(NAMES.parameters(config))
+    given.refuse_rest()
     config, weights = with_tables(config, layers, list(arrangements.values()), tables, output, bias)
     refuse_what_is_no_number(weights, folder / "model.bin")
     tokenizers = [_tokenizer(folder, side, arrangements[side].pieces(words[side])) for side in ("source", "target")]
@@ -84,7 +100,7 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
     try:
         version = reader.number("I")
         if version not in _VERSIONS:
-            raise UserError(f"{path}: is no model of CTranslate2 of version {_VERSIONS[0]} or {_VERSIONS[1]}")
+            raise UserError(f"{path}: is not a model of CTranslate2 of version {_VERSIONS[0]} or {_VERSIONS[1]}")
         name = reader.text()
         if name != "TransformerSpec":
             raise UserError(f"{path}: is a {name}: only encoder-decoder Transformers (TransformerSpec) can be imported")
@@ -96,6 +112,8 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
         for _ in range(reader.number("I")):
             alias, name = reader.text(), reader.text()
             variables[alias] = variables[name]
+            if f"{name}_scale" in variables:  # a weight of whole numbers, whose scale has no alias of its own
+                variables.setdefault(f"{alias}_scale", variables[f"{name}_scale"])
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: is cut off or damaged ({error}): copy it anew") from None
     return variables
@@ -140,12 +158,15 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
 def _arrangement(
     pieces: list[str], variables: Mapping[str, Any], settings: Mapping[str, Any], folder: Path, side: str
 ) -> Arrangement:
-    names = {name: settings.get(f"{name}_token") or usual for name, usual in (("unk", "<unk>"), ("eos", "</s>"))}
+    where = str(folder / "config.json")
+    usual = {"unk": "<unk>", "eos": "</s>"}
+    names = {name: field(settings, f"{name}_token", str, where, token) for name, token in usual.items()}
     unk, eos = (number(pieces, names[name], folder / f"{side}_vocabulary.json") for name in ("unk", "eos"))
     pad = next((pieces.index(each) for each in ("<blank>", "<pad>") if each in pieces), None)
     start: int | None = None
     if not variables.get("decoder/start_from_zero_embedding", 0):
-        name = settings.get("decoder_start_token") or settings.get("bos_token") or "<s>"
+        first = field(settings, "bos_token", str, where, "<s>")
+        name = field(settings, "decoder_start_token", str, where, first)
         start = pieces.index(name) if name in pieces else eos
     return Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
 
@@ -159,9 +180,11 @@ def _config(
     """The configuration, and whether the sinusoids are the paper's with all sines first."""
     source, target = (_table(variables, name) for name in ("encoder/embeddings_0", "decoder/embeddings"))
     width = target.shape[1]
-    scale = float(variables.get("decoder/scale_embeddings", np.float32(0)))
-    if scale not in (1.0,) and abs(scale - width**0.5) > 1e-3:
-        raise UserError(f"the embeddings are scaled by {scale:g}, which is not supported: only sqrt(d_model) is")
+    _refuse_others(variables, settings)
+    for side in _SIDES:
+        scale = _embedding_scale(variables.get(f"{side}/scale_embeddings"), width)
+        if abs(scale - width**0.5) > 1e-2:
+            raise UserError(f"the {side}'s embeddings are scaled by {scale:g}: only sqrt(d_model) is supported")
     for name in ("encoder/layernorm_embedding/gamma", "decoder/layernorm_embedding/gamma"):
         if name in variables:
             raise UserError("a LayerNorm behind the embedding (BART) is not supported")
@@ -202,17 +225,43 @@ def _config(
 _SIDES = ("encoder", "decoder")
 
 
+def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
+    """Raise UserError for what a variable or a field of config.json says and no model here can be."""
+    for name, value in settings.items():
+        if name not in _SETTINGS and value:
+            raise UserError(f"config.json says {name} {value!r}, which is not supported")
+    for name, values in variables.items():
+        side, _, rest = name.partition("/")
+        kind = name.rpartition("/")[2]
+        if kind in _OFF and values.any():
+            raise UserError(f"{name} is not zero, which is not supported")
+        if kind not in (*_VALUES, *_WITHOUT_EFFECT, *_OFF, *_WEIGHTS):
+            raise UserError(f"has {name}, which is not supported: it is of another architecture")
+        if side == "encoder" and kind in ("num_heads", "pre_norm", "activation", "encodings"):
+            other = variables.get(f"decoder/{rest}")
+            if other is not None and not np.array_equal(values, other):
+                raise UserError(f"{name} and decoder/{rest} differ, which is not supported")
+
+
+def _embedding_scale(variable: np.ndarray | None, width: int) -> float:
+    """What embeddings are multiplied by: int8 switches sqrt(d_model) on or off, another type is the factor itself."""
+    if variable is None or (variable.dtype == np.int8 and variable):
+        return width**0.5
+    return 1.0 if variable.dtype == np.int8 else float(variable)
+
+
 def _positions(table: Tensor | None, width: int) -> tuple[str, int, bool, int]:
     """(variant, first position, whether the paper's have all sines first, rows) of a table; UserError for another."""
     if table is None:
         return "tensor2tensor", 1, False, 1024  # CTranslate2's own, which begin at 1
     rows = min(len(table), 64)
+    tolerance = _BFLOAT16_TOLERANCE if torch.equal(table, table.bfloat16().float()) else _TOLERANCE
     for first in range(4):
         for kind in ("paper", "tensor2tensor"):
             ours = positional_encoding(rows, width, kind, first=first)
             halves = torch.cat([ours[:, 0::2], ours[:, 1::2]], dim=1)
             for halved, candidate in ((False, ours), (True, halves)):
-                if (candidate - table[:rows]).abs().max() < _TOLERANCE and not (halved and kind != "paper"):
+                if (candidate - table[:rows]).abs().max() < tolerance and not (halved and kind != "paper"):
                     return kind, first, halved, len(table)
     raise UserError("its positions were trained or are of another kind: only sinusoids can be imported")
 
@@ -233,7 +282,7 @@ def _dotted(variables: Mapping[str, np.ndarray], path: Path) -> TheirWeights:
         module, _, kind = name.rpartition("/")
         if kind == "weight":
             values = _table(variables, module)
-        elif kind not in ("bias", "gamma", "beta"):
+        elif kind not in _WEIGHTS:
             continue
         kind = {"gamma": "weight", "beta": "bias"}.get(kind, kind)
         weights[f"{module.replace('/', '.')}.{kind}"] = torch.from_numpy(values.astype(np.float32))

@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fasttfm.checkpoints.saved import write_run
-from fasttfm.checkpoints.weights import model_weights, refuse_what_is_no_number
+from fasttfm.checkpoints.weights import model_weights
 from fasttfm.config import RunConfig, build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_tokenizers
-from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.interop.names import TheirWeights
+from fasttfm.errors import UserError
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 
@@ -101,6 +98,10 @@ class Arrangement:
     def __init__(self, size: int, *, pad: int | None, unk: int, start: int | None, eos: int) -> None:
         """Numbers of their special tokens; None: it has none, or its embedding is zero, and a row of zeros is made."""
         special = [pad, unk, start, eos]
+        if wrong := [row for row in special if row is not None and not 0 <= row < size]:
+            raise UserError(
+                f"a special token has the number {wrong[0]}, of {size:,} tokens: give the files of one model"
+            )
         others = [row for row in range(size) if row not in special]
         self.rows: list[int | None] = [*special, *others]
         self.impossible = [position for position, row in ((PAD, pad), (BOS, start)) if row is None]
@@ -185,38 +186,3 @@ def number(pieces: Sequence[str], piece: str, path: Path) -> int:
         return list(pieces).index(piece)
     except ValueError:
         raise UserError(f"{path}: has no token {piece}: give the files of one model") from None
-
-
-def read_tensors(folder: Path) -> TheirWeights:
-    """Weights of model.safetensors, or of pytorch_model.bin without running any code in it, in float32.
-
-    Raises UserError where both are missing, and for a file that is cut off or holds something else than numbers.
-    """
-    path = next(
-        (folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).exists()), None
-    )
-    if path is None:
-        sharded = any(folder.glob("*.index.json"))
-        what = "its weights are in several files: save them as one" if sharded else "has no model.safetensors"
-        raise UserError(f"{folder}: {what} (or pytorch_model.bin)")
-    try:
-        if path.suffix == ".safetensors":
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, KeyError) as error:
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
-        raise UserError(f"{path}: is cut off or not what its name says ({first_line(error)}): copy it anew") from None
-    except Exception as error:  # unpickling raises of every kind
-        raise UserError(f"{path}: holds more than weights ({first_line(error)}): it is not loaded") from None
-    if not (isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values())):
-        raise UserError(f"{path}: holds more than weights: it is not loaded")
-    floats = {name: each.float() for name, each in weights.items()}
-    refuse_what_is_no_number(floats, path)
-    return TheirWeights(folder, floats)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of another library says, or its class."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

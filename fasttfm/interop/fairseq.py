@@ -23,8 +23,9 @@ from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import unreadable
 from fasttfm.interop.bart import from_bart
 from fasttfm.interop.config_json import Field, configuration, our_activation
-from fasttfm.interop.exchange import Arrangement, Model, first_line, numbered_tokenizer, with_tables
+from fasttfm.interop.exchange import Arrangement, Model, numbered_tokenizer, with_tables
 from fasttfm.interop.names import TheirWeights
+from fasttfm.interop.weight_files import first_line
 
 _SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 _START, _PAD, _EOS, _UNK = range(4)
@@ -78,6 +79,7 @@ def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path])
     config = _config(settings, weights, checkpoint, list(map(len, arrangements)), joint, tables)
     layers = from_bart(weights, config, prefix="")
     config, result = with_tables(config, layers, arrangements, tables, _output(weights))
+    weights.refuse_rest(r"decoder\.output_projection\.weight", r"(encoder|decoder)\.(version|embed_positions\..*)")
     sides = [
         numbered_tokenizer(path, Vocabulary(pieces=arrangement.pieces(each), prefix=[], silent=["<s>"]))
         for path, arrangement, each in zip((models[0], models[-1]), arrangements, pieces)
@@ -128,13 +130,13 @@ def _read_dictionary(path: Path) -> list[str]:
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8, so it is no dictionary of fairseq-preprocess") from None
+        raise UserError(f"{path}: is not UTF-8, so it is not a dictionary of fairseq-preprocess") from None
     pieces = []
     for number, line in enumerate(lines, start=1):
         line = line.removesuffix(" #fairseq:overwrite")
         piece, _, count = line.rpartition(" ")
         if not piece or not count.isdecimal():
-            raise UserError(f"{path}: line {number:,} is no piece with its count: {line[:60]!r}")
+            raise UserError(f"{path}: line {number:,} is not a piece with its count: {line[:60]!r}")
         pieces.append(piece)
     return [*_SPECIAL, *pieces]
 

@@ -20,10 +20,12 @@ from fasttfm.data.text_tokenizer import TOKENIZER_FILE, ImportedTokenizer, TextT
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
-from fasttfm.interop.exchange import read_tensors, write_imported
+from fasttfm.interop.exchange import write_imported
 from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
+from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.gpt import GPT
 from fasttfm.models.pretrained import write_files
+from fasttfm.parsing import field
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
@@ -77,7 +79,9 @@ def read(folder: Path) -> GPT:
     if "lm_head.weight" in stripped:  # tied; a model with two heads is saved with this name of the two
         stripped.setdefault(f"{family.embedding}.weight", stripped["lm_head.weight"])
     model = GPT(config)
-    load_weights(model, TheirWeights(folder, _transposed(stripped)).ours(_parameters(config, family)), folder)
+    weights = TheirWeights(folder, _transposed(stripped))
+    load_weights(model, weights.ours(_parameters(config, family)), folder)
+    weights.tell_rest(r"lm_head\.weight", r"h\.\d+\.attn\.(masked_)?bias", "position_ids")
     return model.eval()
 
 
@@ -153,8 +157,8 @@ def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:
         activation = our_activation(given, path, "afn", "gelu", _ACTIVATIONS | {"gelu": "gelu_tanh"})
     else:
         activation = our_activation(given, path, "activation_function", "gelu_new", _ACTIVATIONS)
-    dropouts = [given.get(name, 0.1) for name in ("resid_pdrop", "embd_pdrop")]
+    dropouts = [field(given, name, float, str(path), 0.1) for name in ("resid_pdrop", "embd_pdrop")]
     if dropouts[0] != dropouts[1]:
         raise UserError(f"{path}: resid_pdrop {dropouts[0]} and embd_pdrop {dropouts[1]} must be the same")
-    d_ff = given.get("n_inner") or 4 * given.get("n_embd", 0)
+    d_ff = field(given, "n_inner", int, str(path), 0) or 4 * field(given, "n_embd", int, str(path), 0)
     return configuration(GPTConfig, given, path, FIELDS, d_ff=d_ff, norm_first=not is_first, activation=activation)

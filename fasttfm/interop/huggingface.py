@@ -10,14 +10,21 @@ Needs the package transformers (version 5), which fasttfm does not install.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ModuleNotFoundError(
+        "fasttfm.interop.huggingface needs the package transformers, 5.20 or newer: pip install transformers",
+        name="transformers",
+    ) from None
 
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
     raise ImportError(
@@ -33,6 +40,7 @@ from fasttfm import functional as F
 from fasttfm.functional.attention.layout import grouped
 from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, refuse_in_tables
 from fasttfm.interop.huggingface_layers import fused_class, note, why_left
+from fasttfm.interop.huggingface_options import refuse, refused_by
 from fasttfm.interop.replace import Line, Report, replace_modules
 
 
@@ -52,8 +60,9 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
 
     Of BERT, BART and Marian, residual connections, dropout and LayerNorm become one pass, and the feed-forward network
     one operator where its activation is ReLU or GELU; of T5 and GPT-2 that network; of T5, Llama and all that normalise
-    as they do, the RMSNorm. Returns replace_modules' report,
-    with a line for the attention and for each layer exchanged, or left and why.
+    as they do, the RMSNorm. A part that needs what our attention
+    has not (a cap on scores, attention sinks) keeps the attention it has. Returns replace_modules' report, with a line
+    for the attention and for each layer exchanged, or left and why.
     """
     _enter()
     report = replace_modules(model, dry_run)
@@ -74,20 +83,44 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
     before = model.config._attn_implementation
     left: list[Line] = []
     kept: dict[int, tuple[Any, str]] = {}
-    for name, part in model.named_modules():
-        if isinstance(part, PreTrainedModel) and id(part.config) not in kept:
-            custom = custom_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
-            if custom:
-                kind = f"attention {part.config._attn_implementation}"
-                left.append(Line(name, kind, "left", f"{custom} does not ask transformers for its attention by name"))
-                kept[id(part.config)] = part.config, part.config._attn_implementation
+    for name, config, reason in _own_attention(model):
+        if id(config) not in kept:
+            kept[id(config)] = config, config._attn_implementation
+            left.append(Line(name, f"attention {config._attn_implementation}", "left", reason))
     if id(model.config) in kept:
-        return left[:1]
+        return left
     if not dry_run:
         model.set_attn_implementation(NAME)
         for config, attention in kept.values():
             config._attn_implementation_internal = attention
     return [Line("", f"attention {before}", f"attention {NAME}"), *left]
+
+
+def _own_attention(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
+    """The parts of model whose attention ours cannot stand for: dotted name, configuration, and why.
+
+    A module that passes what ours refuses keeps its own configuration's attention and that of the model that it is in,
+    which makes its mask.
+    """
+    for name, part in model.named_modules():
+        if isinstance(part, PreTrainedModel):
+            custom = custom_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
+            if custom:
+                yield name, part.config, f"{custom} does not ask transformers for its attention by name"
+    for name, module in model.named_modules():
+        if option := refused_by(module):
+            reason = f"{type(module).__name__} needs {option}, which attention {NAME!r} has not"
+            owner = _owner(model, name)
+            yield owner, model.get_submodule(owner).config, reason
+            if hasattr(module, "config"):
+                yield name, module.config, reason
+
+
+def _owner(model: PreTrainedModel, name: str) -> str:
+    """Dotted name of the innermost PreTrainedModel around what name stands for; '' for model itself."""
+    while name and not isinstance(model.get_submodule(name), PreTrainedModel):
+        name = name.rpartition(".")[0]
+    return name
 
 
 def boolean_mask(
@@ -141,7 +174,7 @@ def attention_forward(
     Raises ValueError for is_causal without a mask, and for an argument that would change the result and is not known
     here, such as softcap.
     """
-    _refuse_unknown(module, options)
+    refuse(module, options)
     if is_causal and attention_mask is None and query.shape[2] > 1:
         raise ValueError(
             f"attention {NAME!r}: {type(module).__name__} asks for causal attention without a mask, which eager "
@@ -165,36 +198,6 @@ def attention_forward(
         output = (grouped(weights, value.shape[1]) @ value).view(*query.shape[:3], value.shape[3])
         return output.transpose(1, 2).contiguous(), weights
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
-
-
-_CARRIED = frozenset({
-    "sliding_window",  # the mask has it
-    "output_attentions", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids", "num_items_in_batch",
-    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",  # FlashAttention's: the mask has them
-    "deterministic",
-})  # fmt: skip
-"""Arguments that do not change what transformers' own eager attention computes."""
-_REFUSED = frozenset({"softcap", "s_aux", "sinks", "cache", "indices", "block_indices"})
-"""Arguments that change the result: a cap on scores, attention sinks, a paged cache, sparse attention."""
-
-
-def _refuse_unknown(module: nn.Module, options: dict[str, Any]) -> None:
-    """Raises ValueError for an option that would change the result, or that might: a tensor, a number with a fraction,
-    or whatever the eager attention of the module's own file names among its parameters."""
-    for name, value in options.items():
-        if value is None or name in _CARRIED:
-            continue
-        might = isinstance(value, Tensor | float) or name in _eager_parameters(type(module).__module__)
-        if name in _REFUSED or might:
-            raise ValueError(f"attention {NAME!r} has no {name}, which {type(module).__name__} needs: use 'eager'")
-
-
-@torch.compiler.assume_constant_result
-@functools.cache
-def _eager_parameters(file: str) -> frozenset[str]:
-    """The parameters of a modeling file's eager attention."""
-    eager = getattr(sys.modules.get(file), "eager_attention_forward", None)
-    return frozenset() if eager is None else frozenset(inspect.signature(eager).parameters) - {"kwargs"}
 
 
 def _recorded() -> bool:

@@ -21,9 +21,10 @@ from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActD
 from transformers.pytorch_utils import Conv1D
 
 from fasttfm import functional as F
-from fasttfm.blocks.dropout import Dropout, dropout_of
+from fasttfm.blocks.dropout import dropout_of
 from fasttfm.blocks.inspect import DROPOUT, LINEAR, fused_activation, ordinary, untouched
 from fasttfm.blocks.residual import Output, Residual
+from fasttfm.functional.dropout import Dropout
 
 
 def _join(output: Tensor, residual: Tensor, norm: Any, dropout: Dropout | nn.Module) -> Tensor:
@@ -40,7 +41,7 @@ _GELU: dict[type[nn.Module], str] = {
 
 
 def _name(activation: Any) -> str | None:
-    """That of an activation which the feed-forward operator has; None for another one."""
+    """The name of an activation in the feed-forward operator; None where it has none such."""
     if type(activation) in _GELU:
         return _GELU[type(activation)] if untouched(activation, frozenset(_GELU)) else None
     return fused_activation(activation)

@@ -7,14 +7,17 @@ translation with that of its own.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.interop.bart import bart_config, decoding, from_bart
+from fasttfm.interop.bart import OTHER_NAMES, bart_config, decoding, from_bart
 from fasttfm.interop.config_json import read_config, refuse_others
-from fasttfm.interop.exchange import Arrangement, Model, first_line, numbered_tokenizer, read_tensors, with_tables
+from fasttfm.interop.exchange import Arrangement, Model, numbered_tokenizer, with_tables
+from fasttfm.interop.weight_files import first_line, read_tensors
+from fasttfm.parsing import field
 
 _FIRST_POSITION = 2
 _SENTENCEPIECE = "sentencepiece.bpe.model"
@@ -33,13 +36,19 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     table = weights.first("model.shared.weight", "model.encoder.embed_tokens.weight")
     pieces = [theirs.convert_ids_to_tokens(row) or f"<{row}>" for row in range(len(table))]
     codes = _codes(theirs, pieces)
-    start = given.get("decoder_start_token_id", theirs.eos_token_id)
+    start = field(given, "decoder_start_token_id", int, str(path), theirs.eos_token_id)
     arrangement = Arrangement(
         len(table), pad=theirs.pad_token_id, unk=theirs.unk_token_id, start=start, eos=theirs.eos_token_id
     )
     fields = {"positional_encoding": "tensor2tensor", "first_position": _FIRST_POSITION}
     config = bart_config(given, path, len(arrangement), norm_first=True, final_norm=True, **fields)
-    config, result = with_tables(config, from_bart(weights, config), (arrangement, arrangement), (table, table))
+    output = None
+    if not field(given, "tie_word_embeddings", bool, str(path), True):
+        output = weights["lm_head.weight"]
+        config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(arrangement))
+    arrangements = (arrangement, arrangement)
+    config, result = with_tables(config, from_bart(weights, config), arrangements, (table, table), output)
+    weights.refuse_rest(*OTHER_NAMES)
     ours = arrangement.pieces(pieces)
     silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))
     sides = []

@@ -20,20 +20,14 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
-from fasttfm.interop.bart import BART, FIELDS, THEIR_ACTIVATIONS, bart_config, decoding, from_bart
+from fasttfm.interop.bart import BART, FIELDS, OTHER_NAMES, THEIR_ACTIVATIONS, bart_config, decoding, from_bart
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
 from fasttfm.interop.config_json import described, read_config, refuse_others
-from fasttfm.interop.exchange import (
-    Arrangement,
-    Model,
-    number,
-    numbered_tokenizer,
-    read_tensors,
-    suppressed,
-    with_tables,
-)
+from fasttfm.interop.exchange import Arrangement, Model, number, numbered_tokenizer, suppressed, with_tables
 from fasttfm.interop.names import TheirWeights, theirs
+from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.pretrained import SPECIAL_TOKENS, write_files
+from fasttfm.parsing import field
 
 _EPSILON = 1e-5
 _LONGEST = 512
@@ -172,7 +166,7 @@ def read(folder: Path, **languages: Any) -> Model:
     refused = {"normalize_before": (None, False), "normalize_embedding": (None, False), "scale_embedding": (None, True)}
     refuse_others(given, path, refused)
     weights = read_tensors(folder)
-    joint = given.get("share_encoder_decoder_embeddings", True)
+    joint = field(given, "share_encoder_decoder_embeddings", bool, str(path), True)
     vocabulary = read_json(folder / "vocab.json")
     target_vocabulary = vocabulary if joint else read_json(folder / "target_vocab.json")
     sides = []
@@ -180,19 +174,24 @@ def read(folder: Path, **languages: Any) -> Model:
         pieces = ordered_pieces(words, folder / "vocab.json")
         unk, eos = (number(pieces, piece, folder / "vocab.json") for piece in ("<unk>", "</s>"))
         pad = pieces.index("<pad>") if "<pad>" in pieces else None
-        start = given.get("decoder_start_token_id", pad)
+        start = field(given, "decoder_start_token_id", int, str(path), pad)
         arrangement = Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
         sides.append((arrangement, arrangement.pieces(pieces)))
     config = bart_config(given, path, len(sides[1][0]), positional_encoding="paper")
     if not joint:
         config = dataclasses.replace(config, share_embeddings="decoder", source_vocab_size=len(sides[0][0]))
     tables = _embeddings(weights, joint)
+    output = None
+    if not field(given, "tie_word_embeddings", bool, str(path), True):
+        output = weights["lm_head.weight"]
+        config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(sides[0][0]))
     for table, (arrangement, _) in zip(tables, sides):
         if len(table) != max(row for row in arrangement.rows if row is not None) + 1:
             raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
     bias = weights["final_logits_bias"][0] if "final_logits_bias" in weights else None
     arrangements = [arrangement for arrangement, _ in sides]
-    config, result = with_tables(config, from_bart(weights, config), arrangements, tables, bias=bias)
+    config, result = with_tables(config, from_bart(weights, config), arrangements, tables, output, bias)
+    weights.refuse_rest(*OTHER_NAMES)
     tokenizers = [
         numbered_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
@@ -208,7 +207,7 @@ def read(folder: Path, **languages: Any) -> Model:
 
 def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
     """The pieces of a vocab.json by their numbers; UserError where a number is missing or twice there."""
-    if sorted(value for value in words.values() if isinstance(value, int)) != list(range(len(words))):
+    if sorted(value for value in words.values() if type(value) is int) != list(range(len(words))):
         raise UserError(f"{path}: does not number its {len(words):,} pieces one after the other: copy it anew")
     return sorted(words, key=lambda piece: words[piece])
 

@@ -6,15 +6,18 @@ in_proj, theirs may be several modules, whose parameters are the parts of ours o
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fasttfm.config.model import TransformerConfig
 from fasttfm.errors import UserError
+from fasttfm.wording import counted
 
 Table = Mapping[str, str | tuple[str, ...]]
 
@@ -28,12 +31,23 @@ class Parameter(NamedTuple):
 
 
 class TheirWeights(dict[str, Tensor]):
-    """Weights by another system's names; UserError for one that is asked for and missing."""
+    """Weights by another system's names; UserError for one that is asked for and missing, or there and never read."""
 
     def __init__(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """path: what they were read from, for errors."""
         super().__init__(weights)
         self.path = path
+        self._read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The weight of that name, or default."""
+        if name not in self:
+            return default
+        return self[name]
 
     def __missing__(self, name: str) -> Tensor:
         raise UserError(f"{self.path}: its weights have no {name}: they are cut off, or of another architecture")
@@ -41,6 +55,23 @@ class TheirWeights(dict[str, Tensor]):
     def first(self, *names: str) -> Tensor:
         """The first of these that is there."""
         return self[next((name for name in names if name in self), names[0])]
+
+    def refuse_rest(self, *known: str) -> None:
+        """Raise UserError for a weight that nobody has read; known: regular expressions of names that need not be."""
+        if rest := self._rest(known):
+            raise UserError(
+                f"{self.path}: has the weights {rest}, for which this model has no place: it is of another architecture"
+            )
+
+    def tell_rest(self, *known: str) -> None:
+        """Warn of weights that nobody has read, such as other heads; known as refuse_rest() takes it."""
+        if rest := self._rest(known):
+            message = f"{self.path}: left out the weights {rest}, for which this model has no place"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    def _rest(self, known: tuple[str, ...]) -> str:
+        rest = [name for name in self if name not in self._read and not any(re.fullmatch(each, name) for each in known)]
+        return f"{rest[0]} and {counted(len(rest) - 1, 'other')}" if len(rest) > 1 else "".join(rest)
 
     def ours(self, parameters: Iterable[Parameter]) -> dict[str, Tensor]:
         """These parameters by our names."""
@@ -77,7 +108,8 @@ class EncoderDecoderNames(NamedTuple):
     """A layer of a side, with its number to be put in."""
 
     def parameters(self, config: TransformerConfig, prefix: str = "") -> Iterator[Parameter]:
-        """Of all layers and final norms, without embeddings and output; prefix: before all of their names."""
+        """The parameters of all layers and final norms, without embeddings and output; prefix: before all of their
+        names."""
         for side, layers, table in (
             ("encoder", config.encoder_layers, self.encoder),
             ("decoder", config.decoder_layers, self.decoder),

@@ -94,7 +94,7 @@ def _exchange(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]],
             if not reason and not dry_run:
                 module.__class__ = classes[kind]
             report.lines.append(Line(name, _called(kind), "left" if reason else _called(classes[kind]), reason))
-        elif isinstance(module, tuple(classes)) and kind not in classes.values():
+        elif issubclass(kind, tuple(classes)) and kind not in classes.values():  # isinstance() believes __class__
             parent = next(c for c in kind.__mro__ if c in classes)
             report.lines.append(
                 Line(name, _called(kind), "left", f"derived from {_called(parent)}: may compute otherwise")

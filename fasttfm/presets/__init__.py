@@ -11,9 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fasttfm.errors import UserError
+from fasttfm.parsing import parse_yaml
 
 _FOLDER = Path(__file__).parent
 _TRANSFORMER = "transformer"
@@ -36,7 +35,7 @@ def preset_path(name: str, kind: str = _TRANSFORMER) -> Path:
 
 def preset_section(name: str, section: str, kind: str = _TRANSFORMER) -> dict[str, Any]:
     """One section (model, data, training or decoding) of preset `name`, as the file has it."""
-    return dict(yaml.safe_load(preset_path(name, kind).read_text(encoding="utf-8")).get(section) or {})
+    return dict(parse_yaml(preset_path(name, kind).read_bytes()).get(section) or {})
 
 
 def preset_summary(name: str) -> str:

@@ -1,8 +1,8 @@
 """One thread that translates the sentences of all clients, as many at once as fit a budget of tokens.
 
-Sentences of one model and one configuration join a search that runs, as soon as others end (decoding/joining.py);
-where that cannot be, what waits is translated batch by batch. First come, first served: while the sentence that waits
-longest asks for another model or configuration, nobody joins.
+Sentences of one model and one configuration join a running search as soon as others end
+(decoding/continuous_batching.py); where that cannot be, what waits is translated batch by batch. First come, first
+served: while the sentence that waits longest asks for another model or configuration, nobody joins.
 
 A sentence's translation is the same to the last bit whatever its batch holds (on a CPU), so who else asks at the same
 time changes nothing but the time.
@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.decoding.joining import Joining, joining
+from fasttfm.decoding.continuous_batching import ContinuousBatching, continuous_batching
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
 from fasttfm.serving.metrics import Counts
@@ -133,7 +133,7 @@ class Engine:
     def _translate(self, batch: list[Sentence]) -> None:
         translator = copy.copy(self.translators[batch[0].model])
         translator.config = batch[0].config
-        with joining(translator) as running:
+        with continuous_batching(translator) as running:
             if running is None:
                 self._translate_batch(translator, batch)
             else:
@@ -151,7 +151,7 @@ class Engine:
         for each, translations in zip(batch, results, strict=True):
             each.answer.set_result(translations)
 
-    def _translate_running(self, running: Joining, first: list[Sentence]) -> None:
+    def _translate_running(self, running: ContinuousBatching, first: list[Sentence]) -> None:
         """Translates these and all that join them, until nobody does."""
         searched: dict[Hashable, Sentence] = {}
         numbers = itertools.count()

@@ -25,9 +25,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
+from fasttfm.children import signal_name
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.translator import Translator
-from fasttfm.decoding.workers import end_group, signal_name, start_process
+from fasttfm.decoding.workers import end_group, start_process
 from fasttfm.errors import UserError
 from fasttfm.serving.engine import Answer, QueueFull, Sentence, Stopping
 from fasttfm.serving.metrics import Metrics
@@ -78,7 +79,7 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that run."""
+        """The process ids of the workers that run."""
         with self._changed:
             return [each.pid for each in self._workers.values()]
 

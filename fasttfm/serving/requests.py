@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fasttfm.config.convert import convert
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.translator import Translator, one_line
 from fasttfm.errors import UserError
+from fasttfm.parsing import Malformed, parse_json
 from fasttfm.serving.limits import Limits
 
 OPTIONS = ("beam", "nbest", "length_penalty", "alpha", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram")
@@ -45,9 +45,9 @@ class Request:
 def read_request(body: bytes, translators: Mapping[str, Translator], limits: Limits) -> Request:
     """The request in a body; Refused for what cannot be answered."""
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Refused(422, f"the body is no JSON: {error}") from None
+        given = parse_json(body)
+    except Malformed as error:
+        raise Refused(422, f"the body {error}") from None
     if not isinstance(given, dict):
         raise Refused(422, 'the body must be an object such as {"text": "A sentence."}')
     if unknown := sorted(set(given) - {*_OTHERS, *OPTIONS}):
@@ -65,10 +65,6 @@ def read_request(body: bytes, translators: Mapping[str, Translator], limits: Lim
         raise Refused(422, f"model {model!r} is unknown: known are {', '.join(translators)}")
     translator = translators[model]
     lines = [one_line(each) for each in texts]
-    try:
-        "".join(lines).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        raise Refused(422, "text holds what is no character") from None
     tokens = [len(translator.source_tokenizer.encode(line)) for line in lines]
     for number, size in enumerate(tokens):
         if size > limits.tokens:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import nn
 
 from fasttfm.checkpoints.checkpoint import read_weights
@@ -34,6 +33,7 @@ from fasttfm.errors import UserError
 from fasttfm.files import sha256
 from fasttfm.models.gpt_heads import MARKERS, GPTClassifier
 from fasttfm.models.heads import Answerer, Classifier
+from fasttfm.parsing import write_yaml
 from fasttfm.training.task import Task, check_row_length
 from fasttfm.training.task_validation import TaskValidator, answer_judge, label_judge
 from fasttfm.training.validation import settings_of
@@ -92,10 +92,11 @@ class TaskFiles:
         self.description: dict[str, Any] = {
             "labels": self.labels,
             "columns": list(columns),
+            "abstains": task == "squad" and self.given["train"].may_be_impossible,
             "files": [str(path) for path in self.files.values()],
             "fingerprint": {"task": task, **digests},
         }
-        text = yaml.safe_dump(self.description, sort_keys=False, allow_unicode=True)
+        text = write_yaml(self.description, sort_keys=False)
         (self.path / DATA_FILE).write_text(text, encoding="utf-8")
         self._splits: dict[tuple[str, int, int], Split] = {}
 
@@ -113,10 +114,11 @@ class TaskFiles:
         """Nothing to verify: the files were read whole."""
 
 
-def read_task(task: str, path: Path, columns: Sequence[str] = ()) -> Any:
-    """What the file of a task holds; UserError with the place of what is wrong."""
+def read_task(task: str, path: Path, columns: Sequence[str] = (), *, answered: bool = True) -> Any:
+    """What the file of a task holds; UserError with the place of what is wrong. answered: False for squad's questions
+    alone."""
     if task == "squad":
-        return read_squad(path)
+        return read_squad(path, answered=answered)
     return read_swag(path) if task == "choices" else read_pairs(path, columns)
 
 
@@ -191,7 +193,9 @@ class FineTuning(Task):
         """Examples of like length together."""
         split = data.split("train", config.data.row_length, config.data.doc_stride)
         try:
-            return TaskBatches(split.examples, config.data.max_tokens, config.training.seed)
+            return TaskBatches(
+                split.examples, config.data.max_tokens, config.training.seed, together=config.training.update_freq
+            )
         except ValueError as error:
             raise UserError(f"{data.files['train']}: {error}: raise --max-tokens") from error
 

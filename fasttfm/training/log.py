@@ -12,28 +12,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, TextIO
 
+from fasttfm.checkpoints.run_log import LOG_FILE, read_log
 from fasttfm.files import replace_file
-
-LOG_FILE = "train.log.jsonl"
-
-
-def read_log(model_dir: str | Path) -> list[dict[str, Any]]:
-    """All records of a model directory, oldest first; a line that a kill or a power cut damaged is left out."""
-    path = Path(model_dir) / LOG_FILE
-    records = []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and "kind" in record and isinstance(record.get("step"), int):
-            records.append(record)
-    return records
 
 
 class RunLog:
@@ -65,7 +50,10 @@ class RunLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; numbers that are not finite are written as null."""
-        plain = {key: None if isinstance(value, float) and value != value else value for key, value in record.items()}
+        plain = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
         self._file.write(json.dumps(plain) + "\n")
         self._file.flush()
 

@@ -85,7 +85,7 @@ class MaskedValidator(DividedValidator[list[float]]):
         return [*totals.tolist(), hidden, rows, tokens]
 
     def score(self, part: list[float], workers: Workers) -> MaskedScore:
-        """Of all batches."""
+        """The score over all batches."""
         *totals, hidden, rows, tokens = workers.sum(part)
         total = dict(zip(_NAMES, totals))
         return MaskedScore(
@@ -129,7 +129,9 @@ class MaskedModelling(LanguageModelling):
 
     def batches(self, config: Any, data: PreparedDocuments) -> MaskedBatches:
         """Rows of like length, masked anew in every epoch."""
-        return masked_batches(config.data, data.train, data.tokenizer, config.training.seed)
+        return masked_batches(
+            config.data, data.train, data.tokenizer, config.training.seed, config.training.update_freq
+        )
 
     def validator(self, config: Any, data: PreparedDocuments, device: torch.device) -> MaskedValidator:
         """Losses and accuracies on what was held out, always masked alike."""
@@ -138,9 +140,12 @@ class MaskedModelling(LanguageModelling):
 
 
 def masked_batches(
-    config: MaskingConfig, documents: Documents, tokenizer: TextTokenizer, seed: int = 0
+    config: MaskingConfig, documents: Documents, tokenizer: TextTokenizer, seed: int = 0, together: int = 1
 ) -> MaskedBatches:
-    """The batches that a configuration asks for; UserError for documents or phrases that give none."""
+    """The batches that a configuration asks for, `together` of them an update.
+
+    UserError for documents or phrases that give none.
+    """
     vocabulary = masking_vocabulary(tokenizer)
     masker = Masker(
         vocabulary,
@@ -158,6 +163,7 @@ def masked_batches(
             seed=seed,
             pairs=_PAIRS.get(config.objective),
             line=getattr(tokenizer, "newline", None),
+            together=together,
         )
     except ValueError as error:
         raise UserError(f"{error}: give longer documents, or fewer of their separators") from error

@@ -140,7 +140,7 @@ class Optimization:
         return saved
 
     def values(self) -> dict[str, Any]:
-        """What is no tensor: the loss scale."""
+        """What is not a tensor: the loss scale."""
         return {"scaler": self.scaler.state_dict()}
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:

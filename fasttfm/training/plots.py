@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fasttfm.checkpoints.run_log import LOG_FILE, read_log
 from fasttfm.drawing import drawing, plain_text
 from fasttfm.errors import UserError
-from fasttfm.training.log import LOG_FILE, read_log
+from fasttfm.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,18 +30,12 @@ def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
     model_dir = Path(model_dir)
     target = Path(target) if target else model_dir / PICTURE
     records = read_log(model_dir)
-    training, validation = _of_kind(records, "train"), _of_kind(records, "valid")
+    training, validation = (_with(_of_kind(records, kind), "nll") for kind in ("train", "valid"))
     if not training and not validation:
         raise UserError(f"{model_dir / LOG_FILE}: holds no record of training yet, so there is no curve to draw")
     with drawing(figsize=(7, 4.2), dpi=150, layout="constrained") as figure:
         _draw_curve(figure, training, validation, _name(model_dir))
-        try:
-            with target.open("wb") as file:
-                figure.savefig(file, format="png")
-        except OSError as error:
-            raise UserError(
-                f"{target}: cannot be written: {error.strerror}; make room, the model itself is saved"
-            ) from error
+        _save(figure, target, "png")
     return target
 
 
@@ -58,10 +54,13 @@ def plot_runs(runs: Sequence[str | Path], target: str | Path, over: Axis = "upda
     logs = [(_name(Path(run)), _timed_records(Path(run))) for run in runs]
     with drawing(figsize=(8, 6.4), dpi=150, layout="constrained") as figure:
         _draw_runs(figure, logs, over)
-        try:
-            figure.savefig(target, format=kind)
-        except OSError as error:
-            raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+        _save(figure, target, kind)
+
+
+def _save(figure: Figure, target: Path, kind: str) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind)
+    replace_file(target, picture.getvalue())
 
 
 def _draw_curve(figure: Figure, training: Records, validation: Records, title: str) -> None:
@@ -108,7 +107,7 @@ def _draw_runs(figure: Figure, logs: list[tuple[str, Records]], over: Axis) -> N
 
 
 def _timed_records(model_dir: Path) -> Records:
-    records = [record for record in read_log(model_dir) if record["kind"] in ("train", "valid") and "seconds" in record]
+    records = [record for record in _with(read_log(model_dir), "seconds") if record["kind"] in ("train", "valid")]
     if not records:
         raise UserError(f"{model_dir / LOG_FILE}: holds no record of training: give directories of fasttfm train --out")
     return records
@@ -120,7 +119,7 @@ def _of_kind(records: Records, kind: str) -> Records:
 
 def _with(records: Records, key: str) -> Records:
     """Those that have a number of that name."""
-    return [record for record in records if record.get(key) is not None]
+    return [record for record in records if isinstance(record.get(key), int | float)]
 
 
 def _points(records: Records, key: str, over: Axis = "updates") -> tuple[list[float], list[float]]:

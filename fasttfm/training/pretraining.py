@@ -49,7 +49,7 @@ class TextValidator(DividedValidator[list[float]]):
         return self.loss_sums(model, (self.rows.batch(indices).to(self.device) for indices in chosen))
 
     def score(self, part: list[float], workers: Workers) -> TextScore:
-        """Of all batches."""
+        """The score over all batches."""
         loss, nll, targets = workers.sum(part)
         bits = nll / math.log(2) / self.rows.documents.bytes
         return TextScore(loss=loss / targets, nll=nll / targets, bits_per_byte=bits)

@@ -74,11 +74,11 @@ class TrainingBatches(Protocol):
 
     @property
     def target_tokens(self) -> int:
-        """Of an epoch."""
+        """Number of target tokens of an epoch."""
 
     @property
     def padding_ratio(self) -> float:
-        """Of an epoch, in [0, 1]."""
+        """Share of padding in an epoch, in [0, 1]."""
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
         """The batches of an epoch as arrays of numbers of elements, which ranks divide among them."""

@@ -57,6 +57,7 @@ class Recorder:
             "epoch": position.epoch + 1,
             "loss": loss / tokens if tokens else math.nan,
             "nll": nll / tokens if tokens else math.nan,
+            "gradient_norm": norm / sums.updates if sums.updates else math.nan,
             "lr": updates.learning_rate,
             "padding": 1 - sums.real_cells / sums.cells,
             "target_tokens": sums.target_tokens,
@@ -67,8 +68,6 @@ class Recorder:
         }
         if position.skipped:
             record["skipped"] = position.skipped
-        if config.clip_norm:
-            record["gradient_norm"] = norm / sums.updates
         if config.precision == "fp16":
             record["loss_scale"] = updates.optimization.scaler.get_scale()
         self._log(record)

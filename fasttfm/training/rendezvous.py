@@ -16,6 +16,7 @@ import uuid
 import torch.distributed as dist
 
 from fasttfm.errors import UserError
+from fasttfm.parsing import parse_json
 
 _PERIOD = 0.02
 """Seconds between two looks at the store."""
@@ -49,7 +50,7 @@ def _join_attempt(store: dist.Store, rank: int, deadline: float) -> str:
     token = uuid.uuid4().hex
     store.set(f"token/{rank}", token)
     while True:
-        attempt = json.loads(_read(store, "attempt") or '{"tokens": {}}')
+        attempt = parse_json(_read(store, "attempt") or '{"tokens": {}}')
         if attempt["tokens"].get(str(rank)) == token:
             store.set(f"answer/{rank}", attempt["name"])
             return attempt["name"]

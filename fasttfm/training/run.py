@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from fasttfm.checkpoints.model_dir import Data, prepare_model_dir, refuse_strang
 from fasttfm.checkpoints.steps import consecutive_steps, saved_steps
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values
-from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.config.training import TrainingConfig
+from fasttfm.errors import Stopped, UserError, is_out_of_memory
 from fasttfm.locks import locked
 from fasttfm.memory import limit_remedy
 from fasttfm.training.average import average_last
@@ -64,7 +66,8 @@ def train(
     """
     task = task or Translation()
     device = device_of_rank(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    with joined(device) as workers:
+    minutes = values["training"].get("rank_timeout_minutes", TrainingConfig().rank_timeout_minutes)
+    with joined(device, minutes) as workers:
         if not workers.is_first:
             workers.wait()  # what is wrong with data or directory is found, and told, by rank 0 alone
         data = task.open(data_dir)
@@ -138,9 +141,16 @@ def _train(
     reason = trainer.run()
     outcome = None
     if workers.is_first:
-        if verification is not None:
-            verification.finish()
-        average = _average(task.model(config.model).to(device) if is_sharded else model, trainer)
+        try:
+            if verification is not None:
+                verification.finish()
+            average = _average(task.model(config.model).to(device) if is_sharded else model, trainer)
+        except KeyboardInterrupt as stop:
+            raise Stopped(
+                f"stopped when training was finished ({reason}) and its last update saved: run the same command again "
+                "for what comes after it",
+                getattr(stop, "number", signal.SIGINT),
+            ) from None
         outcome = Outcome(reason=reason, score=trainer.last_score, average=average)
     workers.wait()
     return outcome

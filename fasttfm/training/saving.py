@@ -56,7 +56,8 @@ class Saving:
         meta = self._meta(position.step, position.epoch, best) if workers.is_first else {}
         save_sharded(folder, tensors, self.updates.values(seconds), meta, workers)
         if workers.is_first:
-            prune(self.model_dir, self.updates.config.keep_interval_updates, set(best))
+            keep = self.updates.config.keep_interval_updates
+            prune(self.model_dir, keep, set(best), position.first_skipped)
         workers.wait()
 
     def save(self, seconds: float) -> None:
@@ -72,12 +73,12 @@ class Saving:
             raise DivergedWeights
         state = TrainingState(tensors=_copied(self.updates.tensors()), values=self.updates.values(seconds))
         step, best = position.step, [step for _, step in position.best]
-        epoch = position.epoch
+        epoch, first_skipped = position.epoch, position.first_skipped
 
         def write() -> Path:
             folder = step_folder(self.model_dir, step)
             save_checkpoint(folder, weights, self._meta(step, epoch, best), state)
-            prune(self.model_dir, self.updates.config.keep_interval_updates, set(best))
+            prune(self.model_dir, self.updates.config.keep_interval_updates, set(best), first_skipped)
             return folder
 
         self.background.start(write)

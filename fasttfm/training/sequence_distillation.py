@@ -73,7 +73,7 @@ def _begin(part: Path, teacher: Path, checkpoint: str, data: PreparedData, trans
     """Make the folder of what is translated so far, or check that it is of this teacher, data and search."""
     saved = resolve_checkpoint(teacher, checkpoint)
     weights = hashlib.sha256()
-    for file in sorted(path for path in saved.rglob("*") if path.is_file()):
+    for file in sorted(path for path in (saved, *saved.rglob("*")) if path.is_file()):
         weights.update(file.read_bytes())
     config = translator.config
     of = {

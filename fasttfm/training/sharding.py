@@ -8,6 +8,7 @@ backward pass goes on with the layer before. The optimizer sees the parts as pla
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ def shard(model: nn.Module, device: torch.device, ranks: int) -> None:
     for layer in dict.fromkeys(layer for stack in stacks for layer in stack.layers):  # a shared one once
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    # a layer's output is a view, as all of ours are; nothing writes to one in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the trainer divides by tokens, and gloo has no mean

@@ -63,5 +63,5 @@ class Task(ABC):
         load_weights(model, self.weights_for(model, read_weights(checkpoint)), checkpoint)
 
     def weights_for(self, model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Of a checkpoint's weights those that a model which begins takes: all."""
+        """The weights of a checkpoint that a model takes when it begins: all."""
         return weights

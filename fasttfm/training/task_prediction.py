@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from fasttfm.checkpoints.model_dir import DATA_FILE, read_kind
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.saved import read_run
 from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import RunConfig
@@ -20,8 +20,9 @@ from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.decoding.batches import evaluating
 from fasttfm.decoding.tasks import answers_of, score_examples
 from fasttfm.errors import UserError
+from fasttfm.files import read_plain_yaml
+from fasttfm.parsing import field, texts
 from fasttfm.training.finetuning import TASKS, make_split, read_task, task_model
-from fasttfm.training.log import read_log
 from fasttfm.training.task_validation import chosen_labels
 
 
@@ -36,6 +37,8 @@ class FineTuned:
     tokenizer: TextTokenizer
     labels: list[str]
     columns: list[str]
+    abstains: bool
+    """Whether it was trained on questions without an answer, so that it may give none."""
     device: torch.device
 
     @classmethod
@@ -50,12 +53,11 @@ class FineTuned:
         model = task_model(kind, config.model)
         load_weights(model, weights, saved)
         device = device or torch.device("cpu")
-        try:
-            description = yaml.safe_load((path / DATA_FILE).read_text(encoding="utf-8"))
-            labels, columns = [*description["labels"]], [*description["columns"]]
-        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-            raise UserError(f"{path / DATA_FILE}: is missing or damaged ({error}): copy it back") from None
-        return cls(path, kind, config, model.to(device).eval(), load_text_tokenizer(path), labels, columns, device)
+        description, where = read_plain_yaml(path / DATA_FILE), str(path / DATA_FILE)
+        labels, columns = texts(description, "labels", where), texts(description, "columns", where)
+        abstains = field(description, "abstains", bool, where)
+        tokenizer = load_text_tokenizer(path)
+        return cls(path, kind, config, model.to(device).eval(), tokenizer, labels, columns, abstains, device)
 
     @property
     def task(self) -> str:
@@ -63,8 +65,8 @@ class FineTuned:
         return self.kind.removeprefix("gpt-")
 
     def answers_to(self, file: Path, max_tokens: int | None = None) -> tuple[SquadData, Predictions]:
-        """The questions of a file and the answers to them."""
-        data = read_task("squad", file)
+        """The questions of a file and the answers to them; right answers in the file are not looked at."""
+        data = read_task("squad", file, answered=False)
         split = self._split(data)
         scored = self._scored(split.examples, max_tokens)
         return data, answers_of(data, split.windows, scored, self.config.data.max_answer)
@@ -78,7 +80,11 @@ class FineTuned:
 
     def threshold(self) -> float:
         """The null score above which the training's best validation took questions for impossible; 0 without one."""
-        validations = [record for record in read_log(self.path) if record["kind"] == "valid" and "threshold" in record]
+        validations = [
+            record
+            for record in read_log(self.path)
+            if record["kind"] == "valid" and isinstance(record.get("threshold"), int | float)
+        ]
         best = [record for record in validations if record.get("best")]
         return float((best or validations)[-1]["threshold"]) if validations else 0.0
 

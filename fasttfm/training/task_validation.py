@@ -65,7 +65,7 @@ class TaskValidator(DividedValidator[tuple[Scored, np.ndarray]]):
         return scored, sums
 
     def score(self, part: tuple[Scored, np.ndarray], workers: Workers) -> TaskScore:
-        """Of all examples."""
+        """The score over all examples."""
         scored, sums = part
         loss, nll = (total / len(self.examples) for total in workers.sum(sums.tolist()))
         numbers, outputs = self.judge([each for batches in workers.gather(scored) for each in batches])

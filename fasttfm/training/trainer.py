@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import nn
 
-from fasttfm.checkpoints.steps import saved_steps, step_folder
+from fasttfm.checkpoints.steps import delete_since, saved_steps, step_folder
 from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import Stopped, UserError
@@ -84,6 +84,7 @@ class Trainer:
             with Interruption() as interruption:
                 return self._loop(interruption)
         finally:
+            self.updates.close()
             self.saving.background.leave()
             if self._recorder is not None:
                 self._recorder.close()
@@ -229,7 +230,7 @@ class Trainer:
         return whole.to(self.updates.device)
 
     def _score(self, model: nn.Module, interruption: Interruption) -> Score | None:
-        """The validation of a model, of a divided one that _whole_model() made; None for who takes no part."""
+        """The validation of a model, of a divided one that _whole_model() made; None on a rank that takes no part."""
         if self.validator is None:
             return None
         if self.updates.is_sharded:
@@ -299,8 +300,10 @@ class Trainer:
             self._give_up(scaler.get_scale(), "the loss scale of fp16")
 
     def _give_up(self, value: float, what: str = "the loss") -> NoReturn:
-        """Raise UserError, with the last good checkpoint."""
+        """Raise UserError, with the last good checkpoint: after a skipped update, weights are those that made it so."""
         self.saving.background.written(wait=True)
+        if self.updates.position.first_skipped is not None:
+            delete_since(self.model_dir, self.updates.position.first_skipped)
         saved = saved_steps(self.model_dir)
         kept = f"the checkpoint of update {saved[-1]:,} is kept" if saved else "no checkpoint was saved yet"
         raise UserError(

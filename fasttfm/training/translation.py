@@ -13,6 +13,7 @@ from torch import Tensor
 from fasttfm.config import Config, Values, build
 from fasttfm.data.batches import TokenBatches, collate
 from fasttfm.data.prepared import PreparedData
+from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.data.scoring import bleu
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
@@ -24,7 +25,7 @@ from fasttfm.models.distillation import layer_map
 from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, Score, settings_of
-from fasttfm.training.workers import Workers
+from fasttfm.training.workers import Workers, cores_of_rank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +85,7 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
         return sums, [one_line(self.data.target_tokenizer.decode(ids)) for ids in outputs]
 
     def score(self, part: tuple[list[float], list[str]], workers: Workers) -> Validation:
-        """Of all pairs, and with BLEU the translations in their order."""
+        """The score over all pairs, and with BLEU the translations in their order."""
         loss, nll, tokens = workers.sum(part[0])
         if self.decoding is None:
             return Validation(loss=loss / tokens, nll=nll / tokens, bleu=None)
@@ -126,15 +127,17 @@ class Translation(Task):
 
     def batches(self, config: Config, data: PreparedData) -> TokenBatches:
         """Pairs of like length together."""
-        batching = config.data
+        batching, together = config.data, config.training.update_freq
+        given = data.train, batching.max_tokens, config.training.seed, batching.max_sentence_tokens
         try:
-            return TokenBatches(
-                data.train,
-                batching.max_tokens,
-                config.training.seed,
-                batching.max_sentence_tokens,
-                batching.subword_sampling,
-                (data.source_tokenizer, data.target_tokenizer),
+            if not batching.subword_sampling:
+                return TokenBatches(*given, together=together)
+            return SampledBatches(
+                *given,
+                amount=batching.subword_sampling,
+                tokenizers=(data.source_tokenizer, data.target_tokenizer),
+                together=together,
+                processes=min(together, max(1, cores_of_rank() - 1)),
             )
         except ValueError as error:
             raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error

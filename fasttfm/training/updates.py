@@ -24,9 +24,10 @@ from fasttfm.errors import UserError
 from fasttfm.training.graphs import GraphedPasses
 from fasttfm.training.optimization import Optimization
 from fasttfm.training.protocols import TrainableModel, TrainingBatch, TrainingBatches
+from fasttfm.training.read_ahead import Place, ReadAhead
 from fasttfm.training.schedule import learning_rate
 from fasttfm.training.sharding import shard
-from fasttfm.training.workers import ALONE, Workers, last_batch, share_of_rows
+from fasttfm.training.workers import ALONE, Workers, last_batch
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -37,6 +38,7 @@ class Sums:
     line."""
 
     updates: int = 0
+    """Those that changed something, once skipped() has looked at them."""
     target_tokens: int = 0
     real_cells: int = 0
     cells: int = 0
@@ -65,6 +67,11 @@ class Position:
     """Updates that changed nothing, because their gradient was not finite."""
     skipped_in_a_row: int = 0
     """Those since the last one that did change something."""
+
+    @property
+    def first_skipped(self) -> int | None:
+        """The first of them; None where the last update did change something."""
+        return self.step - self.skipped_in_a_row + 1 if self.skipped_in_a_row else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +123,7 @@ class Updates:
         """Update, epoch, first batch and gradient norm of updates that nobody has looked at."""
         self.shapes: set[tuple[int, ...]] = set()
         """Shapes of all batches of this rank so far: each costs time and memory when it is new."""
-        self._order = batches.epoch(0)
+        self._read_ahead = ReadAhead(batches, config.update_freq, workers.rank, workers.size)
 
     def perform(self, is_stopping: Callable[[], bool] = lambda: False, elapsed: float = 0.0) -> bool:
         """One update. Returns False, with everything as it was before, when `is_stopping` between two batches.
@@ -200,21 +207,16 @@ class Updates:
         index: of the batch among those of its update.
         """
         position = self.position
-        epoch, number = position.epoch, position.batch
-        indices = np.empty(0, np.int64)
-        begin, end = self._share(index, self.workers.size)
-        if begin < end:  # not for nothing: with sampling an element is drawn
-            indices = self._order[number]
-            begin, end = self._share(index, len(indices))
-            indices = indices[begin:end]
-        position.batch += 1
-        if position.batch == len(self._order):
-            position.epoch, position.batch = epoch + 1, 0
-            self._order = self.batches.epoch(position.epoch)
-        if not len(indices):
+        made = self._read_ahead.get(Place(position.epoch, position.batch, index))
+        position.epoch, position.batch, _ = made.following
+        batch = made.rows
+        if batch is None:
             return None
-        batch = self.batches.batch(indices, epoch)
         return batch if self.device.type == "cpu" else batch.to(self.device, non_blocking=True)
+
+    def close(self) -> None:
+        """Stop reading ahead; another update begins it again."""
+        self._read_ahead.close()
 
     def rehearse(self) -> None:
         """Run the largest batch without effect: if memory does not suffice, better now than hours later."""
@@ -246,6 +248,7 @@ class Updates:
                 self.position.skipped_in_a_row = 0
                 continue
             self.position.skipped += 1
+            self.sums.updates -= 1
             self.position.skipped_in_a_row += 1
             skipped.append(Skipped(step=step, elements=self._elements(epoch, first)))
         return skipped
@@ -257,7 +260,6 @@ class Updates:
             order = self.batches.epoch(epoch)
             elements += order[first].tolist()
             epoch, first = (epoch, first + 1) if first + 1 < len(order) else (epoch + 1, 0)
-        self._order = self.batches.epoch(self.position.epoch)  # with sampling another window has been drawn
         return elements
 
     def forget_sums(self) -> None:
@@ -272,7 +274,7 @@ class Updates:
         return self.optimization.tensors()
 
     def values(self, seconds: float) -> dict[str, Any]:
-        """What is no tensor; seconds: time spent so far, earlier sessions included."""
+        """What is not a tensor; seconds: time spent so far, earlier sessions included."""
         return {
             **self.optimization.values(),
             "position": {**asdict(self.position), "seconds": seconds},
@@ -296,11 +298,6 @@ class Updates:
         position = dict(values["position"])
         position["best"] = [(tuple(rank), step) for rank, step in position["best"]]
         self.position = Position(**position)
-        self._order = self.batches.epoch(self.position.epoch)
-
-    def _share(self, index: int, rows: int) -> tuple[int, int]:
-        """This rank's rows [begin, end) of an update's batch number `index`."""
-        return share_of_rows(self.workers.rank, self.workers.size, index, self.config.update_freq, rows)
 
     def _graphed(self) -> GraphedPasses:
         if not isinstance(self.batches, TokenBatches) or self.workers.size > 1:
@@ -321,8 +318,6 @@ class Updates:
         self._losses += torch.stack([loss.detach(), nll.detach()]).double()
 
     def _restore(self, position: Position) -> None:
-        if position.epoch != self.position.epoch:
-            self._order = self.batches.epoch(position.epoch)
         self.position.epoch, self.position.batch = position.epoch, position.batch
         self.optimization.forget()
 

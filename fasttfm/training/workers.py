@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +24,8 @@ from fasttfm.errors import LOST_PEER, UserError, interrupted
 from fasttfm.signals import ignore_repeats
 from fasttfm.training.rendezvous import store_of_attempt
 
-_PATIENCE = datetime.timedelta(hours=3)
-"""How long ranks wait for one another: for rank 0 while it validates. Of a process that has ended they hear at once."""
 _PATIENCE_TO_JOIN = datetime.timedelta(minutes=30)
-"""How long ranks wait for one another at the start."""
+"""How long ranks wait for one another at the start, at most."""
 _LAST_TENSORS = 0.1
 """Seconds; microseconds suffice where the machine is not busy."""
 
@@ -69,7 +68,7 @@ class Workers:
                 dist.all_reduce(tensor)
 
     def begin_to_add_up(self, tensor: Tensor) -> Callable[[], None]:
-        """As add_up(), beside what comes next; the tensor is left alone until what is returned has been called."""
+        """Begin add_up() and go on; leave the tensor alone until the function that is returned has been called."""
         with _ending_with_peers():
             work = dist.all_reduce(tensor, async_op=True)
 
@@ -120,9 +119,10 @@ ALONE = Workers()
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Workers]:
+def joined(device: torch.device, minutes: float) -> Iterator[Workers]:
     """The ranks that torchrun's environment names, connected while the block runs; else one process.
 
+    minutes: how long they wait for one that does not answer. Workers are told at once when a process ends.
     A rank other than the first leaves the block silently (SystemExit) where the first tells that it was stopped.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -131,14 +131,16 @@ def joined(device: torch.device) -> Iterator[Workers]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=_PATIENCE_TO_JOIN))
-    store = store_of_attempt(store, rank, size, _PATIENCE_TO_JOIN)
+    patience = datetime.timedelta(minutes=minutes)
+    to_join = min(patience, _PATIENCE_TO_JOIN)
+    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=to_join))
+    store = store_of_attempt(store, rank, size, to_join)
     # What imports it later makes the group a default argument there, so that it outlives destroy_process_group(): its
     # threads run on while Python ends, and one that then wants Python's lock aborts the process
     from torch.distributed.nn import functional  # noqa: F401
 
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=_PATIENCE, store=store, rank=rank, world_size=size)
+    dist.init_process_group(backend, timeout=patience, store=store, rank=rank, world_size=size)
     try:
         yield Workers(rank, size)
     except KeyboardInterrupt as interrupt:
@@ -167,6 +169,12 @@ def device_of_rank(device: torch.device) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def cores_of_rank() -> int:
+    """Cores for each of this machine's ranks, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def share_of_rows(rank: int, size: int, batch: int, batches: int, rows: int) -> tuple[int, int]:
     """Which rows [begin, end) of batch number `batch` of an update's `batches` batches a rank computes.
 
@@ -184,9 +192,17 @@ def last_batch(rank: int, size: int, batches: int) -> int:
 
 @contextmanager
 def _ending_with_peers() -> Iterator[None]:
-    """A connection that breaks means that another rank has ended, with its own message: this one has none to add."""
+    """A connection that breaks means that another rank has ended, with its own message: this one has none to add.
+
+    UserError where a rank has not answered in time: it tells nothing itself.
+    """
     try:
         yield
     except RuntimeError as error:
+        if re.search("timed? ?out", str(error), re.IGNORECASE):
+            raise UserError(
+                "another rank has not answered for --rank-timeout-minutes: it hangs, or takes that long to validate or "
+                "to save; look at its machine, and run the same command again to go on from the last checkpoint"
+            ) from error
         ignore_repeats()  # the launcher's SIGTERM, which comes when it has noticed the other one's end too
         raise SystemExit(LOST_PEER) from error

@@ -425,7 +425,16 @@ def _memory_limit() -> Iterator[None]:
 
 def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
     """In a process of its own that may have so many kilobytes of addresses."""
-    words = ["bash", "-c", f'ulimit -v {kilobytes}; exec "$0" "$@"', sys.executable, "-m", "fasttfm", situation.command]
+    words = [
+        "bash",
+        "-c",
+        f'ulimit -v {kilobytes}; exec "$0" "$@"',
+        sys.executable,
+        "-I",
+        "-m",
+        "fasttfm",
+        situation.command,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*words, *(word.replace("\0", "") for word in situation.arguments)],  # no process can be given such a byte

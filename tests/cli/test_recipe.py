@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -53,6 +51,22 @@ def test_a_dry_run_goes_through_every_command(name: str, corpora: Path, tmp_path
     assert len((tmp_path / "work" / f"{recipe.test}.{target}").read_text().splitlines()) == 6
 
 
+@pytest.mark.parametrize("name", ["multi30k", "paper-base-en-fr", "tensor2tensor-base-de-en"])
+def test_a_dry_run_downloads_nothing(name, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fasttfm.data.datasets.download", lambda *_, **options: pytest.fail("a download"))
+    ran = []
+    monkeypatch.setattr("fasttfm.cli.recipe.run_to_end", lambda command, **options: ran.append(command) or 0)
+    assert main(["recipe", name, "--dry-run"]) == 0
+    assert "is not downloaded: the built-in demo corpus in" in capfd.readouterr().out
+    prepare = ran[0][ran[0].index("prepare") :]
+    texts = [Path(word) for word in prepare if word.endswith((".en", ".de"))]
+    assert len(texts) == 4
+    assert all(text.is_file() for text in texts)
+    assert main([*prepare[:-1], str(tmp_path / "DATA")]) == 0
+    assert f"--out runs/{name}-dry/model" in " ".join(ran[1])
+
+
 def test_every_recipe_names_what_exists():
     for recipe in RECIPES.values():
         assert recipe.test in DATASETS[recipe.dataset].tests
@@ -88,11 +102,11 @@ def test_json_is_the_score_alone_and_quiet_goes_to_every_command(tmp_path: Path,
     monkeypatch.setattr(datasets, "fetch_dataset", lambda *args, **options: texts)
     ran = []
 
-    def run(command, stdin, stdout, check):
+    def run(command, stdin, stdout):
         ran.append((command[3], "--quiet" in command, "--json" in command, stdout))
-        return types.SimpleNamespace(returncode=0)
+        return 0
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("fasttfm.cli.recipe.run_to_end", run)
     work = tmp_path / "data"
     work.mkdir()
     assert main(["recipe", "multi30k", "--work", str(work), "--json", "--quiet"]) == 0

@@ -400,3 +400,26 @@ def test_onednns_caches_are_chosen_unless_the_user_has(data):
             [sys.executable, "-c", program], env={**environment, **given}, capture_output=True, text=True, check=True
         )
         assert re.findall(r"(\w+)=", done.stdout) == list(chosen)
+
+
+def test_what_a_stopped_run_says_of_its_checkpoints_is_so(data, model, tmp_path, capsys, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fasttfm.training.trainer.Trainer.run", stopped)
+        assert train(data / "DATA", tmp_path / "NONE") == 130
+        assert "stopped before anything was saved in" in capsys.readouterr().err
+        assert train(data / "DATA", model, "--no-valid-bleu") == 130
+        assert "stopped; update 6 is saved in" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("fasttfm.training.run._average", stopped)
+        assert train(data / "DATA", model, "--no-valid-bleu") == 130
+        assert "stopped when training was finished (max_update 6 is reached)" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_before_its_first_update_names_no_model(data, tmp_path, capsys):
+    assert train(data / "DATA", tmp_path / "M", "--max-minutes", "1e-6") == 0
+    told = capsys.readouterr().out
+    assert "no update was made, so nothing was saved" in told
+    assert "model:" not in told

@@ -528,7 +528,7 @@ def test_quantizing_replaces_nothing(model_dir, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").touch()
     for words, message in (
-        ([model_dir, "--out", tmp_path / "full"], "is there already: give --out a new or empty directory"),
+        ([model_dir, "--out", tmp_path / "full"], "holds other files (notes), which are not replaced"),
         ([tmp_path, "--out", tmp_path / "x"], "is not a model directory"),
         ([model_dir, "--out", tmp_path / "x", "--checkpoint", "9"], "checkpoint '9' was not found"),
     ):
@@ -545,9 +545,10 @@ def test_a_damaged_quantized_model_is_one_line(translate, model_dir, tmp_path):
     stored = step_folder(out, 1) / MODEL_FILE
     whole = stored.read_bytes()
     stored.write_bytes(whole[:-7])
-    assert "model.safetensors: is cut off" in failure(translate(out))
+    assert "model.safetensors: is damaged or changed" in failure(translate(out))
     stored.write_bytes(whole[:-7] + b"\x55" * 7)
     assert "its SHA-256 is not the one" in failure(translate(out))
+    stored.write_bytes(whole)
     weights = load_file(stored)
     del weights[next(name for name in weights if name.endswith(".scale"))]
     save_file(weights, tmp_path / "x.safetensors")

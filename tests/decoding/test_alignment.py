@@ -72,7 +72,9 @@ def test_coverage_is_the_papers_formula():
     attention = torch.tensor([[0.5, 0.25, 0.25], [0.75, 0.125, 0.125]])
     assert coverage(attention) == pytest.approx(math.log(1.0) + 2 * math.log(0.375))
     assert coverage(torch.eye(3)) == 0.0
-    assert math.isfinite(coverage(torch.zeros(2, 3))), "a weight that is too small for bfloat16 is no infinite penalty"
+    assert math.isfinite(coverage(torch.zeros(2, 3))), (
+        "a weight that is too small for bfloat16 is not an infinite penalty"
+    )
 
 
 def test_the_coverage_penalty_ranks_all_that_the_beam_has_finished():

@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
+from fasttfm.cpu import step_passes
+from fasttfm.cpu.decoder_step import DecoderStep
 from fasttfm.decoding import DecodingConfig, search, search_ids
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
 from fasttfm.errors import UserError
-from fasttfm.functional import step_passes
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.models.decoder_step import DecoderStep
 
 pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
 EOS = 3

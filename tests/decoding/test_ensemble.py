@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fasttfm.decoding import DecodingConfig, score_ids, search_ids
-from fasttfm.decoding.agreement import by_agreement
 from fasttfm.decoding.ensemble import Ensemble
+from fasttfm.decoding.mbr import minimum_bayes_risk
 from fasttfm.decoding.translator import Translator
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -79,12 +79,12 @@ def test_transformers_search_and_score_together(beam):
 
 def test_the_sample_that_the_others_agree_with_is_chosen():
     texts = ["a dog runs", "a dog ran", "the weather is fine", "a dog runs", "two cats"]
-    chosen = by_agreement(texts)
+    chosen = minimum_bayes_risk(texts)
     assert [index for index, _ in chosen][:2] == [0, 1]
     assert {index for index, _ in chosen} == {0, 1, 2, 4}, "each text once"
     assert [value for _, value in chosen] == sorted((value for _, value in chosen), reverse=True)
     assert chosen[0][1] > 100 / 4, "its copy alone agrees in full"
-    assert by_agreement(["alone"]) == [(0, 0.0)]
+    assert minimum_bayes_risk(["alone"]) == [(0, 0.0)]
 
 
 def test_minimum_bayes_risk_takes_samples_and_repeats_itself(translator):
@@ -96,7 +96,7 @@ def test_minimum_bayes_risk_takes_samples_and_repeats_itself(translator):
     assert results == mbr.translate_nbest(["a dog", "", "men"])
     samples = Translator(translator.model, tokenizer, tokenizer, replace(config, mbr_samples=0, sampling=True, nbest=6))
     texts = [each.text for each in samples.translate_nbest(["a dog"])[0]]
-    (index, agreement), *_ = by_agreement(texts)
+    (index, agreement), *_ = minimum_bayes_risk(texts)
     assert (results[0][0].text, results[0][0].score) == (texts[index], agreement)
     with pytest.raises(ValueError, match="mbr_samples 1 must be 0, or at least 2"):
         DecodingConfig(mbr_samples=1)

@@ -132,3 +132,8 @@ def test_a_stream_keeps_lines_and_stops_at_a_bad_one(tokenizer):
     assert [next(stream)[0].text for _ in lines] == results
     with pytest.raises(UserError, match="line 5: <b> is not closed"):
         next(stream)
+
+
+def test_tags_may_be_nested_in_thousands():
+    line = "<b>" * 5000 + "one" + "</b>" * 5000
+    assert insert(line, "eins") == line.replace("one", "eins")

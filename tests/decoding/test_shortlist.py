@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fasttfm.cpu import step_passes
+from fasttfm.cpu.decoder_step import DecoderStep
 from fasttfm.data.lexicon import estimate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.decoding import DecodingConfig, Shortlist, search_ids
@@ -15,9 +17,7 @@ from fasttfm.decoding.batches import inference
 from fasttfm.decoding.selection import allowed_tokens
 from fasttfm.decoding.streaming import stream_ids
 from fasttfm.errors import UserError
-from fasttfm.functional import step_passes
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.models.decoder_step import DecoderStep
 
 EOS, VOCABULARY = 3, 700
 
@@ -207,7 +207,7 @@ def test_runs_of_tokens_bring_their_own(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("no tab\n", "line 1: is no `source TAB"), ("\tnopiece\n", "is no token")]
+    ("text", "message"), [("no tab\n", "line 1: is no `source TAB"), ("\tnopiece\n", "is not a token")]
 )
 def test_a_file_of_something_else_is_one_line(text, message, tokenizer, tmp_path):
     (tmp_path / "vmap.txt").write_text(text, encoding="utf-8")

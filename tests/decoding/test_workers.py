@@ -14,7 +14,7 @@ import torch
 
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.search import search_workers
-from fasttfm.decoding.workers import Workers
+from fasttfm.decoding.workers import WorkerPool
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -91,7 +91,7 @@ def test_what_is_not_worth_processes_starts_none():
         assert workers.pids == []
     assert search_workers(tiny_model(), 1) is None
     with pytest.raises(ValueError, match="0 workers"):
-        Workers(tiny_model(), 0)
+        WorkerPool(tiny_model(), 0)
 
 
 PROGRAM = """

@@ -1,7 +1,7 @@
 """One of two processes that train a replaced model on half a batch each; run by test_distributed.py.
 
-python distributed_worker.py ddp|replaced-in-ddp|fsdp RANK FOLDER: writes the gradients of the whole model to
-FOLDER/gradients-RANK.pt.
+python distributed_worker.py ddp|replaced-in-ddp|fsdp RANK FOLDER numba|plain: writes the gradients of the whole model
+to FOLDER/gradients-RANK.pt, having entered the passes compiled by numba, or without numba none.
 """
 
 import sys
@@ -14,16 +14,22 @@ from torch import nn
 import fasttfm
 import fasttfm.nn
 
-E, H, N, S = 16, 2, 4, 5
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from numba_passes import passes_entered
+
+E, H, N, S = 128, 8, 16, 32
+"""Half a batch enters the passes compiled by numba."""
 
 
 def model_and_batch() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(E, H, 24, dropout=0.0, batch_first=True)
+    layer = nn.TransformerEncoderLayer(E, H, 192, dropout=0.0, batch_first=True)
     return nn.TransformerEncoder(layer, 2, nn.LayerNorm(E)), torch.randn(N, S, E)
 
 
-def main(kind: str, rank: int, folder: Path) -> None:
+def main(kind: str, rank: int, folder: Path, numba: str) -> None:
+    torch.set_num_threads(1)
+    entered = passes_entered(numba == "numba")
     dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
     model, batch = model_and_batch()
     if kind != "replaced-in-ddp":
@@ -46,7 +52,8 @@ def main(kind: str, rank: int, folder: Path) -> None:
         gradients = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     torch.save(gradients, folder / f"gradients-{rank}.pt")
     dist.destroy_process_group()
+    assert bool(entered) == (numba == "numba"), entered
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -67,6 +67,29 @@ def named_gradients(model, folder):
     return interop.read_tensors(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("BertForSequenceClassification", "left out the weights classifier.bias and 1 other, for which"),
+        ("AlbertForQuestionAnswering", "left out the weights qa_outputs.bias and 1 other, for which"),
+        ("BertForPreTraining", ""),
+        ("BertForMaskedLM", ""),
+        ("AlbertForPreTraining", ""),
+    ],
+)
+def test_heads_that_are_left_out_and_those_that_begin_anew_are_told(tmp_path, recwarn, name, left_out):
+    config = bert_config() if name.startswith("Bert") else albert_config()
+    saved(getattr(transformers, name), config, tmp_path)
+    recwarn.clear()
+    interop.read_pretraining(tmp_path)
+    told = [str(each.message) for each in recwarn]
+    assert len(told) == 2 * bool(left_out)
+    for message, wanted in zip(
+        told, ("has no head of masked tokens: this model's begins with fresh weights", left_out)
+    ):
+        assert wanted in message
+
+
 def test_albert_base_has_as_many_parameters_as_theirs():
     with torch.device("meta"):
         sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -195,6 +218,8 @@ def test_electra_is_two_folders(tmp_path):
         (lambda folder, config: config.update(hidden_act="mish"), "hidden_act mish is not supported"),
         (lambda folder, config: config.update(intermediate_size=25), "copy both from one model"),
         (lambda folder, config: config.update(num_hidden_layers=4), "weights have no bert.encoder.layer.3"),
+        (lambda folder, config: config.update(num_hidden_layers=10**9), "config.json says 1,000,000,000 layers"),
+        (lambda folder, config: config.update(vocab_size=10**12), "config.json has vocab_size 1,000,000,000,000"),
         (lambda folder, config: config.update(is_decoder=True), "is_decoder True is not supported"),
     ],
 )
@@ -211,5 +236,5 @@ def test_a_wrong_folder_ends_in_one_line(spoil, message, tmp_path):
 
 def test_parts_of_two_electras_are_refused(tmp_path):
     electra_folders(tmp_path, intermediate_size=10)
-    with pytest.raises(UserError, match=r"is no generator of .*d_ff 10 must be 1 and 12"):
+    with pytest.raises(UserError, match=r"is not a generator of .*d_ff 10 must be 1 and 12"):
         interop.read_electra(tmp_path / "d", tmp_path / "g")

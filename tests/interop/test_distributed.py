@@ -6,17 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from numba_passes import skip_without
 
 from .distributed_worker import model_and_batch
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("numba", ["numba", "plain"])
 @pytest.mark.parametrize("kind", ["ddp", "replaced-in-ddp", "fsdp"])
-def test_two_processes_agree_with_one(kind: str, tmp_path: Path) -> None:
+def test_two_processes_agree_with_one(kind: str, numba: str, tmp_path: Path) -> None:
+    skip_without(numba)
     worker = Path(__file__).with_name("distributed_worker.py")
     command = [sys.executable, str(worker), kind]
     processes = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True) for rank in range(2)
+        subprocess.Popen([*command, str(rank), str(tmp_path), numba], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
     ]
     for process in processes:
         _, errors = process.communicate(timeout=900)

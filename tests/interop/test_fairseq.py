@@ -243,6 +243,6 @@ def test_files_that_do_not_fit_are_named(tmp_path, capsys):
     assert "has 6 pieces with the special ones" in capsys.readouterr().err
     (tmp_path / "dict.tgt.txt").write_text("▁a 3\nb\n")
     assert imported(tmp_path) == 2
-    assert "line 2 is no piece with its count" in capsys.readouterr().err
+    assert "line 2 is not a piece with its count" in capsys.readouterr().err
     assert imported(tmp_path, "--dict", "third") == 2
     assert "give one file for both sides" in capsys.readouterr().err

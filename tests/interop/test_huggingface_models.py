@@ -147,6 +147,43 @@ def test_what_attention_here_does_not_have_is_refused(name: str) -> None:
         ours(torch.randint(3, 37, (2, 9)))
 
 
+@pytest.mark.parametrize(("name", "option"), [("softcap", "softcap"), ("sinks", "s_aux")])
+@torch.no_grad()
+def test_accelerate_leaves_a_model_that_needs_more_its_attention_and_says_so(name: str, option: str) -> None:
+    model = REFUSED[name][0]().eval()
+    ids = torch.randint(3, 37, (2, 9))
+    expected, before = model(ids).logits, model.config._attn_implementation
+    told = huggingface.accelerate(model, dry_run=True).lines[0]
+    assert huggingface.accelerate(model).lines[0] == told
+    assert (told.action, told.reason.split()[1:3]) == ("left", ["needs", f"{option},"])
+    assert model.config._attn_implementation == before
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_option_that_is_not_given_is_no_reason_to_leave_an_attention() -> None:
+    config = transformers.Gemma2Config(**TEXT, **SLIDING, attn_logit_softcapping=None)
+    assert huggingface.accelerate(transformers.Gemma2ForCausalLM(config)).lines[0].action == "attention fasttfm"
+
+
+@torch.no_grad()
+def test_of_a_model_in_parts_only_the_part_that_needs_more_keeps_its_attention() -> None:
+    text = transformers.Gemma2Config(**TEXT, **SLIDING)
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
+    )
+    sizes = {"image_token_index": 36, "projection_dim": 32}
+    config = transformers.PaliGemmaConfig(vision_config=vision, text_config=text, **sizes)
+    model = transformers.PaliGemmaModel(config).eval()
+    inputs = {"input_ids": torch.cat([torch.full((2, 4), 36), torch.randint(3, 30, (2, 5))], 1)}
+    inputs |= {"attention_mask": torch.ones(2, 9, dtype=torch.long), "pixel_values": torch.randn(2, 3, 16, 16)}
+    expected = model(**inputs).last_hidden_state
+    lines = huggingface.accelerate(model).lines
+    assert lines[0].action == "attention fasttfm"
+    assert [line.name for line in lines if "softcap" in line.reason] == ["language_model"]
+    assert model.config.vision_config._attn_implementation == "fasttfm"
+    torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "bias_of_tomorrow"])
 def test_an_argument_that_may_change_the_result_is_never_ignored(name: str) -> None:
     x, value = torch.randn(1, 2, 3, 8), 30.0 if name == "softcap" else torch.randn(2)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from os.path import commonprefix
 
 import numpy as np
 import pytest
 import torch
 from model_dirs import LINES, compare, tokenizer, write_model_dir
+from safetensors.torch import load_file, save_file
 
 from fasttfm.cli.main import main
 from fasttfm.decoding import Translator
 from fasttfm.decoding.translator import one_line
-from fasttfm.interop import ctranslate2_read
+from fasttfm.errors import UserError
+from fasttfm.interop import ctranslate2_read, marian
 
 LONGEST = 20
 
@@ -116,6 +119,33 @@ def test_pickled_weights_are_read_without_running_code(tmp_path, opus, capsys):
 class Harmful:
     def __reduce__(self):
         return print, ("code ran",)
+
+
+def test_weights_in_several_files_are_read_by_their_index(tmp_path, opus):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "shards"
+    shutil.copytree(opus, folder)
+    (folder / "model.safetensors").unlink()
+    transformers.MarianMTModel.from_pretrained(opus).save_pretrained(folder, max_shard_size="40KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    first, second = import_(opus, "marian-hf", tmp_path / "1"), import_(folder, "marian-hf", tmp_path / "2")
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    whole = shards[1].read_bytes()
+    for content, message in (
+        (whole[:-9], "is cut off"),
+        (shards[0].read_bytes(), "unlike model.safetensors.index.json says"),
+        (None, "is missing: model.safetensors.index.json says"),
+    ):
+        shards[1].unlink()
+        if content is not None:
+            shards[1].write_bytes(content)
+        with pytest.raises(UserError, match=rf"{shards[1].name}: .*{message}"):
+            marian.read(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(shards[1].name, f"../1/{shards[1].name}"))
+    with pytest.raises(UserError, match="only files beside it are read"):
+        marian.read(folder)
 
 
 def test_what_was_exported_comes_back(tmp_path):
@@ -242,6 +272,29 @@ def test_nllb_translates_as_it_does_in_hugging_face(tmp_path, nllb, beam):
     assert_equal([text.strip() for text in ours.translate(lines)], [one_line(text).strip() for text in theirs], beam)
 
 
+def test_an_output_that_is_not_tied_is_the_one_that_is_read(tmp_path, opus):
+    """And what its configuration does not tell of is refused by name."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.MarianMTModel.from_pretrained(opus)
+    shutil.copytree(opus, tmp_path / "untied")
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.3)
+    model.save_pretrained(tmp_path / "untied")
+    folder = tmp_path / "untied"
+    weights = load_file(folder / "model.safetensors")
+    tables = {
+        f"model.{side}.embed_tokens.weight": weights["model.shared.weight"].clone() for side in ("encoder", "decoder")
+    }
+    save_file({**weights, **tables}, folder / "model.safetensors", {"format": "pt"})
+    restored = import_(folder, "marian-hf", tmp_path / "ours")
+    search = {"max_len_a": 0.0, "max_len_b": LONGEST, "min_len": LONGEST, "alpha": 0.0, "allow_unk": True}
+    ours = Translator.from_directory(restored, beam=1, **search)
+    assert_equal(ours.translate(LINES), by_marian(folder, LINES, 1), 1)
+    save_file({**weights, "model.encoder.layers.0.gate.weight": torch.ones(2)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"has the weights model\.encoder\.layers\.0\.gate\.weight, for which"):
+        marian.read(folder)
+
+
 # CTranslate2
 
 
@@ -270,6 +323,51 @@ def test_an_opus_model_comes_by_way_of_ctranslate2(tmp_path, opus):
         for folder, form in ((opus, "marian-hf"), (tmp_path / "ct2", "ctranslate2"))
     ]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"])
+def test_every_quantization_of_ctranslate2_comes_back(tmp_path, opus, quantization):
+    converters = pytest.importorskip("ctranslate2.converters")
+    for name in (None, quantization):
+        converter = converters.TransformersConverter(str(opus), copy_files=["source.spm", "target.spm"])
+        converter.convert(str(tmp_path / str(name)), quantization=name)
+    whole, rounded = (ctranslate2_read.read(tmp_path / str(name)) for name in (None, quantization))
+    assert rounded.config == whole.config
+    assert rounded.weights.keys() == whole.weights.keys()
+    for name, weight in whole.weights.items():
+        largest = weight[weight.abs() < 1e4].abs().max()  # a forbidden token's bias is lower
+        torch.testing.assert_close(rounded.weights[name], weight, rtol=0.01, atol=float(largest) / 127)
+
+
+HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "message"),
+    [
+        ({"decoder/scale_embeddings": np.float32(1.0)}, {}, "the decoder's embeddings are scaled by 1: only sqrt"),
+        ({"encoder/scale_embeddings": np.int8(0)}, {}, "the encoder's embeddings are scaled by 1: only sqrt"),
+        ({"decoder/layer_0/ffn/linear_0_noact/weight": ROW}, {}, "has the weights decoder.layer_0.ffn.linear_0_noact"),
+        ({"encoder/layer_0/self_attention/relative_position_keys": ROW}, {}, "has encoder/layer_0/.*_position_keys"),
+        ({"encoder/embeddings_1/weight": ROW}, {}, r"has the weights encoder\.embeddings_1\.weight"),
+        ({"decoder/alibi": np.int8(1)}, {}, "decoder/alibi is not zero"),
+        ({"encoder/num_heads": np.int16(1)}, {}, "encoder/num_heads and decoder/num_heads differ"),
+        ({"encoder/activation": np.int8(0)}, {}, "encoder/activation and decoder/activation differ"),
+        ({"encoder/position_encodings/encodings": ROW}, {}, "encodings and decoder/position_encodings/enc.* differ"),
+        ({"encoder/newer": HALF}, {}, "has encoder/newer, which is not supported"),
+        ({}, {"add_source_bos": True}, "config.json says add_source_bos True"),
+        ({}, {"newer": "x"}, "config.json says newer 'x'"),
+    ],
+)
+def test_what_no_model_here_can_be_is_refused_by_name(tmp_path, opus, monkeypatch, changed, settings, message):
+    converters = pytest.importorskip("ctranslate2.converters")
+    converter = converters.TransformersConverter(str(opus), copy_files=["source.spm", "target.spm"])
+    converter.convert(str(tmp_path / "ct2"))
+    read, path = ctranslate2_read._read_variables, tmp_path / "ct2" / "config.json"
+    monkeypatch.setattr(ctranslate2_read, "_read_variables", lambda path: {**read(path), **changed})
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    with pytest.raises(UserError, match=message):
+        ctranslate2_read.read(tmp_path / "ct2")
 
 
 def test_eight_bits_are_scaled_back():

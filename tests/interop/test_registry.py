@@ -1,6 +1,5 @@
 """Through transformers' whole registry: equal to eager attention or refused in our words, and nothing between."""
 
-import os
 from collections import Counter
 
 import pytest
@@ -8,10 +7,10 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
+from benchmarks.registry import small, verdicts  # noqa: E402
 from fasttfm import functional as F  # noqa: E402
 from fasttfm.interop import huggingface  # noqa: E402
 from fasttfm.kernels.proof.launch_log import LaunchLog  # noqa: E402
-from tests.interop import registry  # noqa: E402
 
 NAMED = (
     "bart", "bert", "big_bird", "bigbird_pegasus", "bloom", "codegen", "convbert", "falcon", "git", "gpt2",
@@ -24,35 +23,28 @@ NAMED = (
 def sweep(kinds: list[str]) -> tuple[Counter[str], dict[str, str]]:
     """How many were equal, refused and not built, with each reason printed; and what is neither."""
     huggingface.register()
-    classes, counts, wrong = registry.classes(), Counter[str](), dict[str, str]()
+    classes, counts, wrong = small.classes(), Counter[str](), dict[str, str]()
     for kind in kinds:
         try:
-            actual = registry.verdicts(classes[kind])
-        except registry.NotBuilt as error:
+            actual = verdicts.verdicts(classes[kind])
+        except small.NotBuilt as error:
             counts["not built"] += 1
             print(f"{kind}: not built: {error}")
             continue
-        wrong |= {f"{kind}, {case}": v for case, v in actual.items() if v not in ("equal", "refused")}
+        wrong |= {f"{kind}, {case}": v for case, v in actual.items() if v not in verdicts.GOOD}
         by_name = {v for case, v in actual.items() if case.startswith("by name")}
         counts[by_name.pop() if len(by_name) == 1 else "equal or refused by the batch"] += 1
     print(f"{len(kinds)} architectures by name: {dict(counts)}")
     return counts, wrong
 
 
-def test_known_models_and_a_sample_are_equal_or_refused() -> None:
-    kinds = [*NAMED, *(kind for kind in list(registry.classes())[::30] if kind not in NAMED)]
-    counts, wrong = sweep([kind for kind in kinds if kind in registry.classes()])
+def test_known_models_and_a_sample_are_equal_or_refused_in_outputs_and_gradients() -> None:
+    """The whole registry is `python -m benchmarks.registry`."""
+    kinds = [*NAMED, *(kind for kind in list(small.classes())[::30] if kind not in NAMED)]
+    counts, wrong = sweep([kind for kind in kinds if kind in small.classes()])
     assert not wrong
     assert counts["equal"] >= 8
     assert counts["refused"] >= 12
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("FASTTFM_REGISTRY" not in os.environ, reason="about 15 minutes; set FASTTFM_REGISTRY=1 to run it")
-def test_the_whole_registry_is_equal_or_refused() -> None:
-    counts, wrong = sweep(list(registry.classes()))
-    assert not wrong
-    assert counts["equal"] >= 150
 
 
 TABLES = {
@@ -108,9 +100,9 @@ def test_an_older_transformers_is_named_in_a_line() -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "bart", "gpt2"])
 def test_a_model_on_the_kernels_gives_eager_s_outputs_and_gradients(kind: str) -> None:
-    eager = registry.make(registry.classes()[kind])
-    ours = registry.accelerated(eager)
-    inputs, rows = registry.batches(eager)["left" if kind == "gpt2" else "right"]
+    eager = small.make(small.classes()[kind])
+    ours = verdicts.accelerated(eager)
+    inputs, rows = small.batches(eager)["left" if kind == "gpt2" else "right"]
     results = []
     for model, route in ((eager, "torch"), (ours, "triton")):
         with F.backend(route), LaunchLog() as log:

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -171,3 +173,23 @@ def test_torch_save_and_load(tmp_path: Any, batch: Any) -> None:
     plain.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     torch.testing.assert_close(whole(*batch), model(*batch))
     torch.testing.assert_close(plain(*batch), model(*batch))
+
+
+def test_an_object_that_only_claims_a_class_is_left_alone() -> None:
+    """isinstance() believes __class__, and replace_modules would look for a parent that its class does not have."""
+
+    class Claims(torch.nn.Module):
+        @property
+        def __class__(self):
+            return torch.nn.LayerNorm
+
+    model = torch.nn.Sequential(torch.nn.LayerNorm(4))
+    model.add_module("claims", Claims())
+    assert fasttfm.replace_modules(model).replaced == ["0"]
+
+
+def test_huggingface_without_transformers_says_what_to_install() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import fasttfm.interop.huggingface"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: fasttfm.interop.huggingface needs the package transformers")

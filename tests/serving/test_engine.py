@@ -11,7 +11,7 @@ from model_dirs import LINES, write_model_dir
 pytest.importorskip("prometheus_client")
 pytest.importorskip("numba")
 from fasttfm.decoding import Translator
-from fasttfm.decoding.joining import Joining, joining
+from fasttfm.decoding.continuous_batching import ContinuousBatching, continuous_batching
 from fasttfm.errors import UserError
 from fasttfm.serving.engine import Engine
 from fasttfm.serving.metrics import Metrics
@@ -40,7 +40,7 @@ def test_lines_that_are_added_between_steps_get_what_the_translator_gives(transl
     lines = [*LINES, "", "a dog"]
     expected = translator.translate_nbest(lines)
     found: dict[int, list] = {}
-    with joining(translator) as running:
+    with continuous_batching(translator) as running:
         for number, line in enumerate(lines):
             running.add(number, line)
             found |= running.step()
@@ -52,7 +52,7 @@ def test_lines_that_are_added_between_steps_get_what_the_translator_gives(transl
 def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch):
     """The second sentence is asked for in the middle of the first one's search, and both are searched together."""
     later, together = [], []
-    step = Joining.step
+    step = ContinuousBatching.step
 
     def watched(self):
         if len(together) == 3:
@@ -60,7 +60,7 @@ def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch)
         together.append(self.searched)
         return step(self)
 
-    monkeypatch.setattr(Joining, "step", watched)
+    monkeypatch.setattr(ContinuousBatching, "step", watched)
     first = submit(engine, LINES[:1], min_len=12)
     answers = [first[0].result(PATIENCE), *(each.result(PATIENCE) for each in later)]
     assert max(together) == 3
@@ -71,7 +71,7 @@ def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch)
 
 def test_other_options_wait_for_their_turn_and_hold_up_who_comes_later(engine, translator, monkeypatch):
     begun, asked = [], []
-    step = Joining.step
+    step = ContinuousBatching.step
 
     def watched(self):
         if not asked:
@@ -79,7 +79,7 @@ def test_other_options_wait_for_their_turn_and_hold_up_who_comes_later(engine, t
         begun.append((self.translator.config.beam, self.searched))
         return step(self)
 
-    monkeypatch.setattr(Joining, "step", watched)
+    monkeypatch.setattr(ContinuousBatching, "step", watched)
     first = submit(engine, LINES[:1])
     first[0].result(PATIENCE)
     for each in asked:
@@ -92,14 +92,14 @@ def test_other_options_wait_for_their_turn_and_hold_up_who_comes_later(engine, t
 
 def test_a_failure_is_told_to_those_it_concerns_and_the_next_are_translated(engine, translator, monkeypatch):
     failing = iter([True])
-    step = Joining.step
+    step = ContinuousBatching.step
 
     def broken(self):
         if next(failing, False):
             raise UserError("no memory")
         return step(self)
 
-    monkeypatch.setattr(Joining, "step", broken)
+    monkeypatch.setattr(ContinuousBatching, "step", broken)
     for each in submit(engine, LINES[:2]):
         with pytest.raises(UserError, match="no memory"):
             each.result(PATIENCE)
@@ -108,6 +108,6 @@ def test_a_failure_is_told_to_those_it_concerns_and_the_next_are_translated(engi
 
 
 def test_what_takes_whole_batches_is_translated_batch_by_batch(engine, translator, monkeypatch):
-    monkeypatch.setattr(Joining, "step", None)
+    monkeypatch.setattr(ContinuousBatching, "step", None)
     (answer,) = submit(engine, LINES[:1], sampling=True, nbest=1)
     assert len(answer.result(PATIENCE)) == 1

@@ -1,322 +1,255 @@
-"""Draws the sentences of the demo corpus: each kind is one function that returns the English and the German words."""
+"""Draws the sentences of the demo corpus: each kind is one method that returns the English and the German words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from fasttfm.data.demo import clause as say
-from fasttfm.data.demo import lexicon, verbs
 from fasttfm.data.demo.clause import Clause, NounPhrase, Phrase
+from fasttfm.data.demo.draw import TODAY, Phrases, digits, number
 from fasttfm.data.demo.german import SEIN
-from fasttfm.data.demo.phrases import TODAY, TOMORROW, Phrases, digits, number
+from fasttfm.data.demo.words import BEGINNINGS, LISTS, MODALS, PAIRS, TRANSITIVE, VERBS
 
-_REASONS = (("because", "weil"), ("although", "obwohl"))
-_OCCASIONS = (("while", "während"),)
-_PRESENT_OCCASIONS = (("if", "wenn"), ("as soon as", "sobald"), ("while", "während"))
-_UNINTENDED = ("need", "lose", "forget", "love", "cry")
-_MANNER_OF_RESTING = ("quietly", "alone")
 _NOT_NEGATED = ("no ", "every ", "all ", "many ")
-_BEGINNINGS = (
-    ("the concert", "das Konzert", "begins", "beginnt"),
-    ("the train", "der Zug", "leaves", "fährt"),
-    ("the lesson", "der Unterricht", "begins", "beginnt"),
-    ("the film", "der Film", "begins", "beginnt"),
-    ("the party", "das Fest", "begins", "beginnt"),
-    ("the journey", "die Reise", "begins", "beginnt"),
-)
+_TENSES = ("present", "past", "perfect", "future")
+_GOODS = ("things", "clothes", "foods")
 
 
-class Sentences:
+class Sentences(Phrases):
     """An endless, reproducible source of sentence pairs."""
 
-    def __init__(self, seed: int) -> None:
-        self.draw = Phrases(seed)
-        self._kinds: tuple[tuple[Callable[[], tuple[str, str]], float], ...] = (
-            (self.statement, 34),
-            (self.because, 11),
-            (self.reported, 8),
-            (self.purpose, 8),
-            (self.relative, 9),
-            (self.question, 9),
-            (self.description, 7),
-            (self.comparison, 4),
-            (self.sequence, 7),
-            (self.count, 6),
-            (self.calendar, 4),
-        )
-
-    def next(self) -> tuple[str, str]:
+    def next(self) -> Phrase:
         """English and German."""
-        kind = self.draw.weighted(self._kinds)
-        english, german = kind()
-        mark = "?" if kind == self.question else "."
-        return say.finish(english, mark), say.finish(german, mark)
+        kind = self.option("kind")
+        mark = "?" if kind == "question" else "."
+        return Phrase(*(say.finish(text, mark) for text in getattr(self, kind)()))
 
     def action(self, tense: str | None = None, subject: NounPhrase | None = None, rich: bool = True) -> Clause:
         """A clause with a full verb. rich: perhaps with time, place, manner and negation."""
-        draw = self.draw
-        tense = tense or draw.weighted((("present", 5), ("past", 4), ("perfect", 2), ("future", 2), ("modal", 3)))
-        negative = rich and tense != "modal" and draw.chance(0.13)
-        subject = subject or draw.subject()
+        tense = tense or self.option("tense")
+        negative = rich and tense != "modal" and self.chance(0.13)
+        subject = subject or self.subject()
         negative = negative and not subject.en.startswith(_NOT_NEGATED)
-        clause = Clause(subject, verbs.INTRANSITIVE[0], tense, negative=negative)
-        if tense == "modal":
-            clause = replace(clause, modal=draw.pick(verbs.MODALS))
-        kind = draw.weighted((("transitive", 10), ("dative", 2.5), ("ditransitive", 3), ("alone", 4), ("motion", 3)))
-        clause = getattr(self, f"_{kind}")(clause)
+        modal = self.pick(MODALS) if tense == "modal" else ()
+        clause = Clause(subject, SEIN, tense, modal, negative=negative)
+        clause = getattr(self, f"_{self.option('action')}")(clause)
         if not rich:
             return clause
-        if draw.chance(0.3):
-            clause = replace(clause, time=draw.time(self._time_tense(clause)))
-            if tense == "perfect":
-                clause = replace(clause, time=TODAY)
-        elif tense in ("present", "past", "perfect") and not negative and not _denied(clause) and draw.chance(0.15):
-            often = ("already", "schon") if tense == "perfect" else draw.pick(lexicon.FREQUENCY)
-            clause = replace(clause, frequency=Phrase(*often))
+        if self.chance(0.3):
+            clause = replace(clause, time=self.time(self._time_tense(clause)))
+            return replace(clause, time=TODAY) if tense == "perfect" else clause
+        if tense in _TENSES[:3] and not negative and not _denied(clause) and self.chance(0.15):
+            often = Phrase("already", "schon") if tense == "perfect" else self.pair("frequency")
+            clause = replace(clause, frequency=often)
         return clause
 
-    def statement(self) -> tuple[str, str]:
+    def statement(self) -> Phrase:
         clause = self.action()
-        if clause.time and self.draw.chance(0.4):
+        if clause.time and self.chance(0.4):
             bare = replace(clause, time=None)
-            return f"{clause.time.en} {say.english(bare)}", say.german_main(bare, clause.time.de)
+            return Phrase(f"{clause.time.en} {say.english(bare)}", say.german(bare, front=clause.time.de))
         return say.statement(clause)
 
-    def because(self) -> tuple[str, str]:
+    def because(self) -> Phrase:
         """A main and a subordinate clause, in either order."""
-        draw = self.draw
-        tense = draw.pick(("present", "past"))
+        tense = self.pick(_TENSES[:2])
         main = self.action(tense, rich=False)
-        if draw.chance(0.7):
-            en, de = draw.pick(_REASONS)
-            side = self._state(tense, draw.subject()) if draw.chance(0.4) else self.action(tense)
+        if self.chance(0.7):
+            en, de = self.pair("reasons")
+            side = self._state(tense, self.subject()) if self.chance(0.4) else self.action(tense)
         else:
-            en, de = draw.pick(_PRESENT_OCCASIONS if tense == "present" else _OCCASIONS)
+            en, de = self.pair("present_occasions" if tense == "present" else "occasions")
             side = self.action(tense, rich=False)
-        if self.draw.chance(0.35):
-            german = say.german_main(main, f"{de} {say.german_final(side)} ,")
-            return f"{en} {say.english(side)} , {say.english(main)}", german
-        german = f"{say.german_main(main)} , {de} {say.german_final(side)}"
-        return f"{say.english(main)} {en} {say.english(side)}", german
+        if self.chance(0.35):
+            german = say.german(main, front=f"{de} {say.german(side, 'final')} ,")
+            return Phrase(f"{en} {say.english(side)} , {say.english(main)}", german)
+        german = f"{say.german(main)} , {de} {say.german(side, 'final')}"
+        return Phrase(f"{say.english(main)} {en} {say.english(side)}", german)
 
-    def reported(self) -> tuple[str, str]:
+    def reported(self) -> Phrase:
         """She says that …"""
-        tense = self.draw.pick(("present", "past"))
-        speaker = Clause(self.draw.subject(), self.draw.pick(verbs.REPORTING), tense)
+        tense = self.pick(_TENSES[:2])
+        speaker = Clause(self.subject(), self.pick(VERBS["reporting"]), tense)
         said = self.action() if tense == "present" else self.action("past")
-        german = f"{say.german_main(speaker)} , dass {say.german_final(said)}"
-        return f"{say.english(speaker)} that {say.english(said)}", german
+        german = f"{say.german(speaker)} , dass {say.german(said, 'final')}"
+        return Phrase(f"{say.english(speaker)} that {say.english(said)}", german)
 
-    def purpose(self) -> tuple[str, str]:
+    def purpose(self) -> Phrase:
         """He tries to …; he goes into the city in order to …"""
-        tense = self.draw.pick(("present", "past"))
-        if self.draw.chance(0.6):
-            main, en, de = Clause(self.draw.subject(), self.draw.pick(verbs.WITH_INFINITIVE), tense), "", ""
+        tense = self.pick(_TENSES[:2])
+        if self.chance(0.6):
+            main, en, de = Clause(self.subject(), self.pick(VERBS["with_infinitive"]), tense), "", ""
         else:
-            motion = Clause(self.draw.subject(), verbs.MOTION[0], tense)
-            main, en, de = self._motion(motion), "in order", "um"
+            main, en, de = self._motion(Clause(self.subject(), SEIN, tense)), "in order", "um"
         goal = self.action("present", subject=main.subject, rich=False)
-        while goal.verb.en in _UNINTENDED:
+        while goal.verb.en in LISTS["unintended"]:
             goal = self.action("present", subject=main.subject, rich=False)
-        german = f"{say.german_main(main)} , {de} {say.german_infinitive(goal)}"
-        return f"{say.english(main)} {en} {say.english_infinitive(goal)}", german
+        german = f"{say.german(main)} , {de} {say.german(goal, 'infinitive')}"
+        return Phrase(f"{say.english(main)} {en} {say.english(goal, 'infinitive')}", german)
 
-    def relative(self) -> tuple[str, str]:
+    def relative(self) -> Phrase:
         """The man who …, the book which …"""
-        draw = self.draw
-        tense = draw.pick(("present", "past"))
-        if draw.chance(0.5):
-            person = draw.noun_phrase("persons", "definite")
-            inner = self.action(draw.pick(("present", "past", "perfect")), subject=person, rich=False)
-            main = self.action(tense, subject=say.with_relative(person, inner, "nom"), rich=False)
-        else:
-            verb, classes = draw.pick([entry for entry in verbs.TRANSITIVE if "things" in entry[1]])
-            kind = draw.pick([kind for kind in classes if kind in ("things", "clothes")])
-            thing = draw.noun_phrase(kind, "definite")
-            other = draw.pick([entry[0] for entry in verbs.TRANSITIVE if kind in entry[1] and entry[0] is not verb])
-            inner = Clause(draw.subject(), other, draw.pick(("present", "past", "perfect")))
-            main = Clause(draw.subject(), verb, tense, accusative=say.with_relative(thing, inner, "acc"))
-        return say.statement(main)
+        tense = self.pick(_TENSES[:2])
+        if self.chance(0.5):
+            person = self.noun_phrase("persons", "definite")
+            inner = self.action(self.pick(_TENSES[:3]), subject=person, rich=False)
+            return say.statement(self.action(tense, subject=say.with_relative(person, inner, "nom"), rich=False))
+        verb, kinds = self.pick([entry for entry in TRANSITIVE if "things" in entry[1]])
+        kind = self.pick([kind for kind in kinds if kind in ("things", "clothes")])
+        thing = self.noun_phrase(kind, "definite")
+        other = self.pick([entry[0] for entry in TRANSITIVE if kind in entry[1] and entry[0] is not verb])
+        inner = Clause(self.subject(), other, self.pick(_TENSES[:3]))
+        return say.statement(Clause(self.subject(), verb, tense, accusative=say.with_relative(thing, inner, "acc")))
 
-    def question(self) -> tuple[str, str]:
-        draw = self.draw
-        kind = draw.weighted((("plain", 4), ("where", 1.5), ("when", 1.5), ("why", 1.5), ("who", 2), ("what", 2)))
-        clause = self.action(subject=draw.subject("definite"), rich=kind == "plain")
+    def question(self) -> Phrase:
+        kind = self.option("asked")
+        clause = self.action(subject=self.subject("definite"), rich=kind == "plain")
         if kind == "who":
-            who = NounPhrase("who", {"nom": "wer"})
-            clause = replace(self.action(subject=who), negative=False)
-            return say.english(clause), f"wer {say.german_rest(clause)}"
-        if kind == "what":
-            verb, _ = draw.pick([entry for entry in verbs.TRANSITIVE if "things" in entry[1] or "foods" in entry[1]])
-            clause = Clause(clause.subject, verb, draw.pick(("present", "past", "perfect", "future")))
-        if kind == "where":
-            verb = draw.pick([verb for verb in verbs.INTRANSITIVE if verb.en not in ("stay", "arrive")])
-            clause = Clause(clause.subject, verb, draw.pick(("present", "past", "future")))
-        english, german = say.english_question(clause), say.german_question(clause)
-        if kind == "plain":
-            return english, german
-        asking = {"where": "wo", "when": "wann", "why": "warum", "what": "was"}[kind]
-        return f"{kind} {english}", f"{asking} {german}"
-
-    def description(self) -> tuple[str, str]:
-        """The table is new; the cup is on the table; the girl is nine years old."""
-        draw = self.draw
-        tense = draw.weighted((("present", 3), ("past", 2)))
-        kind = draw.weighted((("state", 3), ("where", 2), ("age", 1), ("thing", 2)))
-        if kind == "state":
-            clause = self._state(tense, draw.subject())
-        elif kind == "age":
-            years = number(draw.between(2, 99))
-            age = Phrase(f"{years.en} years old", f"{years.de} Jahre alt")
-            clause = Clause(draw.subject(), SEIN, tense, complement=age)
-        elif kind == "where":
-            small = draw.noun_phrase(draw.pick(("clothes", "animals")), "subject")
-            clause = Clause(small, SEIN, tense, place=draw.beside_furniture())
-        else:
-            kinds = draw.pick(("things", "clothes", "animals", "foods", "places"))
-            clause = self._state(tense, draw.noun_phrase(kinds, "subject"), kinds)
-        return say.statement(clause)
-
-    def comparison(self) -> tuple[str, str]:
-        """older than, as old as, not as old as."""
-        draw = self.draw
-        kind = draw.pick(("persons", "things", "places", "animals", "clothes"))
-        left, right = (draw.noun_phrase(kind, "definite") for _ in range(2))
-        adjective = draw.adjective(kind, f"{left.en} {right.en}", comparable=True)
-        degree = draw.weighted((("more", 3), ("same", 1), ("less", 1)))
-        if degree == "more":
-            phrase = Phrase(
-                f"{adjective.en_comparative} than {right.en}", f"{adjective.de_comparative} als {right.de['nom']}"
-            )
-        else:
-            phrase = Phrase(f"as {adjective.en} as {right.en}", f"so {adjective.de} wie {right.de['nom']}")
-        tense = draw.weighted((("present", 3), ("past", 1)))
-        clause = Clause(left, SEIN, tense, complement=phrase, negative=degree == "less")
-        return say.statement(clause)
-
-    def sequence(self) -> tuple[str, str]:
-        """… and …; …, but …; two subjects."""
-        draw = self.draw
-        tense = draw.pick(("present", "past"))
-        kind = draw.pick(("and", "but", "together"))
-        if kind == "together":
-            pair = say.both(draw.person(), draw.person())
-            clause = self.action(tense, subject=pair, rich=draw.chance(0.5))
+            clause = replace(self.action(subject=NounPhrase("who", {"nom": "wer"})), negative=False)
             return say.statement(clause)
+        if kind == "what":
+            verb, _ = self.pick([entry for entry in TRANSITIVE if {"things", "foods"} & {*entry[1]}])
+            clause = Clause(clause.subject, verb, self.pick(_TENSES))
+        if kind == "where":
+            verb = self.pick([verb for verb in VERBS["intransitive"] if verb.en not in ("stay", "arrive")])
+            clause = Clause(clause.subject, verb, self.pick(("present", "past", "future")))
+        asking = {"where": "wo", "when": "wann", "why": "warum", "what": "was"}
+        en, de = (kind, asking[kind]) if kind in asking else ("", "")
+        return Phrase(f"{en} {say.english(clause, 'question')}", f"{de} {say.german(clause, 'question')}")
+
+    def description(self) -> Phrase:
+        """The table is new; the cup is on the table; the girl is nine years old."""
+        tense, kind = self.option("described_in"), self.option("described")
+        if kind == "state":
+            return say.statement(self._state(tense, self.subject()))
+        if kind == "age":
+            years = number(self.between(2, 99))
+            age = Phrase(f"{years.en} years old", f"{years.de} Jahre alt")
+            return say.statement(Clause(self.subject(), SEIN, tense, complement=age))
+        if kind == "where":
+            small = self.noun_phrase(self.pick(("clothes", "animals")), "subject")
+            return say.statement(Clause(small, SEIN, tense, place=self.beside_furniture()))
+        kind = self.pick(("things", "clothes", "animals", "foods", "places"))
+        return say.statement(self._state(tense, self.noun_phrase(kind, "subject"), kind))
+
+    def comparison(self) -> Phrase:
+        """older than, as old as, not as old as."""
+        kind = self.pick(("persons", "things", "places", "animals", "clothes"))
+        left, right = (self.noun_phrase(kind, "definite") for _ in range(2))
+        adjective = self.adjective(kind, f"{left.en} {right.en}", comparable=True)
+        degree = self.option("degree")
+        en, de = f"as {adjective.en} as", f"so {adjective.de} wie"
+        if degree == "more":
+            en, de = f"{adjective.en_comparative} than", f"{adjective.de_comparative} als"
+        phrase = Phrase(f"{en} {right.en}", f"{de} {right.de['nom']}")
+        tense = self.option("compared_in")
+        return say.statement(Clause(left, SEIN, tense, complement=phrase, negative=degree == "less"))
+
+    def sequence(self) -> Phrase:
+        """… and …; …, but …; two subjects."""
+        tense = self.pick(_TENSES[:2])
+        kind = self.pick(("and", "but", "together"))
+        if kind == "together":
+            pair = say.both(self.person(), self.person())
+            return say.statement(self.action(tense, subject=pair, rich=self.chance(0.5)))
         first = self.action(tense, rich=False)
+        en, de = say.statement(first)
         if kind == "and":
             second = self.action(tense, subject=first.subject, rich=False)
-            german = f"{say.german_main(first)} und {say.german_rest(second)}"
-            return f"{say.english(first)} and {say.english_rest(second)}", german
+            return Phrase(f"{en} and {say.english(second, 'rest')}", f"{de} und {say.german(second, 'rest')}")
         second = self.action(tense, rich=False)
-        german = f"{say.german_main(first)} , aber {say.german_main(second)}"
-        return f"{say.english(first)} , but {say.english(second)}", german
+        return Phrase(f"{en} , but {say.english(second)}", f"{de} , aber {say.german(second)}")
 
-    def count(self) -> tuple[str, str]:
+    def count(self) -> Phrase:
         """Amounts and prices, in words and in digits."""
-        draw = self.draw
-        kind = draw.pick(("buy", "there", "price"))
+        kind = self.pick(("buy", "there", "price"))
         if kind == "price":
-            thing = draw.noun_phrase(draw.pick(("things", "clothes", "foods")), "definite", plural=False)
-            euros, cents = draw.between(2, 999), draw.between(1, 19) * 5
-            price = digits(euros)
-            if draw.chance(0.5):
-                price = Phrase(f"{euros}.{cents:02d}", f"{euros},{cents:02d}")
-            return f"{thing.en} costs {price.en} euros", f"{thing.de['nom']} kostet {price.de} Euro"
-        amount = draw.amount(draw.pick(("things", "clothes", "animals", "foods")), large=draw.chance(0.4))
+            thing = self.noun_phrase(self.pick(_GOODS), "definite", plural=False)
+            euros, cents = self.between(2, 999), self.between(1, 19) * 5
+            price = Phrase(f"{euros}.{cents:02d}", f"{euros},{cents:02d}") if self.chance(0.5) else digits(euros)
+            return Phrase(f"{thing.en} costs {price.en} euros", f"{thing.de['nom']} kostet {price.de} Euro")
+        amount = self.amount(self.pick(("things", "clothes", "animals", "foods")), large=self.chance(0.4))
         if kind == "there":
-            place = draw.at_place()
-            return f"there are {amount.en} {place.en}", f"{place.de} gibt es {amount.de['acc']}"
-        verb = draw.pick([entry[0] for entry in verbs.TRANSITIVE[:4]])
-        tense = draw.pick(("present", "past", "perfect", "future"))
-        clause = Clause(draw.subject(), verb, tense, accusative=amount)
-        return say.statement(clause)
+            place = self.at_place()
+            return Phrase(f"there are {amount.en} {place.en}", f"{place.de} gibt es {amount.de['acc']}")
+        verb, tense = self.pick(TRANSITIVE[:4])[0], self.pick(_TENSES)
+        return say.statement(Clause(self.subject(), verb, tense, accusative=amount))
 
-    def calendar(self) -> tuple[str, str]:
+    def calendar(self) -> Phrase:
         """Birthdays and beginnings."""
-        draw = self.draw
-        if draw.chance(0.5):
-            person, date = draw.person("definite"), draw.date()
+        if self.chance(0.5):
+            person, date = self.person("definite"), self.date()
             were, wurde = ("was", "wurde") if person.person == "3s" else ("were", "wurden")
-            return f"{person.en} {were} born {date.en}", f"{person.de['nom']} {wurde} {date.de} geboren"
-        what_en, what_de, verb_en, verb_de = draw.pick(_BEGINNINGS)
+            return Phrase(f"{person.en} {were} born {date.en}", f"{person.de['nom']} {wurde} {date.de} geboren")
+        what_en, what_de, verb_en, verb_de = self.pick(BEGINNINGS)
         end = "ab" if verb_de == "fährt" else ""
-        day = draw.weighted(((draw.weekday, 3), (draw.date, 1), (lambda: TODAY, 1), (lambda: TOMORROW, 1)))()
-        hour = draw.clock()
-        return f"{what_en} {verb_en} {day.en} {hour.en}", f"{what_de} {verb_de} {day.de} {hour.de} {end}"
+        day, hour = self.when(self.option("day")), self.clock()
+        return Phrase(f"{what_en} {verb_en} {day.en} {hour.en}", f"{what_de} {verb_de} {day.de} {hour.de} {end}")
 
     def _state(self, tense: str, subject: NounPhrase, kind: str = "persons") -> Clause:
         """Somebody is tired, the table is new."""
-        adjective = self.draw.adjective(kind, subject.en)
-        negative = self.draw.chance(0.2) and not subject.en.startswith(_NOT_NEGATED)
+        adjective = self.adjective(kind, subject.en)
+        negative = self.chance(0.2) and not subject.en.startswith(_NOT_NEGATED)
         return Clause(subject, SEIN, tense, complement=Phrase(adjective.en, adjective.de), negative=negative)
 
     def _transitive(self, clause: Clause) -> Clause:
-        draw = self.draw
-        verb, classes = draw.pick(verbs.TRANSITIVE)
-        kind = draw.pick(classes)
-        if kind == "persons" and draw.chance(0.35):
-            accusative = draw.pronoun(other_than=clause.subject)
+        verb, kinds = self.pick(TRANSITIVE)
+        kind = self.pick(kinds)
+        if kind == "persons" and self.chance(0.35):
+            accusative = self.pronoun(other_than=clause.subject)
         elif kind == "persons":
-            accusative = draw.person(_object_role(clause))
-        elif clause.tense != "modal" and not clause.negative and draw.chance(0.07):
-            accusative = draw.noun_phrase(kind, "denied")
+            accusative = self.person(_object_role(clause))
+        elif clause.tense != "modal" and not clause.negative and self.chance(0.07):
+            accusative = self.noun_phrase(kind, "denied")
         else:
-            owned = kind == "openings" and draw.chance(0.5)
-            accusative = draw.noun_phrase(kind, _object_role(clause), possessive=not owned)
-            accusative = say.of(accusative, draw.the("places")) if owned else accusative
+            owned = kind == "openings" and self.chance(0.5)
+            accusative = self.noun_phrase(kind, _object_role(clause), possessive=not owned)
+            accusative = say.of(accusative, self.the("places")) if owned else accusative
         clause = replace(clause, verb=verb, accusative=accusative)
-        if clause.negative or not draw.chance(0.35):
+        if clause.negative or not self.chance(0.35):
             return clause
-        way = draw.weighted((("place", 3), ("manner", 2), ("company", 1), ("for", 1)))
-        goods = kind in ("things", "clothes", "foods")
-        if way == "manner" and (goods or kind == "openings"):
+        way = self.option("object_with")
+        if way == "manner" and kind in (*_GOODS, "openings"):
             several = clause.subject.person.endswith("p")
-            manners = [entry for entry in lexicon.MANNER if several or entry[0] != "together"]
-            return replace(clause, manner=Phrase(*draw.pick(manners)))
-        if way == "for" and goods:
-            return replace(clause, place=draw.beneficiary())
-        if way == "company" or kind == "places":
-            return replace(clause, place=draw.company())
-        return replace(clause, place=draw.at_place())
+            manners = [entry for entry in PAIRS["manner"] if several or entry[0] != "together"]
+            return replace(clause, manner=Phrase(*self.pick(manners)))
+        if way == "for" and kind in _GOODS:
+            return replace(clause, place=self.beneficiary())
+        return replace(clause, place=self.company() if way == "company" or kind == "places" else self.at_place())
 
     def _dative(self, clause: Clause) -> Clause:
-        draw = self.draw
-        person = draw.pronoun(other_than=clause.subject) if draw.chance(0.3) else draw.person(_object_role(clause))
-        return replace(clause, verb=draw.pick(verbs.DATIVE), dative=person)
+        person = self.pronoun(other_than=clause.subject) if self.chance(0.3) else self.person(_object_role(clause))
+        return replace(clause, verb=self.pick(VERBS["dative"]), dative=person)
 
     def _ditransitive(self, clause: Clause) -> Clause:
-        draw = self.draw
-        pronoun = draw.chance(0.35)
+        pronoun = self.chance(0.35)
         return replace(
             clause,
-            verb=draw.pick(verbs.DITRANSITIVE),
-            dative=draw.pronoun(other_than=clause.subject) if pronoun else draw.person(_object_role(clause)),
-            accusative=draw.noun_phrase(draw.pick(("things", "clothes", "foods")), _object_role(clause)),
-            dative_with_to=not pronoun and draw.chance(0.5),
+            verb=self.pick(VERBS["ditransitive"]),
+            dative=self.pronoun(other_than=clause.subject) if pronoun else self.person(_object_role(clause)),
+            accusative=self.noun_phrase(self.pick(_GOODS), _object_role(clause)),
+            dative_with_to=not pronoun and self.chance(0.5),
         )
 
     def _alone(self, clause: Clause) -> Clause:
-        draw = self.draw
-        clause = replace(clause, verb=draw.pick(verbs.INTRANSITIVE))
-        way = draw.weighted((("place", 4), ("manner", 1.5), ("company", 1.5), ("bare", 3)))
+        clause = replace(clause, verb=self.pick(VERBS["intransitive"]))
+        way = self.option("alone_with")
         if way == "manner":
-            manners = [entry for entry in lexicon.MANNER if entry[0] in _MANNER_OF_RESTING]
-            return replace(clause, manner=Phrase(*draw.pick(manners)))
+            manners = [entry for entry in PAIRS["manner"] if entry[0] in LISTS["manner_of_resting"]]
+            return replace(clause, manner=Phrase(*self.pick(manners)))
         if way == "bare":
             return clause
-        return replace(clause, place=draw.at_place() if way == "place" else draw.company())
+        return replace(clause, place=self.at_place() if way == "place" else self.company())
 
     def _motion(self, clause: Clause) -> Clause:
-        if self.draw.chance(0.3):
-            return replace(clause, verb=self.draw.pick(verbs.JOURNEY), place=self.draw.to_city())
-        return replace(clause, verb=self.draw.pick(verbs.MOTION), place=self.draw.to_place())
+        if self.chance(0.3):
+            return replace(clause, verb=self.pick(VERBS["journey"]), place=self.to_city())
+        return replace(clause, verb=self.pick(VERBS["motion"]), place=self.to_place())
 
     @staticmethod
     def _time_tense(clause: Clause) -> str:
         if clause.tense == "modal":
-            return "past" if clause.modal and clause.modal[0][0] == "had to" else "future"
+            return "past" if clause.modal[0] == "had to" else "future"
         return "present" if clause.tense == "perfect" else clause.tense
 
 

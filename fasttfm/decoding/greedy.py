@@ -12,10 +12,10 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.beam import Beams, Going, Steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
-from fasttfm.decoding.largest import largest, likeliest
+from fasttfm.decoding.top_k import likeliest, top_k
 
 
-class Walk(Steps):
+class GreedySteps(Steps):
     """Greedy search or sampling of sentences that began together: of each the one hypothesis of greedy search, or with
     config.sampling config.nbest independent draws."""
 
@@ -85,9 +85,9 @@ class Walk(Steps):
 
 
 def plain_steps(constraints: Constraints, config: DecodingConfig, numbers: Sequence[int]) -> Steps:
-    """The search that a configuration asks for without groups and required phrases; numbers: as of Walk."""
+    """The search that a configuration asks for without groups and required phrases; numbers: as of GreedySteps."""
     if config.sampling or config.beam == 1:
-        return Walk(constraints, config, numbers)
+        return GreedySteps(constraints, config, numbers)
     return Beams(constraints, config)
 
 
@@ -97,7 +97,7 @@ def draw_tokens(log_probabilities: Tensor, uniform: Tensor, config: DecodingConf
     Tokens stand in falling order of probability, so top-k and top-p (Holtzman et al. 2020) keep a beginning of the row.
     """
     width = log_probabilities.shape[1]
-    values, ids = largest(log_probabilities, min(config.sampling_topk or width, width))
+    values, ids = top_k(log_probabilities, min(config.sampling_topk or width, width))
     probabilities = (values / config.temperature).softmax(dim=1)
     cumulative = probabilities.cumsum(dim=1)
     kept = cumulative - probabilities < config.sampling_topp  # the fewest that reach p

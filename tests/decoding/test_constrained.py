@@ -186,3 +186,16 @@ def test_a_model_that_has_diverged_is_reported():
 
     with pytest.raises(UserError, match="training diverged"):
         search_ids(Diverged(12), SOURCES[:2], config(), required=[[[[5]]]] * 2)
+
+
+@pytest.mark.parametrize("phrase", [[4, 5] * 300, [4] * 200, [4, 5, 6] * 670])
+def test_a_long_phrase_that_repeats_itself_can_be_begun_and_broken_off_anywhere(phrase):
+    required = Required([[phrase]], frozenset({7}))
+    state = required.start
+    for token in [*phrase[:-1], 7, *phrase[: len(phrase) // 2], 9]:
+        state = required.after(state, token)
+        assert 0 < required.needs(state) <= len(phrase)
+    assert required.needs(state) == len(phrase)
+    for token in phrase:
+        state = required.after(state, token)
+    assert required.needs(state) == 0

@@ -16,7 +16,7 @@ Result = tuple[Hashable, list[Translation] | UserError]
 """What a line was added with, and its translations, or why it has none."""
 
 
-class Joining:
+class ContinuousBatching:
     """Translates lines that are added between its steps, each as Translator.translate_nbest does."""
 
     def __init__(self, translator: Translator) -> None:
@@ -58,7 +58,7 @@ class Joining:
 
 
 @contextmanager
-def joining(translator: object) -> Iterator[Joining | None]:
+def continuous_batching(translator: object) -> Iterator[ContinuousBatching | None]:
     """What lines can be added to inside the block; None where the model or the configuration takes whole batches only:
     away from a CPU, without numba, and for sampling, diverse beams, coverage, alignments and terminology."""
     if not isinstance(translator, Translator):
@@ -70,4 +70,4 @@ def joining(translator: object) -> Iterator[Joining | None]:
         yield None
         return
     with inference(translator.model, batch_invariant=config.batch_invariant):
-        yield Joining(translator) if can_continue(translator.model, config) else None
+        yield ContinuousBatching(translator) if can_continue(translator.model, config) else None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sacrebleu.metrics import CHRF
 
 
-def by_agreement(texts: Sequence[str]) -> list[tuple[int, float]]:
+def minimum_bayes_risk(texts: Sequence[str]) -> list[tuple[int, float]]:
     """Places of the different texts, and their mean chrF (0 to 100) against all other samples; best first.
 
     A text that was drawn several times counts as often as a reference, itself left out once. Of equal ones the first

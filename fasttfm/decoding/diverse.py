@@ -17,7 +17,7 @@ from fasttfm.decoding.beam import BeamSteps, Finished, Live
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 
 
-class Groups(BeamSteps):
+class DiverseSteps(BeamSteps):
     """A search in config.diverse_beam_groups groups of beam / groups hypotheses."""
 
     def __init__(self, constraints: Constraints, config: DecodingConfig) -> None:

@@ -19,8 +19,8 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding.beam import BeamSteps, Finished, Live
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
-from fasttfm.decoding.largest import largest
 from fasttfm.decoding.phrases import CONTINUATION, WORD, Required, State
+from fasttfm.decoding.top_k import top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Extension:
     needs: int
 
 
-class RequiredPhrases(BeamSteps):
+class ConstrainedSteps(BeamSteps):
     """A search for outputs that meet the requirements of their sentences."""
 
     def __init__(self, required: list[Required], constraints: Constraints, config: DecodingConfig) -> None:
@@ -48,7 +48,7 @@ class RequiredPhrases(BeamSteps):
         log_probabilities, rows, sentences = logits.log_softmax(dim=1), self.rows, self.sentences
         self._allow(log_probabilities)
         width = min(2 * self.config.beam, log_probabilities.shape[1])
-        values, ids = (part.view(len(sentences), rows, width).tolist() for part in largest(log_probabilities, width))
+        values, ids = (part.view(len(sentences), rows, width).tolist() for part in top_k(log_probabilities, width))
         totals = self.scores.tolist()
         beams = []
         done = []

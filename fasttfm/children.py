@@ -1,0 +1,120 @@
+"""Python processes that the package starts: nothing of the working folder is imported there, and no signal is lost.
+
+`python -m` and `python -c` look for modules in the working folder first, where a user may have a sentencepiece.py.
+A child therefore takes over its parent's sys.path before it imports anything. The command lines of all children are
+made here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from fasttfm.errors import ENDING_SIGNALS, Stopped
+from fasttfm.signals import ignore_repeats, raise_dropped
+
+_CALL = "import sys; sys.path[:] = {path!r}; from {module} import {name}; sys.exit({name}(*{arguments!r}))"
+
+
+def calling(function: Callable[..., Any], *arguments: Any) -> list[str]:
+    """The command line of a process that calls function(*arguments) and ends with the status that it returns.
+
+    function: of a module that can be imported by its name. arguments: numbers, strings, and lists of them.
+    """
+    return _line(function.__module__, function.__name__, arguments)
+
+
+def command_line(*words: str) -> list[str]:
+    """The command line of `fasttfm WORDS`."""
+    return [*_line("fasttfm.__main__", "command", ()), *words]
+
+
+def _line(module: str, name: str, arguments: tuple[Any, ...]) -> list[str]:
+    path = [os.fspath(entry) for entry in sys.path]
+    return [sys.executable, "-c", _CALL.format(path=path, module=module, name=name, arguments=arguments)]
+
+
+_PARENT = "FASTTFM_PARENT"
+"""Environment variable in which run_to_end() tells a child its own process id."""
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Have this process ended by SIGTERM, which saves what there is to save, when the one that runs it is killed.
+
+    For a child of run_to_end(), and on Linux alone; elsewhere nothing happens.
+    """
+    parent = os.environ.pop(_PARENT, "")
+    if sys.platform == "linux" and parent.isdecimal():
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):  # it was killed before
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run_to_end(command: list[str], **options: Any) -> int:
+    """Run a command and return its exit status, negative for a signal that killed it; options: of subprocess.Popen.
+
+    Ctrl-C, SIGTERM and SIGHUP that come meanwhile are passed on to it. However long it takes to end, it is waited for:
+    it may have something to save. Then Stopped is raised, whatever its status. Ctrl-Z stops it too, with all that it
+    has started, until this process goes on. Outside the main thread Python delivers no signals.
+    """
+    raise_dropped()
+    process: subprocess.Popen | None = None
+    asked: list[int] = []
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
+
+    def pause(number: int, frame: FrameType | None) -> None:
+        signal_group(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        signal_group(signal.SIGCONT)
+
+    def signal_group(number: int) -> None:
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)  # it leads a session, and so a group
+
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, *ENDING_SIGNALS):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                previous[number] = signal.signal(number, pass_on)
+        if hasattr(signal, "SIGTSTP") and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, pause)
+    try:
+        # a session of its own: a terminal would send Ctrl-C to both, and of two the second stops training at once
+        environment = {**os.environ, _PARENT: str(os.getpid())}
+        process = subprocess.Popen(command, start_new_session=True, env=environment, **options)
+        for number in early:
+            process.send_signal(number)
+        status = process.wait()
+    finally:
+        if asked:
+            ignore_repeats()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if asked:
+        raise Stopped(number=asked[0])
+    return status
+
+
+def signal_name(number: int) -> str:
+    """Such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

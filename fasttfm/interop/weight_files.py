@@ -1,0 +1,74 @@
+"""Weights as Hugging Face's libraries save them: model.safetensors or pytorch_model.bin, whole or in several files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fasttfm.checkpoints.weights import refuse_what_is_no_number
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.files import read_json
+from fasttfm.interop.names import TheirWeights
+from fasttfm.parsing import field
+
+_NAMES = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_tensors(folder: Path) -> TheirWeights:
+    """Weights of model.safetensors, or of pytorch_model.bin without running any code in it, in float32.
+
+    Those of several files are found by NAME.index.json. Raises UserError where all are missing, and for a file that is
+    cut off or holds something else than numbers.
+    """
+    for name in _NAMES:
+        if (folder / name).exists():
+            return TheirWeights(folder, _read_file(folder / name))
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            return TheirWeights(folder, _read_shards(index))
+    raise UserError(f"{folder}: has no {' or '.join(_NAMES)}, nor one in several files with its index")
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """The weights of several files. Raises UserError where one is missing, or has not what the index says."""
+    places = field(read_json(index), "weight_map", dict, str(index))
+    weights: dict[str, Tensor] = {}
+    for name in sorted({str(place) for place in places.values()}):
+        if Path(name).name != name:
+            raise UserError(f"{index}: weight_map names the file {name!r}: only files beside it are read")
+        if not (index.parent / name).exists():
+            raise UserError(f"{index.parent / name}: is missing: {index.name} says that it has weights")
+        found = _read_file(index.parent / name)
+        missing = [weight for weight, place in places.items() if place == name and weight not in found]
+        if missing:
+            raise UserError(f"{index.parent / name}: has no {missing[0]}, unlike {index.name} says: copy both anew")
+        weights |= {weight: found[weight] for weight, place in places.items() if place == name}
+    return weights
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise UserError(f"{path}: is cut off or not what its name says ({first_line(error)}): copy it anew") from None
+    except Exception as error:  # unpickling raises of every kind
+        raise UserError(f"{path}: holds more than weights ({first_line(error)}): it is not loaded") from None
+    if not (isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values())):
+        raise UserError(f"{path}: holds more than weights: it is not loaded")
+    floats = {name: each.float() for name, each in weights.items()}
+    refuse_what_is_no_number(floats, path)
+    return floats
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, or its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,262 @@
+"""One command of those that write, killed before each of its calls of the operating system (test_kills.py runs it).
+
+    python kills.py FOLDER COMMAND
+
+COMMAND is run in a forked process that SIGKILL ends before one of its calls; a write arrives by half, a file that is
+opened for writing is empty. POINTS of its calls are tried, all with FASTTFM_TEST_EVERY_CALL=1. What it was to replace
+must then be the old or the new as a whole, or be refused in a line, and the command run again must end well. Prints
+what was found.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from model_dirs import PAIRS, write_model_dir
+
+from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
+from fasttfm.checkpoints.shards import MODEL, STATE, save_sharded
+from fasttfm.checkpoints.steps import step_folder
+from fasttfm.cli.main import main
+from fasttfm.data.corpus import read_lines
+from fasttfm.data.documents import PreparedDocuments
+from fasttfm.data.prepared import PreparedData
+from fasttfm.errors import UserError
+from fasttfm.folders import reading
+from fasttfm.hub.package import write_package
+from fasttfm.interop.exchange import load
+from fasttfm.models import Transformer
+
+POINTS = 12
+CALLS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
+PREPARE = "--src A.src --tgt A.tgt --valid-src A.src --valid-tgt A.tgt --no-byte-fallback --threads 1 --vocab-size"
+LM_PREPARE = "lm prepare --bytes --out data --text"
+
+
+class Writer(NamedTuple):
+    """A command that writes."""
+
+    old: Callable[[], Any] | None
+    """Makes what is replaced; None where nothing may be there."""
+    new: Callable[[], Any]
+    state: Callable[[], str]
+    """Reads what was written, by the means of those who read it."""
+
+
+def command(words: str) -> Callable[[], None]:
+    def run() -> None:
+        assert main(words.split()) == 0
+
+    return run
+
+
+def files(folder: str) -> str:
+    """All files of a folder, but the lock."""
+    with reading(Path(folder)):
+        paths = sorted(path for path in Path(folder).rglob("*") if path.is_file() and ".new" not in path.parts)
+        contents = [(str(path), path.read_bytes()) for path in paths if path.name != ".lock"]
+    if not contents:
+        raise UserError(f"{folder}: is empty")
+    return digest(*contents)
+
+
+def model(folder: str) -> str:
+    loaded = load(Path(folder), "last")
+    weights = [(name, each.numpy().tobytes()) for name, each in sorted(loaded.weights.items())]
+    return digest(loaded.config, loaded.source_tokenizer.model, *weights)
+
+
+def pairs() -> str:
+    data = PreparedData.open("data")
+    data.verify().finish()
+    return digest(data.description["fingerprint"], [data.train.source(i).tolist() for i in range(len(data.train))])
+
+
+def documents() -> str:
+    data = PreparedDocuments.open("data")
+    data.verify().finish()
+    return digest(data.description["fingerprint"], len(data.train.offsets))
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def save_pretrained(folder: str) -> Callable[[], None]:
+    return lambda: Transformer.from_pretrained(folder).save_pretrained("out", folder)
+
+
+def average() -> str:
+    return digest(sorted((name, each.numpy().tobytes()) for name, each in read_weights(AVERAGE).items()))
+
+
+AVERAGE = Path("A/checkpoints/average")
+WRITERS = {
+    "prepare": Writer(command(f"prepare {PREPARE} 60 --out data"), command(f"prepare {PREPARE} 64 --out data"), pairs),
+    "lm prepare": Writer(command(f"{LM_PREPARE} A.src"), command(f"{LM_PREPARE} A.tgt"), documents),
+    "export": Writer(
+        command("export A --format marian-hf --out out"),
+        command("export B --format marian-hf --out out"),
+        lambda: files("out"),
+    ),
+    "import": Writer(
+        command("import marian-A --format marian-hf --out out"),
+        command("import marian-B --format marian-hf --out out"),
+        lambda: model("out"),
+    ),
+    "quantize": Writer(command("quantize A --out out"), command("quantize B --out out"), lambda: model("out")),
+    "save_pretrained": Writer(save_pretrained("A"), save_pretrained("B"), lambda: model("out")),
+    "average": Writer(command("average A --last 2"), command("average A --last 3"), average),
+    "consolidate": Writer(None, command("consolidate parts --out out"), lambda: model("out")),
+    "hub": Writer(
+        lambda: write_package(Path("out"), version=1), lambda: write_package(Path("out")), lambda: files("out")
+    ),
+    "demo-data": Writer(None, command("demo-data --out out"), lambda: files("out")),
+    "shortlist": Writer(
+        command("shortlist A --data pairs --best 1 --out list"),
+        command("shortlist A --data pairs --best 3 --out list"),
+        lambda: digest(list(read_lines(Path("list")))),
+    ),
+}
+
+
+class OneRank:
+    """The only process, in the place of fasttfm.training.workers."""
+
+    is_first = True
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def wait(self) -> None:
+        """Nobody to wait for."""
+
+
+def make_world() -> None:
+    """Models A and B of unlike widths, A in parts, what another tool has saved of them, and text."""
+    for name, texts in (("A.src", PAIRS), ("A.tgt", PAIRS.values())):
+        Path(name).write_text("".join(f"{line}\n" for line in texts) * 20)
+    for name, width in (("A", 32), ("B", 16)):
+        fields = {"d_model": width, "norm_first": False, "final_norm": False, "encoder_layers": 1, "decoder_layers": 1}
+        write_model_dir(Path(name), trained=False, **fields)
+        assert main(["export", name, "--format", "marian-hf", "--out", f"marian-{name}"]) == 0
+    weights = read_weights(step_folder("A", 1))
+    for step in (2, 3):
+        save_checkpoint(step_folder("A", step), {n: each * step for n, each in weights.items()}, {"step": step})
+    shutil.copytree("A", "parts", ignore=shutil.ignore_patterns("checkpoints"))
+    tensors = {f"{MODEL}{name}": each for name, each in weights.items()} | {f"{STATE}moment": torch.ones(5)}
+    save_sharded(step_folder("parts", 7), tensors, {"step": 7}, {"step": 7, "best_step": 7}, OneRank())
+    assert main([*f"prepare {PREPARE} 60 --spm A/spm.model --out pairs".split()]) == 0
+
+
+def calls_of(number: int, action: Callable[[], Any]) -> int:
+    """How many calls the action has made, in a process of its own that is killed before call `number`, if it comes so
+    far."""
+    reader, writer = os.pipe()
+    send = os.write
+    child = os.fork()
+    if child:
+        os.close(writer)
+        killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        calls = int(os.read(reader, 20) or number)
+        os.close(reader)
+        assert killed == (calls >= number)
+        return calls
+    left = number
+
+    def counted(name: str, original: Callable) -> Callable:
+        def call(*arguments: Any, **settings: Any) -> Any:
+            nonlocal left
+            writes = name not in ("open", "os.open") or is_writing(arguments, settings)
+            left -= writes
+            if writes and left == 0:
+                if name == "write":
+                    original(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+                elif name in ("open", "os.open"):
+                    original(*arguments, **settings)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments, **settings)
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, counted(name, getattr(os, name)))
+    os.open = counted("os.open", os.open)
+    builtins.open = io.open = counted("open", builtins.open)
+    action()
+    send(writer, str(number - left).encode())
+    os._exit(0)
+
+
+def is_writing(arguments: tuple, settings: dict) -> bool:
+    mode = arguments[1] if len(arguments) > 1 else settings.get("mode", "r")
+    return bool(mode & (os.O_WRONLY | os.O_RDWR)) if isinstance(mode, int) else bool(set(mode) & set("wax+"))
+
+
+def state_or_refusal(writer: Writer) -> str:
+    try:
+        return writer.state()
+    except UserError:
+        return "refused"
+
+
+def try_every_call(writer: Writer, root: Path) -> Counter[str]:
+    """What was found after each call."""
+    states = {}
+    os.chdir(root / "world")
+    if writer.old is not None:
+        writer.old()
+        states[writer.state()] = "old"
+    shutil.copytree(root / "world", root / "original", symlinks=True)
+    writer.new()
+    new = writer.state()
+    assert states.get(new) is None, "the new is not the old"
+    states[new] = "new"
+    found: Counter[str] = Counter()
+    begin_again(root)
+    for number in points(calls_of(10**9, writer.new)):
+        begin_again(root)
+        calls_of(number, writer.new)
+        state = state_or_refusal(writer)
+        assert state == "refused" or state in states, (number, "neither old nor new")
+        found[states.get(state, state)] += 1
+        writer.new()
+        assert writer.state() == new, (number, "run again it does not come to the new")
+    return found
+
+
+def begin_again(root: Path) -> None:
+    os.chdir(root)
+    shutil.rmtree(root / "world")
+    shutil.copytree(root / "original", root / "world", symlinks=True)
+    os.chdir(root / "world")
+
+
+def points(calls: int) -> list[int]:
+    """The calls that are tried, the first and the last among them."""
+    if os.environ.get("FASTTFM_TEST_EVERY_CALL") or calls <= POINTS:
+        return list(range(1, calls + 1))
+    return [1 + place * (calls - 1) // (POINTS - 1) for place in range(POINTS)]
+
+
+if __name__ == "__main__":
+    root, name = Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    (root / "world").mkdir(parents=True)
+    os.chdir(root / "world")
+    with contextlib.redirect_stdout(io.StringIO()):
+        make_world()
+        result = try_every_call(WRITERS[name], root)
+    print(dict(result))

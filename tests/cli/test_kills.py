@@ -1,0 +1,60 @@
+"""SIGKILL before every call of the operating system of every command that writes, and a disk that is full."""
+
+import ast
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kills import WRITERS
+from model_dirs import LINES, write_model_dir
+
+from fasttfm.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_kill_leaves_the_old_or_the_new_or_what_is_refused_and_the_command_ends_well_when_run_again(name, tmp_path):
+    """tests/cli/kills.py says what is tried, and fails where it is not so."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kills.py")), str(tmp_path), name]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = ast.literal_eval(done.stdout)
+    assert found["new"] >= 1
+    assert found["old" if WRITERS[name].old is not None else "refused"] >= 4
+
+
+COMMANDS = {
+    "quantize": "quantize M --out out",
+    "demo-data": "demo-data --out out",
+    "export": "export M --format pretrained --out out",
+    "prepare": "prepare --src t --tgt t --valid-src t --valid-tgt t --no-byte-fallback --threads 1 --vocab-size 60 "
+    "--out out",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("size", [0, 300, 4000])
+def test_a_full_disk_leaves_nothing_half_made(name, size, tmp_path, monkeypatch, capfd):
+    """A limit on the size of files stands for the disk: writes fail with EFBIG where they would with ENOSPC."""
+    monkeypatch.chdir(tmp_path)
+    write_model_dir(Path("M"), trained=False)
+    Path("t").write_text("".join(f"{line}\n" for line in LINES) * 30)
+    capfd.readouterr()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(sys, "stdout", open(os.devnull, "w"))  # noqa: SIM115
+    monkeypatch.setattr(sys, "stderr", (tmp_path / "errors").open("w"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        status = main(COMMANDS[name].split())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert status == 2
+    assert not Path("out").exists()
+    assert main(COMMANDS[name].split()) == 0

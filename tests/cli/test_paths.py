@@ -1,0 +1,397 @@
+"""No command overwrites what it reads, or a file of a model or data folder that it did not make."""
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from model_dirs import LINES, write_model_dir
+
+from fasttfm import folders
+from fasttfm.checkpoints.ownership import read_digests
+from fasttfm.checkpoints.steps import step_folder
+from fasttfm.cli.main import COMMANDS, build_parser, main
+from fasttfm.cli.paths import OUTPUT_PICTURE, OUTPUT_SHORTLIST, SHARED_FOLDER, TRAINED_MODEL, PathKind, checked
+from fasttfm.errors import UserError
+from fasttfm.files import unfinished, writing
+from fasttfm.models import Transformer
+
+PATH_WORDS = {"FILE", "DIR", "FOLDER", "MODEL", "DATA", "OUT", "CHECKPOINT", "TEACHER", "RUN", "WHOLE", "Q"}
+"""What a path is called in the help of a command."""
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Every command, and every verb of one, as it is typed."""
+    found, waiting = {}, [build_parser(list(COMMANDS))]
+    while waiting:
+        parser = waiting.pop()
+        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        for action in below:
+            waiting += action.choices.values()
+        if not below:
+            found[parser.prog.removeprefix("fasttfm ")] = parser
+    return found
+
+
+PARSERS = parsers()
+
+
+def paths(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if isinstance(action.type, PathKind)]
+
+
+def excluded(parser: argparse.ArgumentParser, one: argparse.Action, other: argparse.Action) -> bool:
+    groups = [group._group_actions for group in parser._mutually_exclusive_groups]
+    return any(one in group and other in group for group in groups)
+
+
+PAIRS = [
+    pytest.param(name, output, other, id=f"{name}: {output.dest} as {other.dest}")
+    for name, parser in sorted(PARSERS.items())
+    for output, other in itertools.permutations(paths(parser), 2)
+    if output.type.writes and not excluded(parser, output, other)
+]
+"""Each argument that is written, with every other path of the same command."""
+OUTPUT_FILES = [
+    pytest.param(name, action, id=f"{name} {action.dest}")
+    for name, parser in sorted(PARSERS.items())
+    for action in paths(parser)
+    if action.type.writes and action.type.is_file
+]
+
+
+def given(name: str, chosen: dict[argparse.Action, str]) -> argparse.Namespace:
+    """The arguments of a command line with these paths, parsed; what else it needs is there."""
+    parser, words, groups = PARSERS[name], [], []
+    for action in parser._actions:
+        values = [chosen[action]] if action in chosen else None
+        if values is None and (action.required or not action.option_strings):
+            if action.nargs == 0 or isinstance(action, argparse._SubParsersAction):
+                continue
+            values = [next(iter(action.choices)) if action.choices else f"free-{action.dest}"]
+            if isinstance(action.nargs, int):
+                values *= action.nargs
+        if values is not None:
+            words += [*action.option_strings[:1], *values]
+    for group in parser._mutually_exclusive_groups:
+        groups += [group] if group.required and not any(a in chosen for a in group._group_actions) else []
+    words += [word for group in groups for word in (group._group_actions[0].option_strings[0], "free-group")]
+    return build_parser([name.split()[0]]).parse_args([*name.split(), *words])
+
+
+def check(name: str, chosen: dict[argparse.Action, str]) -> None:
+    with checked(given(name, chosen), damaged=lambda complaint: None):
+        pass
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine")
+    Path("folder").mkdir()
+    Path("folder", "inside").write_text("mine")
+    return tmp_path
+
+
+def test_every_path_of_a_command_says_what_it_is_for():
+    """A new argument without a kind would not be checked."""
+    without = []
+    for name, parser in PARSERS.items():
+        for action in parser._actions:
+            words = action.metavar if isinstance(action.metavar, tuple) else [action.metavar]
+            named = any(str(word) in PATH_WORDS for word in words) or action.type is Path
+            if named and not isinstance(action.type, PathKind) and f"{name} {action.dest}" not in ("score comet",):
+                without.append(f"{name} {action.dest}")
+    assert without == []
+    assert len(PARSERS) > 30
+    assert len(OUTPUT_FILES) >= 6
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_no_path_holds_a_null_byte(name):
+    for action in paths(PARSERS[name]):
+        with pytest.raises(UserError, match="the name of a file holds no null byte"):
+            given(name, {action: "a\0b"})
+
+
+@pytest.mark.parametrize(("name", "output", "other"), PAIRS)
+def test_no_output_is_another_path_of_the_command(name, output, other, world):
+    """As it is, by another spelling, by a link and by a hard link."""
+    is_folder = output.type.is_file is False or other.type.is_file is False
+    there = "folder" if is_folder else "file"
+    spellings = [there, f"./folder/../{there}", str(world / there)]
+    Path("link").symlink_to(there)
+    spellings.append("link")
+    if not is_folder:
+        os.link("file", "hard")
+        spellings.append("hard")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for spelling in spellings:
+        for mine, theirs in ((spelling, there), (there, spelling)):
+            with pytest.raises(UserError, match=r"choose another|is a directory|is a file"):
+                check(name, {output: mine, other: theirs})
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "other"), [p for p in PAIRS if p.values[1].type.replaces and not p.values[2].type.writes]
+)
+def test_a_folder_that_is_replaced_holds_no_input(name, output, other, world):
+    with pytest.raises(UserError, match=r"stands in the directory that --out replaces"):
+        check(name, {output: "folder", other: "folder/inside"})
+
+
+@pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
+def test_no_file_of_a_model_or_data_folder_is_an_output(name, output, world):
+    write_model_dir(Path("MODEL"), trained=False)
+    Path("DATA").mkdir()
+    with folders.replacing(Path("DATA"), "writing") as fresh:
+        (fresh.path / "train.src.npy").write_text("ids")
+        (fresh.path / "notes").write_text("x")
+    Path("MODEL/notes.txt").write_text("mine")
+    Path("MODEL/curve.png").write_text("a picture")
+    Path("outside").symlink_to("MODEL/config.yaml")
+    step = "MODEL/checkpoints/step-000000001"
+    own = [f"MODEL/{each}" for each in ("config.yaml", "spm.model", "notes.txt", "curve.png", "spm.src.model")]
+    own += ["outside", f"{step}/meta.json", f"{step}/x", "DATA/train.src.npy", "DATA/notes", "DATA/.lock"]
+    for path in (*own, "-"):
+        with pytest.raises(UserError, match=r"which this command did not make: choose another|-: is written to a file"):
+            check(name, {output: path})
+    for path in ("MODEL/picture.png", "DATA/list.txt", "file", "new"):
+        check(name, {output: path})
+    free = {OUTPUT_PICTURE: "attention.png", OUTPUT_SHORTLIST: "vmap.txt"}.get(output.type)
+    if free is not None:
+        Path("MODEL", free).write_text("made before")
+        check(name, {output: f"MODEL/{free}"})
+
+
+def test_a_hard_link_to_a_file_of_a_folder_that_is_read_is_no_output(world):
+    write_model_dir(Path("MODEL"), trained=False)
+    os.link("MODEL/spm.model", "hard")
+    parser = PARSERS["translate"]
+    actions = {action.dest: action for action in paths(parser)}
+    with pytest.raises(UserError, match=r"hard: is MODEL/spm\.model, which this command reads"):
+        check("translate", {actions["model"]: "MODEL", actions["alignment"]: "hard"})
+
+
+def streams(monkeypatch: pytest.MonkeyPatch, source: str | None = None, result: str | None = None) -> None:
+    if source is not None:
+        monkeypatch.setattr(sys, "stdin", open(source))  # noqa: SIM115
+    if result is not None:
+        monkeypatch.setattr(sys, "stdout", open(result, "a"))  # noqa: SIM115
+
+
+@pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
+def test_standard_input_and_output_are_files_of_the_command_too(name, output, world, monkeypatch):
+    with monkeypatch.context() as patch:
+        streams(patch, source="file")
+        with pytest.raises(UserError, match="is standard input: choose another"):
+            check(name, {output: "file"})
+    with monkeypatch.context() as patch:
+        streams(patch, result="file")
+        with pytest.raises(UserError, match="is standard output"):
+            check(name, {output: "file"})
+    with monkeypatch.context() as patch:
+        streams(patch, source="file", result="file")
+        with pytest.raises(UserError, match="standard input and standard output are one file"):
+            check(name, {output: "other"})
+
+
+def test_a_run_goes_on_with_its_own_configuration_but_begins_in_no_folder_of_the_users(world):
+    actions = {action.dest: action for action in paths(PARSERS["train"])}
+    assert actions["out"].type is TRAINED_MODEL
+    with pytest.raises(UserError, match="stands in the new model directory folder"):
+        check("train", {actions["out"]: "folder", actions["config"]: "folder/inside"})
+    Path("folder/checkpoints").mkdir()
+    check("train", {actions["out"]: "folder", actions["config"]: "folder/inside"})
+
+
+def test_the_folder_of_downloads_may_hold_inputs_and_outputs(world):
+    actions = {action.dest: action for action in paths(PARSERS["prepare"])}
+    assert actions["data_dir"].type is SHARED_FOLDER
+    check("prepare", {actions["data_dir"]: "folder", actions["src"]: "folder/inside", actions["out"]: "folder/data"})
+    Path("data").mkdir()
+    check("prepare", {actions["out"]: "data"})  # the default of --data-dir, which is not used
+
+
+# Commands as they are typed
+
+
+@pytest.fixture
+def model(world: Path) -> Path:
+    write_model_dir(Path("MODEL"), trained=False)
+    Path("text").write_text("".join(f"{line}\n" for line in LINES))
+    Path("terms").write_text("dog\tHund\n")
+    return Path("MODEL")
+
+
+@pytest.mark.parametrize("path", ["MODEL/config.yaml", "text", "terms", "MODEL", "-"])
+def test_translate_keeps_model_input_and_companions_from_its_alignment(path, model, monkeypatch, capfd):
+    before = {each: each.read_bytes() for each in Path().rglob("*") if each.is_file()}
+    streams(monkeypatch, source="text")
+    assert main(["translate", "MODEL", "--terminology", "terms", "--alignment", path, "--device", "cpu"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+    assert {each: each.read_bytes() for each in Path().rglob("*") if each.is_file()} == before
+
+
+def test_training_begins_in_no_directory_of_a_model_that_was_imported(world):
+    from fasttfm.checkpoints.model_dir import refuse_strangers
+
+    with folders.replacing(Path("MODEL"), "writing") as fresh:
+        (fresh.path / "config.yaml").write_text("kind: gpt\n")
+    with pytest.raises(UserError, match="is a model that another command made, which training would overwrite"):
+        refuse_strangers(Path("MODEL"))
+
+
+# What reads a folder
+
+
+def test_every_reader_finishes_a_replacement_or_refuses_it(model, monkeypatch):
+    """Killed between two renames, the old configuration stood beside the new weights, and was taken for whole."""
+    for number, d_model in enumerate((32, 16)):
+        write_model_dir(Path(f"M{number}"), trained=False, d_model=d_model)
+        Transformer.from_pretrained(f"M{number}").save_pretrained(f"P{number}", f"M{number}")
+    shutil.copytree("P0", "half")
+    shutil.copytree("P1", "half/.ready")
+    shutil.rmtree("half/.ready/.new", ignore_errors=True)
+    os.replace("half/.ready/config.json", "half/config.json")  # here it was killed
+    shutil.copytree("half", "held")
+    assert Transformer.from_pretrained("half").config.d_model == 16
+    assert not Path("half/.ready").exists()
+    with folders.locked(Path("held"), "replacing"), pytest.raises(UserError, match="are being replaced by another"):
+        Transformer.from_pretrained("held")
+    streams(monkeypatch, source="text")
+    assert main(["encode", "held"]) == 0
+    assert not Path("held/.ready").exists()
+
+
+@pytest.mark.parametrize("words", ["quantize P --out Q", "export P --format pretrained --out Q", "encode P", "serve P"])
+def test_a_small_file_that_was_changed_is_refused_by_its_name(words, model, capfd):
+    Transformer.from_pretrained("MODEL").save_pretrained("P", "MODEL")
+    path = Path("P/config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "heads": 4}))
+    assert main(words.split()) == 2
+    assert "P/config.json: is damaged or changed, its SHA-256 is not the one in sha256sums" in capfd.readouterr().err
+
+
+def test_a_large_file_that_is_damaged_ends_the_command_in_a_line(model, capfd, monkeypatch):
+    monkeypatch.setattr(folders, "_SMALL", 100)
+    words = "--no-byte-fallback --threads 1 --vocab-size 60 --spm MODEL/spm.model --out data"
+    sides = "--src text --tgt text --valid-src text --valid-tgt text"
+    assert main(["prepare", *sides.split(), *words.split()]) == 0
+    shortlist = ["shortlist", "MODEL", "--data", "data", "--out", "list"]
+    assert main(shortlist) == 0
+    path = Path("data/train.tgt.npy")
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1  # another token of the same vocabulary
+    path.write_bytes(bytes(content))
+    capfd.readouterr()
+    assert main(shortlist) == 2
+    errors = capfd.readouterr().err
+    assert errors.count("\n") == 1
+    assert "data/train.tgt.npy: is damaged or changed" in errors
+
+
+@pytest.mark.parametrize("moment", ["when it begins", "at work", "at the end", "afterwards"])
+def test_damage_ends_a_command_in_its_line_whenever_it_is_found(moment, model, capfd, monkeypatch):
+    """Found before anybody waited for it, its interrupt alone was seen: "interrupted", and no word of the file."""
+
+    class Verification:
+        def __init__(self, folder, *, damaged, **_):
+            self.damaged = damaged
+            self.meet("when it begins")
+
+        def meet(self, now):
+            if now == moment:
+                self.damaged("MODEL/file: is damaged")
+                time.sleep(0.1)  # the interrupt arrives
+
+        def finish(self):
+            self.meet("at the end")
+
+    def work(args):
+        found[0].meet("at work")
+        return 0
+
+    found = []
+    monkeypatch.setattr("fasttfm.cli.paths.has_manifest", lambda folder: True)
+    monkeypatch.setattr(
+        "fasttfm.cli.paths.Verification", lambda *a, **b: found.append(Verification(*a, **b)) or found[-1]
+    )
+    monkeypatch.setattr("fasttfm.cli.encode.run", work)
+    status = main(["encode", "MODEL"])
+    if moment == "afterwards":
+        found[0].meet(moment)  # a thread that nobody has waited for interrupts nobody
+    else:
+        assert (status, capfd.readouterr().err) == (2, "fasttfm encode: MODEL/file: is damaged\n")
+
+
+def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
+    import torch
+
+    from fasttfm.checkpoints.checkpoint import TrainingState, save_checkpoint
+    from fasttfm.checkpoints.steps import prune
+    from fasttfm.files import sha256
+
+    for step in range(1, 5):
+        state = TrainingState(tensors={"m": torch.ones(3)}, values={})
+        save_checkpoint(step_folder(tmp_path, step), {"w": torch.ones(2)}, {"step": step}, state)
+        prune(tmp_path, -1, set())
+    for step in range(1, 5):
+        folder = step_folder(tmp_path, step)
+        digests = read_digests(folder)
+        assert digests == {name: sha256(folder / name) for name in digests}
+        assert ("state.safetensors" in digests) == (step > 2) == (folder / "state.safetensors").exists()
+
+
+# One file
+
+
+def stopped(target: Path) -> None:
+    with writing(target) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+
+def test_a_file_is_written_beside_and_takes_the_place_of_the_old_one_at_the_end(tmp_path):
+    target = tmp_path / "file"
+    target.write_text("old")
+    target.chmod(0o600)
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / ".file").write_text("mine")
+    with writing(tmp_path / "link") as file:
+        file.write(b"new")
+        assert target.read_text() == "old"
+        with pytest.raises(UserError, match="another process is writing it"), writing(target):
+            pass
+    assert target.read_text() == "new"
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / ".file").read_text() == "mine"
+    with pytest.raises(KeyboardInterrupt):
+        stopped(target)
+    assert target.read_text() == "new"
+    unfinished(target).write_text("what a kill has left")
+    with writing(target) as file:
+        file.write(b"3")
+    assert target.read_text() == "3"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".file", "file", "link"]
+
+
+def test_a_pipe_is_written_into_and_stays_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        with writing(tmp_path / "pipe") as file:
+            file.write(b"through it")
+        os._exit(0)
+    assert (tmp_path / "pipe").read_bytes() == b"through it"
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "pipe").is_fifo()

@@ -1,0 +1,58 @@
+"""What cannot be meant is told in one line before any work, with status 2 and nothing written."""
+
+from __future__ import annotations
+
+import pytest
+from situations import COMMANDS, make_world, working_folder
+
+from fasttfm.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    make_world(folder)
+    (folder / "banned").write_text("bird\n")
+    (folder / "terms").write_text("dog\tbird\n")
+    return folder
+
+
+PREPARE = ["prepare", *COMMANDS["prepare"].split(), "fresh"]
+TRANSLATE = ["translate", *COMMANDS["translate"].split()]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([*TRANSLATE, "--split-sentences", "xx"], "is not a language"),
+        (
+            [*TRANSLATE, "--banned", "banned", "--terminology", "terms"],
+            "--banned forbids every translation of the term",
+        ),
+        ([*TRANSLATE, "--alignment-layer", "9"], "alignment_layer 9 is not there: the model has layers 1 to 1"),
+        ([*PREPARE, "--spm", "data/spm.model", "--separate-vocab"], "--separate-vocab and one --spm"),
+        ([*PREPARE, "--source-tag", "<s>", "--valid-source-tag", "<s>"], "is a special piece"),
+        ([*PREPARE, "--source-tag", "\ud800", "--valid-source-tag", "a"], "half of a surrogate pair"),
+        (["recipe", "multi30k", "--estimate", "1e-300"], "from 1 to 1e12"),
+        (["recipe", "multi30k", "--estimate", "100", "--price", "-3"], "--price -3: give the price of an hour"),
+        (["recipe", "multi30k", "--price", "3"], "goes with --estimate"),
+    ],
+)
+def test_it_is_refused_at_once(world, capfd, words, told):
+    with working_folder(world):
+        before = sorted(world.rglob("*"))
+        assert main(words) == 2
+        assert sorted(world.rglob("*")) == before
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert told in lines[0]
+
+
+def test_groups_that_may_give_fewer_translations_than_were_asked_for_say_so(world, capfd, monkeypatch):
+    import io
+    import sys
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one dog\n")))
+    with working_folder(world):
+        assert main([*TRANSLATE, "--beam", "4", "--diverse-beam-groups", "4", "--nbest", "4"]) == 0
+    assert "a line has 1 to 4 translations" in capfd.readouterr().err

@@ -1,0 +1,226 @@
+"""Processes that commands start: they import nothing of the working folder, and signals reach them."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fasttfm.checkpoints.steps import saved_steps
+from fasttfm.children import calling, command_line, run_to_end
+from fasttfm.errors import Stopped
+from fasttfm.folders import replacing
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 600
+"""Seconds that a command may take on a machine that is busy with much else."""
+SMALL = "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 512 --device cpu"
+PLANTED = "open({told!r}, 'a').write(__name__ + chr(10))\nraise ImportError('of the working folder')\n"
+
+
+def test_children_are_started_by_command_lines_of_one_place():
+    ways = (
+        r"sys\.executable|multiprocessing\.(Process|Pool|get_context)|ProcessPoolExecutor|os\.(exec|spawn|posix_spawn)"
+    )
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "fasttfm").rglob("*.py")
+        if re.search(ways, path.read_text(encoding="utf-8"))
+    }
+    assert found == {"fasttfm/children.py"}
+
+
+def plant(folder: Path, told: Path) -> None:
+    """Files in `folder` named like all that Python, torch and the commands import; one that is run says so in told."""
+    known = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
+    names = {name for name in known if name.isidentifier()} | {
+        "sentencepiece",
+        "numpy",
+        "torch",
+        "numba",
+        "sitecustomize",
+    }
+    for name in names:
+        (folder / f"{name}.py").write_text(PLANTED.format(told=str(told)))
+
+
+def lines(draw: random.Random, count: int) -> str:
+    """Sentences of words that a vocabulary of 2,000 pieces can be made of."""
+    word = lambda: "".join(draw.choice("bdfgklmnprstvz") + draw.choice("aeiou") for _ in range(draw.randint(1, 4)))  # noqa: E731
+    return "".join(" ".join(word() for _ in range(draw.randint(2, 8))) + "\n" for _ in range(count))
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder full of traps, in which a recipe has run through all its commands with the workers that are default."""
+    folder = tmp_path_factory.mktemp("recipe")
+    draw = random.Random(1)
+    with replacing(folder / "data" / "multi30k", "a test") as fresh:
+        for stem, count in (("train.1", 400), ("valid", 8), ("test.flickr2016", 4)):
+            for language in ("en", "de"):
+                (fresh.path / f"{stem}.{language}").write_text(lines(draw, count))
+    plant(folder, folder / "told")
+    done = subprocess.run(
+        command_line("recipe", "multi30k", "--dry-run", "--train", *SMALL.split(), "--max-update", "3"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^BLEU", done.stdout, re.M), done.stdout
+    if (os.cpu_count() or 1) > 1:
+        assert "workers with 1 thread each" in done.stderr
+    return folder
+
+
+def test_no_command_of_a_recipe_runs_a_file_of_the_working_folder(recipe):
+    assert not (recipe / "told").exists(), (recipe / "told").read_text()
+
+
+def test_torchrun_as_documented_runs_no_file_of_the_working_folder(recipe, tmp_path):
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^torchrun --nproc-per-node 8 (?!--max)[^\n]*", page, re.M)[0].split()
+    (tmp_path / "bin").mkdir()
+    for name, module, function in (
+        ("torchrun", "torch.distributed.run", "main"),
+        ("fasttfm", "fasttfm.cli.main", "main"),
+    ):
+        script = tmp_path / "bin" / name  # as pip writes them
+        call = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom {module} import {function}\nsys.exit({function}())\n"
+        script.write_text(f"#!{sys.executable}\n{call}")
+        script.chmod(0o755)
+    places = {"8": "2", "DATA": str(recipe / "runs" / "multi30k-dry" / "data"), "MODEL": str(tmp_path / "model")}
+    done = subprocess.run(
+        [*(places.get(word, word) for word in documented), *SMALL.split(), "--max-update", "1", "--no-valid-bleu"],
+        cwd=recipe,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+    )
+    assert (done.returncode, (recipe / "told").exists()) == (0, False), done.stderr
+    assert len(saved_steps(tmp_path / "model")) == 1
+
+
+def test_the_traps_are_real(tmp_path):
+    plant(tmp_path, tmp_path / "told")
+    subprocess.run([sys.executable, "-c", "import sentencepiece"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    assert "sentencepiece" in (tmp_path / "told").read_text().split()
+
+
+def test_a_process_with_shared_weights_runs_no_file_of_the_working_folder(tmp_path):
+    """What searches and servers start."""
+    plant(tmp_path, tmp_path / "told")
+    done = subprocess.run(
+        calling(search, str(ROOT)), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, (tmp_path / "told").exists()) == (0, False), done.stderr
+
+
+def search(root: str) -> int:
+    sys.path.insert(0, root)
+    from tests.decoding import test_workers as tests
+
+    with tests.search_workers(tests.tiny_model(), 2) as workers:
+        return len(list(workers.each(tests._who, [(0.0, 1)] * 4))) - 4
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_recipe_that_is_stopped_waits_for_what_training_saves(recipe, tmp_path, number, workers):
+    shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", tmp_path / "data")
+    words = f"recipe multi30k --dry-run --work {tmp_path} --train {SMALL} --max-update 1000000 --log-interval 1"
+    words += f" --save-interval-updates 0 --valid-interval-updates 0 --workers {workers}"
+    process = subprocess.Popen(
+        command_line(*words.split()), cwd=recipe, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    before = [next(line for line in process.stderr if "epoch" in line and "tokens/s" in line)]
+    for _ in range(1 if number == signal.SIGINT else 2):  # GNU timeout sends two
+        process.send_signal(number)
+    stdout, rest = process.communicate(timeout=PATIENCE)
+    said = [line for line in (*before, *rest.splitlines()) if "tokens/s" not in line]
+    assert process.returncode == 128 + number, said
+    assert len(saved_steps(tmp_path / "model")) == 1
+    assert said[-2].startswith("fasttfm train: stopped after update"), said
+    how = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    assert said[-1] == f"fasttfm recipe: {how}"
+    assert "$ fasttfm translate" not in stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has died")
+def test_training_saves_and_ends_when_its_recipe_is_killed(recipe, tmp_path):
+    shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", tmp_path / "data")
+    words = f"recipe multi30k --dry-run --work {tmp_path} --train {SMALL} --max-update 1000000 --log-interval 1"
+    words += " --save-interval-updates 0 --valid-interval-updates 0 --workers 1"
+    process = subprocess.Popen(
+        command_line(*words.split()), cwd=recipe, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert any("epoch" in line and "tokens/s" in line for line in process.stderr)
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    rest = process.stderr.read()  # to its end: nobody writes there any more
+    assert "fasttfm train: stopped after update" in rest
+    assert len(saved_steps(tmp_path / "model")) == 1
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
+
+
+def test_a_child_that_is_killed_is_told(tmp_path):
+    assert run_to_end([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == -signal.SIGKILL
+    assert run_to_end([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+
+
+def test_ctrl_z_stops_a_child_too_until_its_parent_goes_on():
+    child = "import time, os; print(os.getpid(), flush=True); time.sleep(600)"
+    call = f"import sys; from fasttfm.children import run_to_end; run_to_end([sys.executable, '-c', {child!r}])"
+
+    def wait_for(states: str, *pids: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in states for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    with subprocess.Popen([sys.executable, "-c", call], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        try:
+            for _ in range(2):
+                parent.send_signal(signal.SIGTSTP)
+                wait_for("T", pid, parent.pid)
+                parent.send_signal(signal.SIGCONT)
+                wait_for("RS", pid, parent.pid)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_signal_waits_for_a_child_that_ends_as_if_none_had_come(tmp_path):
+    """And the handlers are afterwards what they were."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    program = f"""
+import os, signal, time
+def late(*_):
+    time.sleep(0.5)
+    open({str(tmp_path / "saved")!r}, "w")
+    raise SystemExit(0)
+signal.signal(signal.SIGTERM, late)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+    with pytest.raises(Stopped) as stopped:
+        run_to_end([sys.executable, "-c", program])
+    assert stopped.value.number == signal.SIGTERM
+    assert (tmp_path / "saved").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers

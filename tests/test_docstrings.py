@@ -1,0 +1,19 @@
+"""A docstring can be read alone: its first line says what the thing is or does, not what the line above left open."""
+
+import ast
+
+from test_rooms import MODULES
+
+LEANING = ("As", "Likewise", "Of", "That")
+"""First words of a sentence that leans on another one."""
+
+
+def test_no_docstring_begins_in_the_middle_of_a_sentence():
+    leaning = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                words = (ast.get_docstring(node) or "A").split()
+                if words[0].strip(",.:;") in LEANING:
+                    leaning.append(f"{module}.{getattr(node, 'name', '')}: {' '.join(words[:8])}")
+    assert not leaning, "\n".join(leaning)

@@ -1,0 +1,194 @@
+"""What comes from outside as JSON or YAML is plain data, or is refused in a line that says what and where."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasttfm.data.text_tokenizer import ByteTokenizer
+from fasttfm.errors import UserError
+from fasttfm.files import read_json, read_plain_yaml
+from fasttfm.parsing import DEEPEST, Malformed, field, parse_json, parse_yaml, texts, write_yaml
+
+ROOT = Path(__file__).parents[1]
+_TEXTS = st.text(st.characters(codec="utf-8"))
+_PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXTS,
+    lambda values: st.lists(values) | st.dictionaries(_TEXTS, values),
+    max_leaves=20,
+)
+
+
+@given(_PLAIN)
+def test_plain_data_come_back_from_json(value):
+    assert parse_json(json.dumps(value)) == value
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+_PRINTED = st.text(string.printable.replace("\r", "").replace("\x0b", "").replace("\x0c", ""))
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(1 << 63), (1 << 63) - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | _PRINTED
+        | st.sampled_from(
+            ["1e5", "010", "1:30", "no", "on", "~", "0x1F", "1_0", "2020-01-01", ".inf", "=", "<<", "- a", "a: b"]
+        ),
+        lambda values: st.lists(values) | st.dictionaries(_PRINTED, values),
+        max_leaves=10,
+    )
+)
+def test_what_is_written_as_yaml_comes_back_and_reads_the_same_elsewhere(value):
+    text = write_yaml(value)
+    assert parse_yaml(text.encode()) == value
+    assert yaml.safe_load(text) == value
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is cut off at column 1"),
+        (b'{"a": 1', "is cut off at column 8"),
+        (b'{"a":\n 1,, }', "is not JSON at line 2, column 4"),
+        (b"M\xe4nner", "is not JSON: not valid UTF-8 (byte 0xe4 at byte 2 of the line) in line 1"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b'{"a":' * 100_000, "is nested too deeply"),
+        (b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), "is nested too deeply"),
+        (rb'{"a": {"b": [0, "x\ud800y"]}}', r"a.b[1] holds \ud800, half of a surrogate pair"),
+        (rb'{"a": {"\udc00": 1}}', r"a holds \udc00, half of a surrogate pair"),
+        (rb'"\ud83d"', r"holds \ud83d, half of a surrogate pair"),
+        (b"[1, NaN]", "has NaN, which is not a number of JSON"),
+        (b'{"lr": -Infinity}', "has -Infinity"),
+        (b'{"lr": [1e400]}', "lr[0] has a number that is too large"),
+        (b'{"layers": 9223372036854775808}', "layers has a number of more than 64 bits"),
+        (b"9" * 5000, "has a number of more than 64 bits"),
+        (b'{"a": 1, "b": 2, "a": 1}', "has the field 'a' twice"),
+    ],
+)  # fmt: skip
+def test_json_that_cannot_be_used_is_refused_in_a_line(content, problem):
+    with pytest.raises(Malformed) as error:
+        parse_json(content)
+    assert str(error.value).startswith(problem)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_json_may_be_nested_as_deep_as_is_said_and_begin_with_a_mark():
+    assert parse_json("[" * DEEPEST + "]" * DEEPEST)
+    assert parse_json('\ufeff{"a": "\\ud83d\\ude00"}'.encode()) == {"a": "😀"}
+    assert math.isnan(parse_json("[NaN]", finite=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("a: !!bool maybe", "is not plain YAML in line 1: 'maybe' is neither true nor false"),
+        ("a: 1\nb: !!timestamp nope", "is not plain YAML in line 2: the tag !!timestamp is not taken"),
+        ("!!python/object/apply:os.system [true]", "is not plain YAML in line 1: the tag !!python"),
+        ("!!binary x", "is not plain YAML in line 1: the tag !!binary is not taken"),
+        ("!!int ten", "is not plain YAML in line 1: 'ten' is not a number"),
+        ("!!float " + "9" * 5000 + "x", "is not plain YAML in line 1: '999"),
+        ("!!set {a, b}", "is not plain YAML in line 1: the tag !!set"),
+        ("a: 1\na: 2", "is not plain YAML in line 2: the field 'a' is given twice"),
+        ("? [a]\n: 1", "is not plain YAML in line 1: the name of a field"),
+        ("a: &a [*a]", "is not plain YAML in line 1: an alias must stand for a single value"),
+        ("a: &a {b: 1}\nc: {<<: *a}", "is not plain YAML in line 2: an alias must stand for a single value"),
+        ("a: *b", "is not plain YAML in line 1: not valid YAML: found undefined alias"),
+        ("a: [", "is not plain YAML in line 1: not valid YAML"),
+        ("a: \t- b\x00", "is not plain YAML"),
+        ("a: " + "[" * 100_000, "is not plain YAML in line 1: nested too deeply"),
+        ("".join("  " * i + "a:\n" for i in range(1000)), "is not plain YAML in line 64: nested too deeply"),
+        (r'a: "\ud800"', r"is not plain YAML in line 1: a holds \ud800, half of a surrogate pair"),
+        ("a: 1\n---\nb: 1", "is not plain YAML in line 2: not valid YAML"),
+    ],
+)
+def test_yaml_that_cannot_be_used_is_refused_in_a_line(content, problem):
+    with pytest.raises(Malformed) as error:
+        parse_yaml(content.encode())
+    assert str(error.value).startswith(problem)
+    assert "\n" not in str(error.value)
+
+
+def test_a_single_value_may_have_an_alias():
+    assert parse_yaml(b"a: &x 3\nb: *x") == {"a": 3, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "problem"),
+    [
+        (read_json, b"[1]", "is a list, it must be an object"),
+        (read_json, b"[" * 9999, "is nested too deeply"),
+        (read_plain_yaml, b"3", "is a whole number, it must be an object"),
+        (read_plain_yaml, b"", "is null, it must be an object"),
+        (read_plain_yaml, b"\xff", "is not plain YAML in line 1: not valid UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path, read, content, problem):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert str(error.value).startswith(f"{path}: {problem}")
+
+
+def test_a_field_is_of_the_type_that_is_asked_for():
+    given = {"n": 3, "x": 0.5, "t": "a", "yes": True, "none": None, "l": ["a", 1]}
+    assert field(given, "n", int, "f") == 3
+    assert field(given, "n", float, "f") == 3
+    assert field(given, "none", int, "f", 7) == 7
+    assert field(given, "absent", list, "f", []) == []
+    for name, kind, problem in (
+        ("x", int, "f: x is a number, it must be a whole number"),
+        ("yes", int, "f: yes is true or false, it must be a whole number"),
+        ("yes", float, "f: yes is true or false, it must be a number"),
+        ("n", bool, "f: n is a whole number, it must be true or false"),
+        ("t", list, "f: t is a text, it must be a list"),
+        ("none", int, "f: none is null, it must be a whole number"),
+        ("absent", int, "f: has no absent"),
+    ):
+        with pytest.raises(UserError) as error:
+            field(given, name, kind, "f")
+        assert str(error.value).startswith(problem)
+    with pytest.raises(UserError, match="f: l holds a whole number, it must hold texts"):
+        texts(given, "l", "f")
+    with pytest.raises(UserError, match="f: is a list, it must be an object"):
+        field([], "n", int, "f")
+
+
+def test_half_a_character_reaches_no_tokenizer(tmp_path):
+    with pytest.raises(UserError, match=r"'a\\ud800' holds \\ud800, half of a surrogate pair"):
+        ByteTokenizer().encode("a\ud800")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["json.loads('')", "json.load(file)", "json.JSONDecoder()", "yaml.safe_load('')", "yaml.load('', Loader=None)"],
+)
+def test_the_lint_rule_forbids_to_read_anywhere_else(line):
+    """In a file of the package, of the benchmarks and of the scripts."""
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    program = f"import json\n\nimport yaml\n\n{line}\njson.dumps(1)\nyaml.safe_dump(1)\n"
+    for name in ("fasttfm/data/new.py", "benchmarks/new.py", "scripts/new.py"):
+        words = [ruff, "check", "--select", "TID251", "--output-format", "concise", "--stdin-filename", name, "-"]
+        done = subprocess.run(words, input=program, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.stdout.count("TID251") == 1, done.stdout + done.stderr
