@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from benchmarks import command
 from benchmarks.cases import GROUPS
 from benchmarks.measure.records import RESULTS
+from benchmarks.measure.text_table import duration
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
@@ -51,11 +52,7 @@ COMMANDS = {
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""
-_NOISY = 4 / 3
-_NOISE = (
-    "times differ by more than a third between their 20th and 80th percentile: something else runs on this machine; "
-    "close it and measure again"
-)
+_NOISE = "rows are noisy, measured twice: something else runs on this machine; close it and measure again"
 REAL_TEXT = "from real text to BLEU, hours: python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER"
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
 
@@ -162,11 +159,6 @@ def summary(rows: Sequence[Record]) -> str:
     return "; ".join(words)
 
 
-def duration(us: float) -> str:
-    """Microseconds in the unit that reads best."""
-    return f"{us:.1f} us" if us < 1e3 else f"{us / 1e3:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
-
-
 def writable(folder: Path) -> None:
     """Raises UserError where no record could be kept, before anything is measured."""
     try:
@@ -237,10 +229,9 @@ def run_cases(
         note(f"    {summary(rows)}")
         for row in rows if as_json else ():
             print(json.dumps(row), flush=True)
-        times = [row["time_us"] for row in rows if row["time_us"]]
-        timed += len(times)
-        noisy += sum(time["p80"] > _NOISY * time["p20"] for time in times)
-    if 4 * noisy > timed and setting.level != "smoke":
+        timed += sum(row["time_us"] is not None for row in rows)
+        noisy += sum(row.get("noisy", False) for row in rows)
+    if noisy:
         print(f"{noisy} of {timed} {_NOISE}", file=words)
     for file in files:
         print(f"kept in {file}", file=words)

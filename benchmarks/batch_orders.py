@@ -31,7 +31,7 @@ class ConsecutiveShards:
         return sum(map(len, self._shards))
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
-        """As TokenBatches.epoch()."""
+        """The batches of an epoch, as TokenBatches.epoch() gives them."""
         return [
             batch + begin
             for begin, shard in zip(self._begins, self._shards, strict=True)
@@ -39,7 +39,7 @@ class ConsecutiveShards:
         ]
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
-        """As TokenBatches.batch()."""
+        """The batch of these pairs, as TokenBatches.batch() gives it."""
         shard = int(np.searchsorted(self._begins, indices[0], "right")) - 1
         return self._shards[shard].batch(indices - self._begins[shard], epoch)
 
@@ -60,7 +60,7 @@ class RandomLengths:
         return self._count
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
-        """As TokenBatches.epoch(), with equally many batches."""
+        """The batches of an epoch, as many as TokenBatches.epoch() gives."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.pairs))
         lengths = np.maximum(self.pairs.source_lengths, self.pairs.target_lengths)[order] + 1
         ends = np.cumsum(lengths)
@@ -68,6 +68,6 @@ class RandomLengths:
         return [batch for batch in np.split(order, bounds) if len(batch)]
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
-        """As TokenBatches.batch()."""
+        """The batch of these pairs, as TokenBatches.batch() gives it."""
         sides = [self.pairs.source(i) for i in indices], [self.pairs.target(i) for i in indices]
         return collate(*sides, [round_length(max(map(len, side)) + 1) for side in sides])

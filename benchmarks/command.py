@@ -31,6 +31,11 @@ def split(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return arguments[:end], arguments[end + 1 :]
 
 
+def forget_folders() -> None:
+    """Has this process's arguments, which records repeat, name a folder by its last part: the rest is a machine's."""
+    sys.argv[1:] = [Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:]]
+
+
 def keep(results: Path, benchmark: str, **fields: Any) -> dict[str, Any]:
     """Append a record of these fields and the machine to the file of a benchmark in a folder; returns it."""
     record = {"benchmark": benchmark, **fields, "machine": machine.describe()}
@@ -45,20 +50,15 @@ def append(file: Path, record: dict[str, Any]) -> None:
         lines.write(json.dumps(record) + "\n")
 
 
-def in_turns(
-    ways: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: bool = True
-) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Way -> its seconds in every round, and way -> its last answer; the ways take turns.
-
-    warm_up: a first turn, which warms what there is to warm, is not timed.
-    """
+def in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Way -> its seconds in every round, and way -> its last answer; the ways take turns, the first is not timed."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     answers = {}
-    for turn in range(rounds + warm_up):
+    for turn in range(rounds + 1):
         for name, run in ways.items():
             begin = time.perf_counter()
             answers[name] = run()
-            if turn or not warm_up:
+            if turn:
                 seconds[name].append(time.perf_counter() - begin)
     return seconds, answers
 
@@ -80,7 +80,7 @@ def python(*words: object) -> str:
 
 def train(*words: object, out: Path) -> list[dict[str, Any]]:
     """Train by `fasttfm WORDS` into out, without a pause to validate or save; what its log says of every update."""
-    from fasttfm.training.log import read_log
+    from fasttfm.checkpoints.run_log import read_log
 
     quiet = ("--no-tensorboard", "--valid-interval-updates", 0, "--save-interval-updates", 0, "--log-interval", 1)
     python("fasttfm", *words, "--out", out, *quiet)

@@ -25,13 +25,16 @@ from typing import Any
 
 import torch
 
-from benchmarks import command, curve_figures, end_to_end
+from benchmarks import command, end_to_end
 from benchmarks.batch_orders import ConsecutiveShards, RandomLengths
+from benchmarks.measure.machine import ROOT
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import ParallelTokens, PreparedData
+from fasttfm.drawing import drawing
 from fasttfm.models import Transformer
+from fasttfm.parsing import parse_json
 from fasttfm.training.translation import Validator
 from fasttfm.training.updates import AUTOCAST, Updates
 
@@ -125,7 +128,32 @@ def curve(name: str, data: PreparedData, work: Path, updates: int) -> list[dict[
         print(f"{name}: {updates} updates", flush=True)
         points = train(data, VARIANTS[name], updates)
         kept.write_text(json.dumps(points))
-    return json.loads(kept.read_text())
+    return parse_json(kept.read_text())
+
+
+def draw(record: dict[str, Any], folder: Path) -> Path:
+    """Writes curves-NAME.png into a folder: losses by update, and by what was computed where that differs."""
+    runs = record["runs"]
+    # cells of a run with bucketed batches hardly differ; those of random lengths do
+    costs = [points[-1]["cells"] / points[-1]["target_tokens"] for points in runs.values()]
+    axes = [("update", 1.0, "update")]
+    if max(costs) > 1.1 * min(costs):
+        axes.append(("cells", 1e-6, "computed places of source and target, padding included (millions)"))
+    target = folder / f"curves-{record['comparison']}.png"
+    folder.mkdir(parents=True, exist_ok=True)
+    with drawing(figsize=(6.4 * len(axes), 4.4), dpi=110, layout="constrained") as figure:
+        panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
+        for panel, (key, unit, label) in zip(panels, axes, strict=True):
+            for number, (title, points) in enumerate(runs.items()):
+                across = [point[key] * unit for point in points]
+                panel.plot(across, [point["train"] for point in points], color=f"C{number}", alpha=0.4, lw=1)
+                panel.plot(across, [point["valid"] for point in points], "o-", ms=2.5, color=f"C{number}", label=title)
+            panel.set_xlabel(label)
+            panel.grid(alpha=0.3)
+        panels[0].set_ylabel("cross entropy per target token (nats)\npale: training, dots: validation")
+        panels[0].legend(frameon=False)
+        figure.savefig(target, format="png")
+    return target
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,14 +162,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
     parser.add_argument("--work", type=Path, required=True, help="folder for the prepared data and finished runs")
     parser.add_argument("--updates", type=int, default=700, help="of each training (default: %(default)s)")
-    parser.add_argument("--images", type=Path, default=curve_figures.IMAGES, help="folder of the figure")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of the figure")
     args = parser.parse_args(argv)
     data = PreparedData.open(end_to_end.prepare(CORPUS, args.text, args.work))
     data.valid = data.valid.part(0, min(VALID, len(data.valid)))
     runs = COMPARISONS[args.comparison]
     points = {title: curve(name, data, args.work, args.updates) for title, name in runs.items()}
     record = command.keep(args.results, "curves", comparison=args.comparison, runs=points)
-    print(curve_figures.draw(record, args.images))
+    print(draw(record, args.images))
     return 0
 
 

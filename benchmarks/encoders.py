@@ -88,7 +88,7 @@ class Run:
         return self.model.discriminator if isinstance(self.model, Electra) else self.model.body
 
     def tokens(self) -> float:
-        """That were read so far."""
+        """Number of tokens that were read so far."""
         return self.tokens_per_hidden * self.updates.sums.target_tokens
 
 

@@ -14,7 +14,6 @@ the same prepared data, the preset's model and batches, the minutes given, greed
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -27,9 +26,11 @@ from typing import Any
 from benchmarks import command
 from benchmarks.measure import machine
 from benchmarks.measure.records import RESULTS
+from fasttfm.checkpoints.run_log import read_log
+from fasttfm.children import command_line
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
-from fasttfm.training.log import read_log
+from fasttfm.parsing import parse_json
 
 BUILT_IN = "demo"
 """The corpus that needs no files."""
@@ -61,7 +62,6 @@ CORPORA = {
     "multi30k": Corpus(test="test_2016_flickr", train=_MULTI30K),
     "multi30k-fast": Corpus(test="valid", vocab_size=4000, train=("--preset", "multi30k-fast")),
     "wmt-news": Corpus(train=_MULTI30K),
-    "tatoeba-ende": Corpus(train=_MULTI30K),
     "tatoeba-enja": Corpus(
         target="ja",
         prepare=("--separate-vocab",),
@@ -81,7 +81,7 @@ def _file(folder: Path, name: str) -> Path:
 def fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
     """Run a command of fasttfm; ends with its status where that is not 0."""
     print("$ fasttfm", *command, flush=True)
-    done = subprocess.run([sys.executable, "-m", "fasttfm", *command], **options)
+    done = subprocess.run(command_line(*command), **options)
     if done.returncode:
         raise SystemExit(done.returncode)
     return done
@@ -112,7 +112,7 @@ def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
     reference = _file(text, f"{corpus.test}.{corpus.target}")
     with output.open("rb") as hypotheses:
         score = ["score", "--ref", str(reference), *corpus.score, "--json"]
-        return json.loads(fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
+        return parse_json(fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
 
 
 def minutes_to_bleu(curve: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -172,7 +172,8 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
 
 
 def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[str] = ()) -> dict[str, Any]:
-    """As run(), with the plain torch.nn trainer, which gets `more` too; the record's corpus is named after both."""
+    """Run like run() with the plain torch.nn trainer, which gets `more` too; the record's corpus is named after
+    both."""
     out, output = work / "torch.nn", work / "output-torch.nn.txt"
     data = prepare(name, text, work)
     preset = CORPORA[name].train[CORPORA[name].train.index("--preset") + 1]
@@ -184,7 +185,7 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
         done = subprocess.run(program, input=source_lines(name, text), stdout=translations, cwd=machine.ROOT)
     if done.returncode:
         raise SystemExit(done.returncode)
-    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    log = [parse_json(line) for line in (out / "log.jsonl").read_text().splitlines()]
     (end,) = (entry for entry in log if entry["kind"] == "end")
     return {
         "benchmark": "end_to_end",

@@ -10,7 +10,6 @@ articles. --body takes a model that is pre-trained already. Appends one line to 
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from benchmarks import command
 from fasttfm.errors import UserError
+from fasttfm.parsing import parse_json
 
 _TRAIN, _VALID = "squad1_sample_train.json.gz", "squad1_sample_valid.json.gz"
 
@@ -40,7 +40,7 @@ def finetune(flag: str, body: Path, qa: Path, folder: Path, epochs: int) -> dict
     last = command.train(*task, out=out)[-1]
     seconds = time.perf_counter() - started
     command.python("fasttfm", "finetune", "predict", out, qa / _VALID, "--out", predictions, "--checkpoint", "last")
-    scores = json.loads(command.python("fasttfm", "finetune", "evaluate", predictions, qa / _VALID, "--json"))
+    scores = parse_json(command.python("fasttfm", "finetune", "evaluate", predictions, qa / _VALID, "--json"))
     del scores["command"]
     return {**scores, "seconds": round(seconds, 1), "updates": last["step"], "train_nll": last["nll"]}
 

@@ -104,7 +104,7 @@ def cloze(name: str, model: Any, data: PreparedDocuments) -> dict[str, float]:
 
 
 def bytes_of(tokens: torch.Tensor, data: PreparedDocuments) -> float:
-    """Of the text that tokens stand for."""
+    """Number of bytes of the text that tokens stand for."""
     pieces = [piece.replace("\u2581", " ") for piece in data.tokenizer.pieces()]
     sizes = torch.tensor([1 if piece.startswith("<0x") else len(piece.encode()) for piece in pieces])
     return float(sizes[tokens].sum())

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import command
-from fasttfm.functional import int8
-from fasttfm.functional.linear import frozen_weights, linear
+from fasttfm.cpu import int8
+from fasttfm.cpu.linear import frozen_weights, linear
 
 ROWS = (1, 4, 16, 32, 128)
 SHAPES = ((1536, 512), (512, 512), (2048, 512), (512, 2048), (8000, 512))
@@ -39,9 +39,8 @@ def candidates(weight: Tensor) -> dict[str, Callable[[Tensor], Any]]:
     """
     quantized, scales = int8.quantize(weight)
     made: dict[str, Product] = {"int8": int8.Int8Product(weight, None, False)}
-    operators = {"onednn.qlinear_pointwise": int8._onednn} if int8.onednn_multiplies() else {}
-    for name, make in {**operators, "torch._int_mm": int8._torch}.items():
-        made[f"int8, {name} alone"] = make(quantized, scales)
+    for name in int8.exact_routes():
+        made[f"int8, {name} alone"] = int8.ROUTES[name](quantized, scales)
     for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         layer.weight.data = weight.to(dtype)

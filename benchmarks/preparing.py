@@ -5,13 +5,12 @@
 
 The text is drawn from a fixed vocabulary of made-up words whose frequencies fall as 1/rank, about 25 words a side, so
 that the vocabulary and the digests have real work. Each size is prepared by the command line, duplicates left out, in a
-process of its own, whose peak resident memory the system tells. Appends one line to benchmarks/results/preparing.jsonl.
+process of its own, which tells its peak resident memory. Appends one line to benchmarks/results/preparing.jsonl.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,6 +20,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command
+from fasttfm.children import calling
+from fasttfm.cli.main import main as run_command
+from fasttfm.memory import peak_memory
 
 WORDS = 60_000
 WIDTH = 25
@@ -50,15 +52,23 @@ def prepare(folder: Path, out: Path) -> dict[str, float]:
     """Seconds and peak memory (MB, resident) of preparing the text in folder."""
     texts = [f"--{flag}" for flag in ("src", "tgt", "valid-src", "valid-tgt")]
     files = [str(folder / name) for name in ("train.en", "train.de", "valid.en", "valid.de")]
-    words = [word for pair in zip(texts, files) for word in pair] + ["--drop-duplicates"]
+    words = ["prepare", *(word for pair in zip(texts, files) for word in pair), "--drop-duplicates", "--out", str(out)]
     begin = time.monotonic()
-    process = os.posix_spawn(
-        sys.executable, [sys.executable, "-m", "fasttfm", "prepare", *words, "--out", str(out)], dict(os.environ)
-    )
-    _, status, usage = os.wait4(process, 0)
-    if status:
-        raise SystemExit(f"fasttfm prepare ended with {os.waitstatus_to_exitcode(status)}")
-    return {"seconds": round(time.monotonic() - begin, 1), "peak_mb": round(usage.ru_maxrss / 1024)}
+    # its own account of its memory: what the system tells its parent (wait4) begins with the parent's own peak
+    ended = subprocess.run(calling(run_and_tell_memory, words), stdout=subprocess.PIPE, text=True)
+    if ended.returncode:
+        raise SystemExit(f"fasttfm prepare ended with {ended.returncode}")
+    return {
+        "seconds": round(time.monotonic() - begin, 1),
+        "peak_mb": round(int(ended.stdout.splitlines()[-1]) / (1 << 20)),
+    }
+
+
+def run_and_tell_memory(words: list[str]) -> int:
+    """Run the command line `fasttfm WORDS` here, then print the peak memory of this process in bytes."""
+    status = run_command(words)
+    print(peak_memory())
+    return status
 
 
 def measure(sizes: Sequence[int]) -> list[dict[str, Any]]:

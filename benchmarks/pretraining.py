@@ -32,6 +32,7 @@ from fasttfm.interop.bert import read_pretraining
 from fasttfm.interop.gpt import read
 from fasttfm.models.encoders import read_encoder
 from fasttfm.models.gpt import GPT
+from fasttfm.parsing import parse_json
 from fasttfm.presets import preset_section
 from fasttfm.training.masked_modelling import MaskedValidator, masked_batches
 from fasttfm.training.pretraining import TextValidator
@@ -51,7 +52,7 @@ class Kind:
 
 
 def bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
-    """Of a GPT on what the data hold out."""
+    """Bits per byte of a GPT on what the data hold out."""
     prepared = PreparedDocuments.open(data)
     loaded = read(model) if is_theirs else GPT.from_pretrained(model, "last")
     length = loaded.config.max_length
@@ -67,7 +68,7 @@ def _masked_batches(data: Path, preset: str, *, held_out: bool) -> Any:
 
 
 def masked_bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
-    """Of the tokens that are hidden in what the data hold out, over the bytes of these."""
+    """Bits of the tokens that are hidden in what the data hold out, over the bytes of these."""
     batches = _masked_batches(data, KINDS["bert"].preset, held_out=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded = (read_pretraining(model) if is_theirs else read_encoder(model, "last")).to(device)
@@ -99,7 +100,7 @@ def ours(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[
 def theirs(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
     """One training by Hugging Face's Trainer."""
     words = ["benchmarks.peers.huggingface_trainer", kind, "--preset", preset, "--data", data, "--out", out]
-    return json.loads(command.python(*words, "--minutes", minutes).splitlines()[-1])
+    return parse_json(command.python(*words, "--minutes", minutes).splitlines()[-1])
 
 
 def measure(kind: str, preset: str, data: Path, folder: Path, minutes: float, rounds: int) -> list[dict[str, Any]]:

@@ -16,15 +16,16 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import command
+from fasttfm.children import command_line
 from fasttfm.data.corpus import read_lines
 from fasttfm.decoding import Translator
+from fasttfm.parsing import parse_json
 
 _LINES = 400
 """Different sentences that are asked for."""
@@ -70,7 +71,7 @@ class Clients:
                 texts = draw.choices(lines, k=draw.randint(1, _MOST_AT_ONCE))
                 begin = time.perf_counter()
                 connection.request("POST", "/translate", json.dumps({"text": texts}))
-                answer = json.loads(connection.getresponse().read())
+                answer = parse_json(connection.getresponse().read())
                 taken = time.perf_counter() - begin
                 received = [best[0]["text"] for best in answer.get("translations", [])]
                 with self._lock:
@@ -90,7 +91,7 @@ def measure(
 ) -> dict[str, float | str]:
     """Sentences a second and the seconds that clients waited; SystemExit where an answer is wrong."""
     expected = dict(zip(lines, Translator.from_directory(model, workers=1).translate(lines)))
-    command = [sys.executable, "-m", "fasttfm", "serve", str(model), "--port", "0", "--workers", workers]
+    command = command_line("serve", str(model), "--port", "0", "--workers", workers)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

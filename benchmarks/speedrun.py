@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, end_to_end
-from fasttfm.training.log import read_log
+from fasttfm.checkpoints.run_log import read_log
 
 NAME = "multi30k-fast"
 GOAL, MINUTES = 39.0, 20.0

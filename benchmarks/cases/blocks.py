@@ -63,7 +63,7 @@ def _lengths(B: int, L: int) -> list[int]:
 
 
 def _cost(decoder: bool, B: int, L: int, d: int, heads: int, dropout: bool, size: int, backward: bool) -> Cost:
-    """Of the real tokens alone: padding is work that need not be done."""
+    """The cost of the real tokens alone: padding is work that need not be done."""
     lengths = _lengths(B, L)
     T = sum(lengths)
     total = Cost()
@@ -172,7 +172,7 @@ def _make(
         return numerics.cotangent(output).masked_fill(padding[..., None], 0)
 
     def error(result: Any, expected: Any) -> float:
-        """Of the real tokens."""
+        """The error of the real tokens."""
         return numerics.kinked_error(*(_without_padding(value, padding) for value in (result, expected)))
 
     return Work(

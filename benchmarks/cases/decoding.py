@@ -70,9 +70,9 @@ def cases(setting: Setting) -> list[Case]:
                 and (not quick or (batch, beam) == (batches[-1], 4))
             ):
                 result.append(_case(setting, torch.bfloat16, batch, beam, length))
-    for beam in (1,) if quick else (1, 4):
-        batch = 2 if smoke else 64 if setting.on_gpu else 4 if quick else 16
-        result.append(_case(setting, setting.dtype, batch, beam, length, reuse=True))
+    for batch in (2,) if smoke else (1, 8, 64) if full else (64,) if setting.on_gpu else (4,) if quick else (16,):
+        for beam in (1,) if quick else (1, 4):
+            result.append(_case(setting, setting.dtype, batch, beam, length, reuse=True))
     return result
 
 

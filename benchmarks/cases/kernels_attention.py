@@ -59,7 +59,7 @@ class Form:
 
 
 def _costs(sentences: Sequence[tuple[int, ...]], mask: int = 0, **options: bool) -> tuple[Cost, Cost]:
-    """Of one launch forward and one backward; sentences: each one's sizes; mask: its bytes."""
+    """The costs of one launch forward and one backward; sentences: each one's sizes; mask: its bytes."""
     both = []
     for attend in (costs.attention, costs.attention_backward_short):
         total = sum((attend(*sizes, **options) for sizes in sentences), start=Cost())
@@ -109,7 +109,7 @@ def _dense(form: Form, compile: bool, setting: Setting) -> Work:
 
 
 def _mask(form: Form, lengths: Tensor | None, setting: Setting) -> Tensor | None:
-    """As SDPA takes it: bool, True attends, or floats that are added; None attends everywhere."""
+    """The mask as SDPA takes it: bool, True attends, or floats that are added; None attends everywhere."""
     L, S, device = form.L, form.S, setting.device
     generator = torch.Generator(device).manual_seed(setting.seed)
     if form.mask == "bool":

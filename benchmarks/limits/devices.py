@@ -7,10 +7,11 @@ H200: 790 of 989 TFLOP/s, 4.3 of 4.8 TB/s). Rates are dense, without the doublin
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 from fasttfm.kernels.proof.costs import H200 as SUSTAINED_H200
 from fasttfm.kernels.proof.costs import Machine
+from fasttfm.parsing import parse_yaml
 
 _HALF = ("float16", "bfloat16")
 
@@ -50,26 +51,8 @@ class Device:
         return Machine(flops=self.tflop_per_s(dtype) * 1e12, bandwidth=self.bandwidth * 1e9)
 
 
-_FIELDS = ("name", "chip", "fp32", "half", "tf32", "bandwidth", "processors", "source")
-_ROWS: tuple[tuple[Any, ...], ...] = (
-    ("P100", "sm_60", 10.6, 21.2, None, 732, 56,
-     "NVIDIA Tesla P100 data sheet, SXM2 (no matrix units; float16 two to an instruction)"),
-    ("V100", "sm_70", 15.7, 125, None, 900, 80, "NVIDIA Tesla V100 data sheet, SXM2"),
-    ("T4", "sm_75", 8.1, 65, None, 320, 40, "NVIDIA T4 product brief"),
-    ("A100", "sm_80", 19.5, 312, 156, 2039, 108, "NVIDIA A100 data sheet, SXM, 80 GB"),
-    ("RTX 3090", "sm_86", 35.6, 71, 35.6, 936, 82, "NVIDIA Ampere GA102 architecture whitepaper (float32 sums)"),
-    ("RTX 4090", "sm_89", 82.6, 165.2, 82.6, 1008, 128, "NVIDIA Ada architecture whitepaper (float32 sums)"),
-    ("H100", "sm_90", 67, 989, 494, 3350, 132, "NVIDIA H100 data sheet, SXM, half of the rates with sparsity"),
-    ("H200", "sm_90", 67, 989, 494, 4800, 132, "NVIDIA H200 data sheet, SXM, half of the rates with sparsity"),
-    ("B200", "sm_100", 80, 2250, 1100, 8000, 148, "NVIDIA Blackwell architecture technical brief, HGX B200"),
-    ("RTX 5090", "sm_120", 104.8, 209.5, 104.8, 1792, 170,
-     "NVIDIA RTX Blackwell architecture whitepaper (float32 sums)"),
-    ("MI250X die", "gfx90a", 23.9, 191.5, None, 1638, 110,
-     "AMD Instinct MI250X data sheet, one of its two dies, which are devices of their own to PyTorch"),
-    ("MI300X", "gfx942", 163.4, 1307.4, 653.7, 5300, 304, "AMD Instinct MI300X data sheet"),
-)  # fmt: skip
-
-DEVICES: dict[str, Device] = {row[0]: Device(**dict(zip(_FIELDS, row))) for row in _ROWS}
+_TABLE = parse_yaml((Path(__file__).parent / "devices.yaml").read_bytes())
+DEVICES = {name: Device(name=name, **rates) for name, rates in _TABLE.items()}
 
 H200_SUSTAINED = replace(
     DEVICES["H200"],

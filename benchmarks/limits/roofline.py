@@ -2,23 +2,19 @@
 
     python -m benchmarks roofline                             every device: a step of paper-base and what bounds it
     python -m benchmarks roofline --device H200               kernels, step and decoding on one device
-    python -m benchmarks roofline --device cpu                the rates that the records measured here, and floor beside
-                                                              measured for every row of theirs
 
 A floor is the longer of bytes over bandwidth and FLOPs over the product rate; launches come on top and are named apart.
-Rates are the vendors' (benchmarks/limits/devices.py) unless a record measured them with a copy and a product.
+Rates are the vendors' (benchmarks/limits/devices.py). What was measured stands beside the rates of its own machine in
+every row of the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from benchmarks.limits import roofline_decode, roofline_step
 from benchmarks.limits.devices import DEVICES, H200_SUSTAINED, Device
 from benchmarks.limits.roofline_step import LENGTH, MODELS
-from benchmarks.measure.result_files import RESULTS, Loaded, load, machine_name, shape_text
 from benchmarks.measure.text_table import aligned
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
@@ -151,51 +147,11 @@ def _decoding_text(shape: Shape, machine: Machine, model: str) -> str:
     )
 
 
-def measured(files: Loaded, wanted: str) -> str:
-    """Floor beside measured for every timed row of the machines whose device or processor is named."""
-    rows = []
-    ceilings: dict[str, Mapping[str, Any]] = {}
-    for entry in files.suite:
-        record, where = entry.record, machine_name(entry.machine)
-        if not entry.timed or not record["roofline"]:
-            continue
-        if wanted.lower() not in where.lower():
-            continue
-        roof = record["roofline"]
-        ceilings[f"{where}, {record['dtype']}"] = roof["ceilings"]
-        rows.append(
-            (
-                record["case"],
-                shape_text(record["shape"]),
-                record["dtype"],
-                record["pass"],
-                record["provider"],
-                f"{roof['floor_us']:,.1f}",
-                f"{record['time_us']['p50']:,.1f}",
-                f"{roof['share']:.0%}",
-            )
-        )
-    if not rows:
-        raise UserError(
-            f"--device {wanted}: neither a known device ({', '.join(DEVICES)}) nor one with timed rows in "
-            f"{files.folder}: run python -m benchmarks there first"
-        )
-    result = "\n".join(
-        f"{name}: {rates['gb_per_s']:,.1f} GB/s copied, {rates['tflop_per_s']:,.3f} TFLOP/s in a product, measured"
-        for name, rates in sorted(ceilings.items())
-    )
-    head = ("case", "shape", "dtype", "pass", "provider", "floor us", "p50 us", "share")
-    return result + "\n\n" + aligned([head, *rows], names=5)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m benchmarks roofline", description="Times that a device cannot beat, and what was measured."
-    )
-    parser.add_argument("--device", help=f"{', '.join(DEVICES)}, or part of the name of a measured one (default: all)")
+    parser = Parser(prog="python -m benchmarks roofline", description="Times that a device cannot beat.")
+    parser.add_argument("--device", help=f"one of {', '.join(DEVICES)} (default: all)")
     parser.add_argument("--model", choices=MODELS, default="paper-base")
     parser.add_argument("--tokens", type=int, default=25_000, help="of each side in a batch (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of records (default: %(default)s)")
     args = parser.parse_args(argv)
     if args.tokens < LENGTH:
         raise UserError(f"--tokens {args.tokens}: at least one sentence of {LENGTH}")
@@ -203,14 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device is None:
         print(every_device(args.model, args.tokens))
         return 0
-    device = known.get(args.device.lower())
-    if device is None:
-        print(measured(load(args.results), args.device))
-        return 0
-    print(one_device(device, args.model, args.tokens))
-    try:
-        beside = measured(load(args.results), device.name)
-    except UserError:
-        beside = f"No record of a {device.name}: not run on one."
-    print("\n" + beside)
+    if args.device.lower() not in known:
+        raise UserError(f"--device {args.device} is unknown: one of {', '.join(DEVICES)}")
+    print(one_device(known[args.device.lower()], args.model, args.tokens))
     return 0

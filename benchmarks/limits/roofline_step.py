@@ -10,9 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost, Machine, Shape
+from fasttfm.parsing import parse_yaml
+
+Passes = Mapping[str, Mapping[str, float]]
+"""Part of a step -> tensor -> passes over it."""
 
 MODELS: dict[str, Shape] = {
     "paper-base": Shape(d_model=512, heads=8, d_ff=2048, vocabulary=37_000),
@@ -26,35 +31,7 @@ The plan's 0.382 and 1.292 GFLOP a target token follow from it."""
 
 _HALF = 2  # bytes: the step is counted under autocast
 
-# Passes at one site, in the unit named: "rows" (T, d_model), "hidden" (T, d_ff), "scores" (H, T, L), "logits" (T, V)
-# in half precision, "weights" (all parameters) and "table" (V, d_model) in float32.
-_EAGER: Mapping[str, Mapping[str, float]] = {
-    # to float32 3, log_softmax 4, sum for the smoothing 2; backward: zeros 2, smoothing added 4, log_softmax 6, back 3
-    "logits and cross entropy": {"logits": 24},
-    # both ways: 12 for products, 16 for copies from and to heads; scale, mask, softmax and their gradients apart: 19
-    "attention": {"rows": 28, "scores": 19},
-    # dropout 2.5 (a byte of mask), add 3, LayerNorm 2; backward: LayerNorm 5, dropout 2.5, gradients added 3
-    "residual, dropout, LayerNorm": {"rows": 18},
-    # ReLU 2, its gradient 3, first bias gradient 1; second bias gradient
-    "FFN": {"hidden": 6, "rows": 1},
-    # 12 bias gradients; q, k, v apart: their input gradients added 12; the memory's added over k, v and layers 6
-    "projections": {"rows": 12 + 18},
-    # Adam tensor by tensor 18, gradients zeroed 1, half-precision copies 1.5; the table's three gradients zeroed and
-    # added 8; gather, scale, position and dropout of both sides, and back: 26
-    "Adam and embedding": {"weights": 20.5, "table": 8, "rows": 26},
-}
-_COMPILED: Mapping[str, Mapping[str, float]] = {
-    # maximum, sum, loss; backward reads and writes
-    "logits and cross entropy": {"logits": 5},
-    # SDPA's flash kernels: forward 4; backward 8, delta 2, dQ summed in float32 4
-    "attention": {"rows": 18},
-    # forward 4; backward 4, parameter gradients 2, gradients added 2
-    "residual, dropout, LayerNorm": {"rows": 12},
-    "FFN": {"hidden": 6, "rows": 1},  # products stay cuBLAS calls: ReLU and bias gradients are passes as before
-    "projections": {"rows": 12 + 6},  # q, k, v in one product; the memory's gradients are still added
-    # fused Adam 7, half-precision copies 1.5; embeddings as before
-    "Adam and embedding": {"weights": 8.5, "table": 8, "rows": 26},
-}
+_PASSES: dict[str, Passes] = parse_yaml((Path(__file__).parent / "passes.yaml").read_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +76,11 @@ def step(shape: Shape, machine: Machine, *, tokens: int = 25_000, length: int = 
         # attention's products are too small to be counted apart from its bytes
         products = 0.0 if name == "attention" else 1e3 * sum(c.seconds(machine) for c in pieces if c.flops)
 
-        def passes(counts: Mapping[str, Mapping[str, float]], name: str = name, products: float = products) -> float:
+        def passes(counts: Passes, name: str = name, products: float = products) -> float:
             moved = sites[name] * sum(times * unit[what] for what, times in counts[name].items())
             return products + 1e3 * moved / machine.bandwidth
 
-        result.append(Part(name, passes(_EAGER), passes(_COMPILED), fused, products))
+        result.append(Part(name, passes(_PASSES["eager"]), passes(_PASSES["compiled"]), fused, products))
     return result
 
 

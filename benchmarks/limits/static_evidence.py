@@ -4,12 +4,12 @@
     python -m benchmarks static-evidence --device P100   one device, with registers, spills, shared memory, occupancy
 
 From kernels/proof/budgets.csv comes what the compiler made of a kernel on a chip: registers, spills, shared memory,
-matrix instructions. From the suite's cases, what each must move and multiply at its shape on a GPU. A prediction is the
-longest of
+matrix instructions, and the cycles of the busiest unit for an element, as the ledger counts them (docs/ledger.md). From
+the suite's cases, what each must move and multiply at its shape on a GPU. A prediction is the longest of
 
-    memory     bytes over the bandwidth that the resident warps can ask for: where they are few, memory waits for them
-    products   FLOPs over the rate of matrix units where the code has their instructions, else of float32 multiply-adds
-    philox     integer operations of the dropout mask over the integer rate
+    memory        bytes over the bandwidth that the resident warps can ask for: few warps make the memory wait
+    products      FLOPs over the rate of matrix units where the code has their instructions, else of multiply-adds
+    instructions  elements times the counted cycles, over the share of such a bound that well-made kernels reach
 
 plus a launch. Of several recorded tiles it takes the best. Rates are the vendors' and neither tile waste nor spill
 traffic is counted, so that it is a hopeful prediction: a measurement far above it shows something that the model does
@@ -39,6 +39,9 @@ from fasttfm.errors import UserError
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof.costs import Cost
+from fasttfm.kernels.proof.ledger import published
+from fasttfm.kernels.proof.ledger.latency import resident_threads
+from fasttfm.kernels.proof.ledger.products import PRODUCTS
 from fasttfm.kernels.proof.resources import Resources, occupancy
 
 LABEL = "predicted, not measured"
@@ -47,13 +50,6 @@ LABEL = "predicted, not measured"
 MEMORY_LATENCY_S = 600e-9
 WAITING_SHARE = 0.25
 """Of a thread's registers, those that wait for a load at a time: what its bytes in flight are counted from."""
-PHILOX_OPERATIONS = 100
-"""Integer operations of one block: seven rounds of ten, and eight lanes compared and applied."""
-INTEGER_SHARE = 0.25
-"""Integer multiplies a second over float32 FLOPs a second: half the lanes, and a multiply-add counts as two FLOPs."""
-
-_RESIDENT_THREADS = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536}
-"""Of a multiprocessor where they are not 2,048 (CUDA C++ programming guide, compute capabilities)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +61,8 @@ class Work:
     shape: Mapping[str, Any]
     dtype: str
     cost: Cost
+    elements: int = 0
+    """That every kernel goes through: scores, or elements of rows."""
     launches: tuple[tuple[str, float], ...]
     """Kernel, as its budgets are filed, and its share of the cost."""
 
@@ -98,6 +96,16 @@ def _launches(case: str, shape: Mapping[str, Any], passes: str) -> tuple[tuple[s
     return ()
 
 
+def _elements(shape: Mapping[str, Any]) -> int:
+    """Scores of an attention, else elements of its rows."""
+    if "S" not in shape:
+        rows = shape["M"] if "M" in shape else shape["B"] * shape["L"]
+        return rows * shape.get("N", shape.get("V", 0))
+    length, keys = shape["L"], shape["S"]
+    pairs = sum(min(i + 1, keys) for i in range(length)) if shape["mask"] == "causal" else length * keys
+    return shape["B"] * shape["H"] * pairs
+
+
 class _LargeGpu(Setting):
     """A GPU with memory for every case, which need not be here."""
 
@@ -111,7 +119,15 @@ def works() -> tuple[Work, ...]:
     """The suite's half-precision kernel cases on a GPU, as far as they are our kernels alone."""
     setting = _LargeGpu(device=torch.device("cuda"), dtype=torch.bfloat16)
     return tuple(
-        Work(case=c.name, passes=c.passes, shape=c.shape, dtype=c.dtype, cost=c.cost, launches=launches)
+        Work(
+            case=c.name,
+            passes=c.passes,
+            shape=c.shape,
+            dtype=c.dtype,
+            cost=c.cost,
+            elements=_elements(c.shape),
+            launches=launches,
+        )
         for c in kernels.cases(setting)
         if c.cost is not None and (launches := _launches(c.name, c.shape, c.passes))
     )
@@ -137,7 +153,7 @@ class Prediction:
     """The tile of every launch."""
     us: float
     bound: str
-    """memory, products, philox, or launch."""
+    """memory, products, instructions, or launch."""
     floor_us: float
     """What the device's rates alone would allow."""
 
@@ -154,16 +170,24 @@ def compiled_cases() -> dict[tuple[str, str], list[Compiled]]:
     return result
 
 
-def _times_us(cost: Cost, compiled: Compiled, device: Device) -> dict[str, float]:
-    """What each resource of the device would take for a launch, by name."""
-    threads = _RESIDENT_THREADS.get(device.chip, 2048) * compiled.occupancy * device.processors
+def _times_us(cost: Cost, elements: float, compiled: Compiled, device: Device) -> dict[str, float]:
+    """What each resource of the device would take for a launch, by name; no instructions where none were counted."""
+    threads = resident_threads(CHIPS[device.chip]) * compiled.occupancy * device.processors
     asked = threads * compiled.resources.registers * 4 * WAITING_SHARE / MEMORY_LATENCY_S
     units = device.half if compiled.resources.matrix else device.fp32
+    counted = PRODUCTS[device.name].seconds(compiled.resources.bound, elements / CHIPS[device.chip].warp)
     return {
         "memory": 1e6 * cost.bytes / min(device.bandwidth * 1e9, asked),
         "products": cost.flops / units / 1e6,
-        "philox": cost.philox * PHILOX_OPERATIONS / (device.fp32 * INTEGER_SHARE) / 1e6,
+        "instructions": 1e6 * counted / published.reached(),
     }
+
+
+def _fitting(cases: Iterable[Compiled], dropout: bool) -> list[Compiled]:
+    """Those that can be resident; if there are any, the counted ones alone, and those with or without dropout."""
+    result = [case for case in cases if case.occupancy]
+    result = [case for case in result if case.resources.bound] or result
+    return [case for case in result if ("dropout" in case.name) == dropout] or result
 
 
 def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence[Compiled]]) -> Prediction | None:
@@ -175,12 +199,13 @@ def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence
     for kernel, share in work.launches:
         whole = work.cost
         cost = Cost(round(share * whole.flops), round(share * whole.bytes), 1, round(share * whole.philox))
-        recorded = [c for c in cases.get((kernel, device.chip), ()) if c.occupancy]
+        elements = work.elements if share else 0
+        recorded = _fitting(cases.get((kernel, device.chip), ()), bool(work.shape.get("dropout")))
         half = [c for c in recorded if c.dtype in ("bf16", "fp16")] or ([] if cost.flops else recorded)
         if not half:
             return None
-        tile = min(half, key=lambda c: (max(_times_us(cost, c, device).values()), c.resources.spill, c.name))
-        times = _times_us(cost, tile, device)
+        tile = min(half, key=lambda c: (max(_times_us(cost, elements, c, device).values()), c.resources.spill, c.name))
+        times = _times_us(cost, elements, tile, device)
         name = max(times, key=lambda key: times[key])
         us += times[name] + GRAPH_LAUNCH_US
         if times[name] > longest:

@@ -136,8 +136,14 @@ class Entry:
     error: float | None = None
     allowed: float | None = None
     times: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
+    units: list[float] = field(default_factory=list)
+    """Of the inputs of each timed run."""
     last: Any = None
 
     def fail(self, status: str, reason: str) -> None:
-        self.status, self.reason, self.times = status, reason, []
+        self.status, self.reason = status, reason
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the timed runs."""
+        self.times, self.units = [], []

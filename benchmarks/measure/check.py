@@ -2,7 +2,9 @@
 
 Beyond its schema a record must be one that somebody else can weigh: of a commit without changes on top, of a level that
 is meant to be kept, no faster than the device it names can be, and with nothing wrong in it that nobody has looked at.
-Exit status 0 when every file is fit, 1 when one is not, 2 when one cannot be read.
+A file most of whose rows were timed on a busy machine is not fit either. A file with another ending than those of
+records, such as a picture kept beside its record, is left out. Exit status 0 when every file is fit, 1 when one is not,
+2 when one cannot be read.
 """
 
 from __future__ import annotations
@@ -14,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import records
-from benchmarks.measure.machine import git
-from benchmarks.measure.records import Record
+from benchmarks.measure.load import noisy
+from benchmarks.measure.machine import git, machine_name
+from benchmarks.measure.records import ENDINGS, Record
 from fasttfm.cli.parser import Parser
+from fasttfm.errors import UserError
 
 _MOST_SHARE = 1.05
 """Of the roofline; what exceeds it was measured wrongly, or against ceilings measured wrongly."""
+_MOST_NOISY = 0.25
+"""Share of a file's timed rows that may be noisy: they stand in no claim, and more of them say that the machine was
+busy."""
 _ROUNDED = 0.01
 """What rounding to four digits may make of a quotient of two of a record's numbers, generously."""
 
@@ -69,10 +76,15 @@ def title(record: Record) -> str:
 def check(path: Path) -> tuple[list[str], list[str]]:
     """(what is in a file, what keeps it from being taken). Raises UserError where it is no file of records."""
     result = records.read(path)
-    machines = sorted({_machine(record) for record in result})
+    machines = sorted({_machine(record) for record in result if records.kind(record) not in records.COUNTED})
     statuses = Counter(record.get("status", "kept") for record in result)
+    noisy_rows = sum(map(noisy, result))
+    if noisy_rows:
+        statuses["noisy"] = noisy_rows
     counted = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-    said = [f"{path}: {len(result)} records ({counted or 'none'}) of {'; '.join(machines) or 'no machine'}"]
+    said = [
+        f"{path}: {len(result)} records ({counted or 'none'}) of {'; '.join(machines) or 'no machine'}{_age(result)}"
+    ]
     wrong: dict[str, list[str]] = {}
     seen: set[tuple[str, str]] = set()
     for record in result:
@@ -87,14 +99,29 @@ def check(path: Path) -> tuple[list[str], list[str]]:
         f"{path}: {len(titles)} of {len(result)} records: {titles[0]}{', ...' if len(titles) > 1 else ''} {problem}"
         for problem, titles in wrong.items()
     ]
+    marked = sum(record.get("noisy", False) for record in result)
+    if marked > _MOST_NOISY * statuses["timed"]:
+        complaints.append(f"{path}: {marked} of {statuses['timed']} rows are marked noisy: measure on an idle machine")
     if not result:
         complaints.append(f"{path}: holds no record")
     return said, complaints
 
 
 def _machine(record: Record) -> str:
-    machine = record.get("machine", record)
-    return str(machine.get("device") or f"{machine['processor']}, {machine['cores']} cores")
+    return machine_name(record.get("machine", record)).removeprefix("CPU: ")
+
+
+def _age(result: Sequence[Record]) -> str:
+    """How many commits to the package and its kernels are younger than the oldest record that this checkout knows."""
+    commits = {record.get("machine", record).get("commit") for record in result}
+    ages = [int(age) for commit in commits if commit and (age := _younger(commit))]
+    oldest = max(ages, default=0)
+    return f"; {oldest} commits to what they measure since" if oldest else ""
+
+
+@functools.cache
+def _younger(commit: str) -> str | None:
+    return git("rev-list", "--count", f"{commit}..HEAD", "--", "fasttfm", "kernels")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -102,7 +129,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of records, JSON lines")
     args = parser.parse_args(argv)
     fit = True
-    for path in args.files:
+    files = [path for path in args.files if path.suffix in ENDINGS or not path.is_file()]
+    if not files:
+        raise UserError(f"none of these is a file of records, whose names end with {' or '.join(ENDINGS)}")
+    for path in files:
         said, complaints = check(path)
         print("\n".join(said + complaints))
         fit = fit and not complaints

@@ -83,7 +83,7 @@ class Clocks:
 
 
 def count_launches(run: Callable[[], Any]) -> int | None:
-    """Of Triton kernels and ATen operators that compute."""
+    """Number of launches of Triton kernels and of ATen operators that compute."""
     with LaunchLog() as log:
         run()
     return log.total

@@ -9,10 +9,14 @@ Work when the case's turn has come, because all works together would not fit in 
     reference      the same function in float64: it is called with the inputs cast so
 
 A provider never sees the clock, and never the same input twice in a row: the harness draws ROTATION inputs, hands them
-round, empties the caches and synchronizes. It refuses inputs that are constant, a provider whose numbers are wrong at
-the moment the clock stops, before the timed runs or after them (status "wrong", no time), one that writes over its
-inputs, one that answers from memory when the same memory has new contents, one whose answer computes itself only when
-it is looked at, and one that leaves out the dropout it was given. What a pass means:
+round, empties the caches and synchronizes. Within a round of timed runs all providers get the same input, so that their
+times and throughputs are of the same work. A case whose times spread, or that was timed on a busy machine (load.py), is
+timed once more, and marked noisy when that is no better.
+
+The harness refuses inputs that are constant, a provider whose numbers are wrong at the moment the clock stops, before
+the timed runs or after them (status "wrong", no time), one that writes over its inputs, one that answers from memory
+when the same memory has new contents, one whose answer computes itself only when it is looked at, and one that leaves
+out the dropout it was given. What a pass means:
 
     forward            function(*inputs) without gradients, as in inference
     training forward   function(*inputs), keeping what its backward needs
@@ -21,7 +25,7 @@ it is looked at, and one that leaves out the dropout it was given. What a pass m
     forward+backward   both, in one run
     step, decode, ...  function(*inputs) as it is; timed by the host between two synchronizations, not by device events
 
-`run(case, setting, clock, seconds)` returns one record a provider (schemas.py says what is in it).
+`run(case, setting, clock, seconds)` returns one record a provider (schemas.yaml says what is in it).
 """
 
 from __future__ import annotations
@@ -35,11 +39,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import numerics, rows
 from benchmarks.measure.case import GRADIENT_PASSES, PURE_PASSES, Case, Clock, Entry, Setting, Work
+from benchmarks.measure.load import MOST_SPREAD, Watch, disturbed
 from benchmarks.measure.providers import UNSEEN, Absent, Provider
 from benchmarks.measure.records import Record
 from fasttfm.kernels.proof.costs import Machine
@@ -51,7 +57,7 @@ REFUSALS = (Exception, SystemExit)
 
 
 class Inputs:
-    """The inputs of a case: handed round, never one twice in a row, neither in all nor to one provider; and watched."""
+    """The inputs of a case: handed round, to a provider never one twice in a row; and watched."""
 
     def __init__(self, case: Case, work: Work, seed: int) -> None:
         """Raises ValueError where they are constant or shared, so that a time would flatter."""
@@ -59,8 +65,7 @@ class Inputs:
         self.draws = [self.draw(i) for i in range(ROTATION)]
         numerics.refuse_flattering_inputs(self.draws)
         self._drawn = [numerics.fingerprint(inputs) for inputs in self.draws]
-        self._last = -1
-        self._last_of: dict[str, int] = {}
+        self._untimed: dict[str, int] = {}
 
     def draw(self, i: int) -> tuple:
         """The i-th inputs, anew."""
@@ -72,12 +77,11 @@ class Inputs:
                 x.requires_grad_(False)
         return inputs
 
-    def next(self, provider: str) -> tuple:
-        index = (self._last + 1) % ROTATION
-        if index == self._last_of.get(provider):
-            index = (index + 1) % ROTATION
-        self._last = self._last_of[provider] = index
-        return self.given(provider, self.draws[index])
+    def next(self, provider: str, round_: int | None = None) -> tuple:
+        """Those of a timed round, the same for all providers; None: of a run before, which never is that of round 0."""
+        if round_ is None:
+            round_ = self._untimed[provider] = self._untimed.get(provider, 0) % (ROTATION - 1) + 1
+        return self.given(provider, self.draws[round_ % ROTATION])
 
     def given(self, provider: str, inputs: tuple) -> tuple:
         """The inputs, copied for a provider that is documented to write over them."""
@@ -132,6 +136,9 @@ class Trial:
     def __init__(self, case: Case, work: Work, setting: Setting, clock: Clock) -> None:
         self.case, self.work, self.setting, self.clock = case, work, setting, clock
         self.inputs = Inputs(case, work, setting.seed)
+        self.load: dict[str, float | None] | None = None
+        self._round: int | None = None
+        """The number of a timed round."""
         self.entries = {
             name: Entry(None, "absent", provider.install) if isinstance(provider, Absent) else Entry(provider)
             for name, provider in work.providers.items()
@@ -286,7 +293,7 @@ class Trial:
 
     def _run(self, name: str, entry: Entry, look: Callable[[Callable[[], Any]], Any]) -> tuple[Any, tuple]:
         """look(run) at a run of this provider on its next inputs, and these."""
-        inputs = self.inputs.next(name)
+        inputs = self.inputs.next(name, self._round)
         versions = [x._version for x in numerics.tensors(inputs)]
         with self.gradients():
             result = look(self.prepare(entry.function, inputs))
@@ -316,26 +323,41 @@ class Trial:
             raise Wrong(f"answers timed runs with a {kind}, which may compute only when it is looked at")
         entry.times.append(taken)
         if self.work.units is not None:
-            entry.rates.append(self.work.units(*inputs) / taken * 1e6)
+            entry.units.append(self.work.units(*inputs))
 
     def measure(self, seconds: float, least_rounds: int, now: Callable[[], float]) -> None:
-        """Times those that stand in turns for about `seconds` altogether, and checks them again."""
+        """Times those that stand in turns for about `seconds`, twice where that is noisy, and checks them again."""
         self._try(self._warm)
         order = random.Random(self.setting.seed)
-        end = now() + seconds
-        done = 0
-        while self.standing():
-            if done >= (self.work.rounds or least_rounds) and (self.work.rounds or now() >= end):
-                break
-            names = self.standing()
-            order.shuffle(names)  # who follows whom changes from round to round
-            self._try(self._time, names)
-            done += 1
+        done = self._rounds(0, seconds, least_rounds, now, order)
+        if self.setting.level != "smoke" and self._noisy():
+            for name in self.standing():
+                self.entries[name].forget()
+            self._rounds(done, seconds, least_rounds, now, order)
         written = [self.inputs.written(inputs) for inputs in self.inputs.draws]
         if any(written):  # past the tensors' version counters, so that nobody knows who it was
             for name in self.standing():
                 self.entries[name].fail("wrong", "some provider of this case wrote over timed inputs")
         self._check_again()
+
+    def _rounds(
+        self, first: int, seconds: float, least_rounds: int, now: Callable[[], float], order: random.Random
+    ) -> int:
+        """Timed rounds from that number on, and the machine's load meanwhile; the number of the next."""
+        watch, end, self._round = Watch(), now() + seconds, first
+        while names := self.standing():
+            if self._round - first >= (self.work.rounds or least_rounds) and (self.work.rounds or now() >= end):
+                break
+            order.shuffle(names)  # who follows whom changes from round to round
+            self._try(self._time, names)
+            self._round += 1
+        done, self.load, self._round = self._round, watch.read(), None
+        return done
+
+    def _noisy(self) -> bool:
+        """Whether the runs so far are too noisy to be claimed."""
+        quantiles = (np.quantile(self.entries[name].times, (0.2, 0.5, 0.8)) for name in self.standing())
+        return disturbed(self.load) or any(p80 - p20 > MOST_SPREAD * p50 for p20, p50, p80 in quantiles)
 
 
 def run(
@@ -355,7 +377,7 @@ def run(
     trial.begin()
     trial.measure(seconds, least_rounds, now)
     result = [
-        rows.record(case, trial.work, name, entry, setting, clock, ceilings, machine)
+        rows.record(case, trial.work, name, entry, setting, clock, ceilings, machine, trial.load)
         for name, entry in trial.entries.items()
     ]
     del trial

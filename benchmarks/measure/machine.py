@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from fasttfm.machine import describe_gpu, processor, version
+from benchmarks.measure.load import SINCE_START
+from fasttfm.machine import cpuinfo, describe_gpu, processor, version
 
 ROOT = Path(__file__).parents[2]
 _NOT_RECORDS = ":(exclude)benchmarks/results"  # a run that writes its own record has not changed what it measured
@@ -29,13 +30,42 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": processor(),
+        "instruction_sets": instruction_sets(cpuinfo("flags")),
         "cores": os.cpu_count(),
+        "load": SINCE_START.read(),
         **{package: version(package) for package in ("fasttfm", "torch", "triton")},
     }
     if (gpu := describe_gpu()) is not None:
         described |= {"device": gpu.pop("name"), **gpu, "cuda": torch.version.cuda or torch.version.hip}
         described["clocks"] = _clocks(torch.cuda.current_device())
     return described
+
+
+_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8")
+"""Those that decide which products a CPU library takes."""
+_CLASSES = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+"""Set -> name of the class of machines that have it, the widest first."""
+
+
+def instruction_sets(flags: str) -> list[str]:
+    """Those of a CPU that decide its products; flags: as /proc/cpuinfo has them."""
+    return [name for name in _INSTRUCTION_SETS if name in flags.split()]
+
+
+def is_cpu(machine: dict[str, Any]) -> bool:
+    return not machine.get("device")
+
+
+def machine_name(machine: dict[str, Any]) -> str:
+    """ "NVIDIA H200", or "CPU: AMD EPYC with AVX-512, 2 cores"; records of before November 23, 2026 may name no sets.
+
+    A processor's name is not enough: clouds give one to chips with and without AMX, which are several times apart.
+    """
+    if not is_cpu(machine):
+        return str(machine["device"])
+    sets, cores = machine.get("instruction_sets", ()), machine["cores"]
+    widest = next((f" with {name}" for flag, name in _CLASSES.items() if flag in sets), "")
+    return f"CPU: {machine['processor']}{widest}, {cores} core{'s' * (cores != 1)}"
 
 
 def _clocks(index: int) -> dict[str, str] | None:

@@ -1,4 +1,4 @@
-"""How a file of records is written, read and checked; schemas.py has what a record holds.
+"""How a file of records is written, read and checked; schemas.yaml has what a record holds.
 
 One JSON line per case and provider. The programs that are older than the suite, or stand beside it, keep fields of
 their own; kind(record) tells them apart.
@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,18 @@ try:
 except ModuleNotFoundError:
     raise SystemExit('benchmarks: jsonschema is not installed: pip install "fasttfm[bench]"') from None
 
+from benchmarks.measure.machine import machine_name
 from benchmarks.measure.schemas import SCHEMAS
 from fasttfm.errors import UserError
+from fasttfm.parsing import parse_json
 
 Record = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
+ENDINGS = (".jsonl", ".json")
+"""Of files of records: what else lies beside them is left out."""
+
+COUNTED = ("compile_matrix", "ledger")
+"""Kinds of records that no machine has a part in: they are checked, and stand in no report of measurements."""
 
 
 def kind(record: Record) -> str:
@@ -36,7 +44,7 @@ def kind(record: Record) -> str:
     if "example" in record:
         return "example"
     raise ValueError(
-        f"a record with the fields {sorted(record)[:5]}... is of no known kind: see benchmarks/measure/schemas.py"
+        f"a record with the fields {sorted(record)[:5]}... is of no known kind: see benchmarks/measure/schemas.yaml"
     )
 
 
@@ -104,7 +112,7 @@ def read(path: Path) -> list[Record]:
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             validate(record)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}, is no record of this suite: {error}") from error
@@ -112,18 +120,19 @@ def read(path: Path) -> list[Record]:
     return records
 
 
-def write(path: Path, records: list[Record]) -> None:
+def write(path: Path, records: list[Record], own: Callable[[Record], object] | None = None) -> None:
     """Puts records in the place of those of the same case, shape, dtype, pass and provider; other lines stay.
 
-    So an interrupted run, or one of a part of the cases, loses nothing. The file is replaced as a whole.
+    So an interrupted run, or one of a part of the cases, loses nothing. The file is replaced as a whole. own: what
+    tells records of another kind apart, each of which keeps its line.
     """
+    of = own or key
     for record in records:
         validate(record)
-    kept = {key(record): record for record in read(path)} if path.exists() else {}
-    # a case's rows stay together and in the order of the last run
-    for record in records:
-        kept.pop(key(record), None)
-    kept |= {key(record): record for record in records}
+    kept = {of(record): record for record in read(path)} if path.exists() else {}
+    for record in () if own else records:  # a case's rows stay together and in the order of the last run
+        kept.pop(of(record), None)
+    kept |= {of(record): record for record in records}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text("".join(json.dumps(record) + "\n" for record in kept.values()), encoding="utf-8")
@@ -131,6 +140,6 @@ def write(path: Path, records: list[Record]) -> None:
 
 
 def file_name(group: str, machine: Record) -> str:
-    """kernels-nvidia-h200.jsonl: one file a group and machine."""
-    name = machine.get("device") or f"{machine['processor']} {machine['cores']} cores"
+    """kernels-nvidia-h200.jsonl, kernels-amd-epyc-avx-512-2-cores.jsonl: one file a group and machine."""
+    name = machine_name(machine).removeprefix("CPU: ").replace(" with ", " ")
     return f"{group}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.jsonl"

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.measure import records
-from benchmarks.measure.records import RESULTS, Record
+from benchmarks.measure.machine import machine_name
+from benchmarks.measure.records import ENDINGS, RESULTS, Record
 from fasttfm.errors import UserError
-
-ENDINGS = (".jsonl", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Entry:
 
     @property
     def p50(self) -> float:
-        """Of a timed row, microseconds."""
+        """The median of a timed row, microseconds."""
         return self.record["time_us"]["p50"]
 
     @property
@@ -80,7 +79,10 @@ def load(path: Path = RESULTS) -> Loaded:
     else:
         raise UserError(f"{path} does not exist: give a folder of records or one file of them")
     entries = tuple(
-        Entry(file.name, line, record) for file in files for line, record in enumerate(records.read(file), 1)
+        Entry(file.name, line, record)
+        for file in files
+        for line, record in enumerate(records.read(file), 1)
+        if records.kind(record) not in records.COUNTED
     )
     if not entries:
         raise UserError(f"{path} holds no records (lines in files named *.jsonl or *.json): run python -m benchmarks")
@@ -96,18 +98,6 @@ def grouped(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key, 
     for entry in entries:
         result.setdefault(key(entry), []).append(entry)
     return result
-
-
-def is_cpu(machine: dict[str, Any]) -> bool:
-    return not machine.get("device")
-
-
-def machine_name(machine: dict[str, Any]) -> str:
-    """ "NVIDIA H200", or "CPU: AMD EPYC, 2 cores"."""
-    if not is_cpu(machine):
-        return str(machine["device"])
-    cores = machine["cores"]
-    return f"CPU: {machine['processor']}, {cores} core{'s' * (cores != 1)}"
 
 
 def shape_text(shape: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure.case import Case, Clock, Entry, Setting, Work
+from benchmarks.measure.load import disturbed, noisy, spread
 from benchmarks.measure.records import Record, rounded
 from fasttfm.kernels.proof.costs import Cost, Machine
 
@@ -22,7 +23,9 @@ def record(
     clock: Clock,
     ceilings: Machine | None,
     machine: Mapping[str, Any] | None,
+    load: dict[str, float | None] | None = None,
 ) -> Record:
+    """load: the machine's during the timed runs."""
     timed = entry.status == "timed"
     row: Record = {
         "schema": 1,
@@ -63,9 +66,12 @@ def record(
             "p80": rounded(p80),
             "runs": len(entry.times),
         }
+        row |= {"load": load, "spread": rounded(spread(row["time_us"]))} if load else {}
+        row["noisy"] = setting.level != "smoke" and (disturbed(load) or noisy(row))
         row |= _rates(case.cost, p50, ceilings)
-        if work.unit is not None and entry.rates:
-            row["throughput"] = {"value": rounded(statistics.median(entry.rates)), "unit": work.unit}
+        if work.unit is not None and entry.units:
+            # over the median time: all providers had the same inputs, so that throughputs compare as times do
+            row["throughput"] = {"value": rounded(statistics.mean(entry.units) / p50 * 1e6), "unit": work.unit}
         if work.details is not None:
             row["details"] = work.details(entry.last)
     return row

@@ -111,6 +111,10 @@ def train(
     limits = DataConfig(**preset_section(preset, "data"))
     if config.share_embeddings != "all" or not data.joint:
         raise UserError(f"preset {preset} has no shared embedding, or the data no joint vocabulary: take multi30k")
+    if training.update_freq != 1:
+        raise UserError(
+            f"preset {preset} has updates of {training.update_freq} batches, and here one is a batch: take multi30k"
+        )
     model = TorchTransformer(config).to(device)
     step = Step(model, torch_nn.loss, training, AUTOCAST[training.precision])
     batches = TokenBatches(data.train, limits.max_tokens, seed, limits.max_sentence_tokens)

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import records
+from benchmarks.measure.machine import machine_name
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import Entry, Loaded, load, machine_name, shape_text, short_dtype
+from benchmarks.measure.result_files import Entry, Loaded, load, shape_text, short_dtype
 from benchmarks.measure.text_table import aligned
 from benchmarks.report import compare_runs
 from fasttfm.cli.parser import Parser
@@ -62,7 +63,7 @@ class Change:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the ratio, 99%; None where a side has too few runs."""
+        """The 99% interval of the ratio; None where a side has too few runs."""
         errors = [_log_error(entry.record["time_us"]) for entry in (self.before, self.after)]
         if any(error is None for error in errors):
             return None

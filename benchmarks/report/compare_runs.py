@@ -8,34 +8,28 @@ does not touch the exit status; who wants to know trains with several seeds on e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from benchmarks.measure.machine import machine_name
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import Entry, Loaded, grouped, machine_name
+from benchmarks.measure.result_files import Entry, Loaded, grouped
 from benchmarks.measure.text_table import aligned
 from benchmarks.report.headline import corpus_and_peer
 
 NO_SIGNIFICANCE = (
     "Each side is one run, and a record does not tell the spread between seeds: no difference here has a significance."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The newest run of each side on one corpus."""
-
-    before: Entry
-    after: Entry
-    older: int
-    """Runs of the same that are left out, on both sides."""
-
-    @property
-    def name(self) -> str:
-        names = [str(entry.record["corpus"]) for entry in (self.before, self.after)]
-        if names[0] == names[1]:
-            return names[0]
-        corpus, _ = corpus_and_peer(names[0])
-        return f"{corpus}: {' against '.join(corpus_and_peer(name)[1] or OURS for name in names)}"
+Pair = tuple[Entry, Entry, int]
+"""The newest run of each side, and how many older ones are left out."""
+_MEASURES = {
+    "bleu": ("test BLEU", "+.2f"),
+    "chrf": ("test chrF", "+.2f"),
+    "training_minutes": ("minutes of training", ".1f"),
+    "updates": ("updates", ",.0f"),
+    "target_tokens_per_second": ("target tokens/s", ",.0f"),
+    "padding": ("padding", "+.1%"),
+    "translate_seconds": ("seconds to translate the test set", ".1f"),
+}
+"""Field -> its name and format; + where the change is a difference, else it is a ratio."""
 
 
 def pairs(before: Loaded, after: Loaded) -> list[Pair]:
@@ -50,60 +44,50 @@ def _paired(before: Loaded, after: Loaded, key: Callable[[Entry], str]) -> list[
         grouped(sorted(files.of_kind("end_to_end"), key=lambda entry: str(entry.machine["time"])), key)
         for files in (before, after)
     )
-    return [Pair(one[k][-1], other[k][-1], len(one[k]) + len(other[k]) - 2) for k in one if k in other]
+    return [(one[k][-1], other[k][-1], len(one[k]) + len(other[k]) - 2) for k in one if k in other]
 
 
-def _rows(pair: Pair) -> list[tuple[str, ...]]:
-    """Measure, before, after, change: scores by difference, times and speeds by ratio."""
-    sides = [entry.record | entry.record.get("minutes_to_bleu", {}) for entry in (pair.before, pair.after)]
+def _rows(*entries: Entry) -> list[tuple[str, ...]]:
+    """Measure, before, after, change."""
+    sides = [entry.record | entry.record.get("minutes_to_bleu", {}) for entry in entries]
     targets = sorted({name for record in sides for name in record if name.isdigit()}, key=int)
-    measures = [
-        ("test BLEU", "bleu", ".2f", True),
-        ("test chrF", "chrf", ".2f", True),
-        ("minutes of training", "training_minutes", ".1f", False),
-        *((f"minutes to {target} BLEU in validation", target, ".1f", False) for target in targets),
-        ("updates", "updates", ",.0f", False),
-        ("target tokens/s", "target_tokens_per_second", ",.0f", False),
-        ("padding", "padding", ".1%", True),
-        ("seconds to translate the test set", "translate_seconds", ".1f", False),
-    ]
     rows = []
-    for name, field, shown, difference in measures:
-        before, after = (record.get(field) for record in sides)
-        if before is None and after is None:
-            continue
-        change = ""
-        if before is not None and after is not None:
-            change = f"{after - before:+{shown}}" if difference else f"{after / before:.2f}x" if before else ""
-        rows.append((name, *("" if v is None else f"{v:{shown}}" for v in (before, after)), change))
+    for field, (name, shown) in (
+        _MEASURES | {target: (f"minutes to {target} BLEU in validation", ".1f") for target in targets}
+    ).items():
+        values = [record.get(field) for record in sides]
+        cells = ["" if value is None else f"{value:{shown.lstrip('+')}}" for value in values]
+        before, after = values
+        if before is None or after is None:
+            change = ""
+        elif shown.startswith("+"):
+            change = f"{after - before:{shown}}"
+        else:
+            change = f"{after / before:.2f}x" if before else ""
+        rows += [(name, *cells, change)] if any(cells) else []
     return rows
 
 
-def _differing(pair: Pair) -> list[str]:
-    """What else than the program differs, so that it may be what made the difference."""
-    result = []
-    for words, value in (
+def _text(before: Entry, after: Entry, older: int) -> str:
+    names = [str(entry.record["corpus"]) for entry in (before, after)]
+    corpus, _ = corpus_and_peer(names[0])
+    sides = " against ".join(corpus_and_peer(name)[1] or OURS for name in names)
+    title = names[0] if names[0] == names[1] else f"{corpus}: {sides}"
+    if before.record == after.record:
+        return f"{title}: both sides hold the same run ({before.location})"
+    head = ("measure", f"before ({before.location})", f"after ({after.location})", "change")
+    lines = [title, aligned([head, *_rows(before, after)], names=1)]
+    for words, value in (  # what else than the program may have made the difference
         ("machines", lambda entry: machine_name(entry.machine)),
         ("training commands", lambda entry: entry.record["train_command"]),
         ("scores", lambda entry: entry.record["bleu_signature"]),
         ("versions of torch", lambda entry: entry.machine["torch"]),
     ):
-        one, other = value(pair.before), value(pair.after)
-        if one != other:
-            result.append(f"{words} differ: {one} | {other}")
-    return result
+        if value(before) != value(after):
+            lines.append(f"{words} differ: {value(before)} | {value(after)}")
+    return "\n".join([*lines, *([f"the newest run of each side; {older} older left out"] if older else [])])
 
 
 def text(result: Sequence[Pair]) -> str:
     """A table a corpus, what differs, and that none of it is significant."""
-    parts = []
-    for pair in result:
-        if pair.before.record == pair.after.record:
-            parts.append(f"{pair.name}: both sides hold the same run ({pair.before.location})")
-            continue
-        head = ("measure", f"before ({pair.before.location})", f"after ({pair.after.location})", "change")
-        lines = [f"{pair.name}", aligned([head, *_rows(pair)], names=1), *_differing(pair)]
-        if pair.older:
-            lines.append(f"the newest run of each side; {pair.older} older left out")
-        parts.append("\n".join(lines))
-    return "\n\n".join([*parts, NO_SIGNIFICANCE])
+    return "\n\n".join([*(_text(*pair) for pair in result), NO_SIGNIFICANCE])

@@ -8,22 +8,32 @@ what the one who measured it noted, such as other jobs on the machine.
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.end_to_end import CORPORA
-from benchmarks.measure.providers import EAGER, OURS
-from benchmarks.measure.result_files import Entry, Loaded, grouped, machine_name, shape_text, short_dtype
-from benchmarks.measure.text_table import number
+from benchmarks.measure.load import noisy, spread
+from benchmarks.measure.machine import machine_name
+from benchmarks.measure.providers import OURS
+from benchmarks.measure.result_files import Entry, Loaded, grouped, short_dtype
+from benchmarks.measure.text_table import duration
 
-_MOST_ROWS = 4
-"""Of one group on one machine: a headline, not the report."""
+_SUMMED_UP = {
+    "kernels": "kernels",
+    "blocks": "layers",
+    "training_step": "training steps",
+    "decoding": "searches with paper-base",
+}
+"""Groups of which all shapes together are claimed, not some of them."""
 
-_LEADING_SHAPES = ({"batch": 32, "beam": 4, "length": 27}, {"padding": 0.05})
-"""Of the throughput rows: whole sentences by beam search, and a training step on bucketed batches."""
+_LEADING = ("kernels", "training_step")
+"""Those whose sum leads; of the searches every shape does (grid())."""
+
+_MOST_NOISY = 0.25
+"""Share of a group's cases that may be noisy on the machine whose figures lead."""
 
 _CORPORA = {
     "multi30k": "Multi30k English-German",
@@ -44,12 +54,12 @@ class Claim:
 
     @property
     def command(self) -> str:
-        """As the record has it; its note stands apart."""
+        """The command in the record; its note stands apart."""
         return "; ".join(dict.fromkeys(_command(entry) for entry in self.entries))
 
     @property
     def origin(self) -> str:
-        """The commits that were measured, those with changes marked, and the notes of who measured."""
+        """The commits that were measured and when, those with changes marked, and the notes of who measured."""
         commits = dict.fromkeys(_commit(entry) for entry in self.entries)
         notes = dict.fromkeys(str(entry.record["note"]) for entry in self.entries if entry.record.get("note"))
         return "; ".join([", ".join(commits), *notes])
@@ -72,13 +82,24 @@ def _command(entry: Entry) -> str:
 
 
 def _commit(entry: Entry) -> str:
-    commit = str(entry.machine.get("commit") or "unknown")[:7]
+    commit = f"{str(entry.machine.get('commit') or 'unknown')[:7]} of {str(entry.machine['time'])[:10]}"
     return f"{commit} with changes" if entry.machine.get("uncommitted_changes") else commit
 
 
 def usable(entry: Entry) -> bool:
-    """Whether a row of the suite may be claimed: timed, and not only to see that it runs."""
+    """Whether a row of the suite may be claimed if it is quiet: timed, and not only to see that it runs."""
     return entry.timed and entry.record["level"] != "smoke"
+
+
+def _quiet(rows: Sequence[Entry]) -> bool:
+    """Whether a case may be claimed: without one noisy row the others of its case would look better than they are."""
+    return not any(noisy(row.record) for row in rows)
+
+
+def plus_minus(entries: Sequence[Entry]) -> str:
+    """Half of p20 to p80 as a share of the median, of several rows the median of theirs."""
+    share = statistics.median(spread(entry.record["time_us"]) for entry in entries) / 2
+    return f"±{share:.0%}" if share >= 0.01 else f"±{share:.1%}"
 
 
 def claims(files: Loaded) -> list[Claim]:
@@ -146,58 +167,96 @@ def _groups(files: Loaded) -> Iterator[Claim]:
     parts = grouped(
         filter(usable, files.suite), lambda e: (e.record["group"], machine_name(e.machine), e.record["dtype"])
     )
-    newest = {group: machine_name(entry.machine) for group, entry in _latest(files.suite, "group").items()}
     for (group, machine, dtype), entries in parts.items():
-        result = _speed_up(group, dtype, entries) if group in ("kernels", "blocks") else None
-        for claim in result or _throughput(dtype, entries):
-            yield claim if machine == newest[group] else replace(claim, leads=False)
+        leads = group in _LEADING and machine == leading_machine(files, group)
+        for claim in _speed_up(group, dtype, entries):
+            yield replace(claim, leads=claim.leads and leads)
+
+
+def leading_machine(files: Loaded, group: str) -> str | None:
+    """The machine that was measured last, of those on which few cases of the group are noisy."""
+    newest: dict[str, str] = {}
+    machines = grouped((e for e in files.suite if usable(e) and e.record["group"] == group), _machine_of)
+    for machine, entries in machines.items():
+        cases = by_case(entries)
+        if sum(not _quiet(rows) for rows in cases) <= _MOST_NOISY * len(cases):
+            newest[machine] = max(str(entry.machine["time"]) for entry in entries)
+    return max(newest, key=newest.__getitem__, default=None)
+
+
+def _machine_of(entry: Entry) -> str:
+    return machine_name(entry.machine)
 
 
 def _speed_up(group: str, dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
+    """All shapes of a group together: our fastest provider against the fastest of the others, shape by shape."""
+    if group not in _SUMMED_UP:
+        return
     ratios: list[float] = []
     used: list[Entry] = []
+    left_out = 0
     for rows in by_case(entries):
-        providers = {row.provider: row for row in rows}
-        if OURS in providers and EAGER in providers:
-            pair = (providers[OURS], providers[EAGER])
+        ours = [row for row in rows if row.provider.startswith(OURS)]
+        others = [row for row in rows if row not in ours]
+        if ours and others and (group != "decoding" or rows[0].record["case"] == "paper-base"):
+            if not _quiet(rows):
+                left_out += 1
+                continue
+            pair = [min(ours, key=lambda row: row.p50), min(others, key=lambda row: row.p50)]
             ratios.append(pair[1].p50 / pair[0].p50)
             used += pair
     if not ratios:
         return
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    mean = statistics.geometric_mean(ratios)
+    lost = sum(ratio < 1 for ratio in ratios)
     yield Claim(
-        f"{len(ratios)} rows of {group}, {short_dtype(dtype)}, against plain PyTorch",
-        f"{mean:.2f}x as fast (geometric mean; {min(ratios):.2f}x to {max(ratios):.2f}x)",
+        f"{len(ratios)} shapes of {_SUMMED_UP[group]}, {short_dtype(dtype)}, our fastest way against the fastest other",
+        f"{mean:.2f}x as fast (geometric mean; {min(ratios):.2f}x to {max(ratios):.2f}x), slower in {lost}; times "
+        f"{plus_minus(used)}{f'; {left_out} noisy shapes left out' if left_out else ''}",
         tuple(used),
-        leads=group == "kernels",
+        leads=True,
     )
 
 
-def _throughput(dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:
-    """Of every case the shapes that most providers ran, ours and the others' throughput side by side."""
-    with_peers: dict[str, list[list[Entry]]] = {}
-    for rows in by_case(entries):
-        rows = [row for row in rows if row.record["throughput"]]
-        ours = [row for row in rows if row.provider.startswith(OURS)]
-        if ours and len(ours) < len(rows):
-            with_peers.setdefault(rows[0].record["case"], []).append(rows)
-    kept: list[list[Entry]] = []
-    for shapes in with_peers.values():
-        most = max(map(len, shapes))
-        widest = [rows for rows in shapes if len(rows) == most]
-        steps = min(_MOST_ROWS, len(widest))
-        # the first, the last and some between, as the smallest and the largest batch
-        kept += [widest[round(n * (len(widest) - 1) / max(steps - 1, 1))] for n in range(steps)]
-    for rows in kept:
-        record = rows[0].record
-        best = sorted(rows, key=lambda row: -row.record["throughput"]["value"])
-        figures = ", ".join(f"{row.provider} {number(row.record['throughput']['value'])}" for row in best)
-        yield Claim(
-            f"{record['case'].replace('_', ' ')}, {shape_text(record['shape'])}, {short_dtype(dtype)}",
-            f"{figures} {record['throughput']['unit']}",
-            tuple(rows),
-            leads=any(all(record["shape"].get(k) == v for k, v in shape.items()) for shape in _LEADING_SHAPES),
-        )
+def searches(files: Loaded) -> list[Entry]:
+    """Rows of whole translations with paper-base."""
+    rows = (entry for entry in files.suite if usable(entry) and entry.record["group"] == "decoding")
+    return [entry for entry in rows if entry.record["case"] == "paper-base"]
+
+
+GRID_NOTE = (
+    "Each tool's fastest way, ± half of p20 to p80; **bold** where ours is not the fastest; int8 counts as a way below "
+    "fp32."
+)
+
+
+def grid(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
+    """(head, rows) of one machine's searches: batches and lengths down, beams and dtypes across, a line a tool."""
+    cells = grouped(entries, _place)
+    downs = sorted({down for down, _ in cells})
+    acrosses = sorted({across for _, across in cells}, key=lambda across: (across[1] != "float32", across))
+    head = ["sentences × words", *(f"beam {beam}, {short_dtype(dtype)}" for beam, dtype in acrosses)]
+    rows = [
+        [f"{batch} × {length}", *(_cell(cells.get(((batch, length), across), [])) for across in acrosses)]
+        for batch, length in downs
+    ]
+    return head, rows
+
+
+def _place(entry: Entry) -> tuple[tuple[int, int], tuple[int, str]]:
+    shape = entry.record["shape"]
+    return (shape["batch"], shape["length"]), (shape["beam"], entry.record["dtype"])
+
+
+def _cell(rows: Sequence[Entry]) -> str:
+    """The fastest row of each tool."""
+    if not _quiet(rows):
+        return "too noisy to say"
+    tools = grouped(sorted(rows, key=lambda row: row.p50), lambda row: re.split(r" int8|, ", row.provider)[0])
+    lines = {tool: f"{tool} {duration(best.p50)} {plus_minus([best])}" for tool, (best, *_) in tools.items()}
+    if OURS in lines and next(iter(lines)) != OURS:
+        lines[OURS] = f"**{lines[OURS]}**"
+    return "<br>".join(lines[tool] for tool in sorted(lines, key=lambda tool: tool != OURS))
 
 
 def _overhead(files: Loaded) -> Iterator[Claim]:
@@ -208,7 +267,6 @@ def _overhead(files: Loaded) -> Iterator[Claim]:
             "host time of an operator call, beyond its computation",
             f"{without:.1f} us, {with_gradient:.1f} us with a gradient",
             (entry,),
-            leads=True,
         )
 
 
@@ -223,7 +281,6 @@ def _workers(files: Loaded) -> Iterator[Claim]:
             "training of multi30k, processes x threads on two cores, quiet and beside a busy program of low priority",
             f"{', '.join(figures)} target tokens/s",
             (entry,),
-            leads=True,
         )
 
 

@@ -1,13 +1,13 @@
-"""README's performance table, written from the records between two markers."""
+"""README's measured figures, written from the records between two markers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.measure.machine import ROOT
-from benchmarks.measure.result_files import Loaded, is_cpu
+from benchmarks.measure.machine import ROOT, is_cpu, machine_name
+from benchmarks.measure.result_files import Loaded
 from benchmarks.measure.text_table import markdown
-from benchmarks.report.headline import claims
+from benchmarks.report.headline import GRID_NOTE, Claim, claims, grid, leading_machine, searches
 from fasttfm.errors import UserError
 
 README = ROOT / "README.md"
@@ -18,16 +18,17 @@ END = "<!-- end of measured -->"
 def table(files: Loaded) -> str:
     """What stands between the markers."""
     all_cpu = all(is_cpu(entry.machine) for entry in files.entries)
-    kind = "All are CPU figures: no GPU has run this yet" if all_cpu else "What says CPU ran on one"
-    rows = [(c.what, c.figure, f"`{c.command}`", c.origin) for c in claims(files) if c.leads]
     lines = [
-        "Every figure is in a record in `benchmarks/results` that the named command wrote, with its machine, versions",
-        f"and commit. {kind}. Machines: {'; '.join(files.machines)}.",
-        "All figures: [benchmark report](docs/benchmark-report/report.md).",
-        "",
-        markdown(("what", "figure", "command", "of commit"), rows),
+        "The [benchmark report](docs/benchmark-report/report.md) has all figures and their commands. "
+        + ("All are of CPUs: no GPU has run this yet." if all_cpu else "What says CPU ran on one.")
     ]
-    return "\n".join(lines)
+    machine = leading_machine(files, "decoding")
+    rows = [entry for entry in searches(files) if machine_name(entry.machine) == machine]
+    if rows:
+        lines[0] += f" Searches with paper-base, {machine}, {Claim('', '', tuple(rows)).origin}. {GRID_NOTE}"
+        lines += ["", markdown(*grid(rows))]
+    leading = (f"- {c.what}: {c.figure}; commit {c.origin}".replace("\\|", "|") for c in claims(files) if c.leads)
+    return "\n".join([*lines, "", *leading])
 
 
 def updated(text: str, files: Loaded) -> str:

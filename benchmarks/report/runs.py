@@ -1,22 +1,37 @@
-"""The report's sections of whole runs: BLEU against minutes, and how rows changed from commit to commit."""
+"""The report's section of whole runs: from text to BLEU."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import partial
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from benchmarks.measure import records
-from benchmarks.measure.machine import git
+import matplotlib
+from matplotlib.figure import Figure as Drawing
+
+from benchmarks.measure.machine import machine_name
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import ENDINGS, Entry, Loaded, grouped, machine_name
-from benchmarks.measure.text_table import number
-from benchmarks.report import plots
-from benchmarks.report.document import Block, Cards, Figure, Section, Table, Text
+from benchmarks.measure.result_files import Loaded, grouped
+from benchmarks.report.document import Block, Figure, Section, Table
 from benchmarks.report.headline import corpus_and_peer
-from benchmarks.report.plots import Axes, Point, Series
+
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fasttfm", "font.family": "sans-serif", "font.size": 9}
+"""The same records give the same bytes, and text stays text."""
+
+
+def draw(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """(minutes, BLEU) of each trainer as SVG."""
+    with matplotlib.rc_context(_STYLE):
+        drawing = Drawing(figsize=(4.4, 2.8), layout="constrained")
+        axes = drawing.add_subplot()
+        for label, points in curves.items():
+            axes.plot(*zip(*points), "-o", label=label, markersize=4)
+        axes.set(xlabel="minutes of training", ylabel="BLEU of the validation set", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        buffer = io.StringIO()
+        drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
 def end_to_end(files: Loaded) -> Section | None:
@@ -27,20 +42,17 @@ def end_to_end(files: Loaded) -> Section | None:
     figures = []
     by_corpus = grouped(entries, lambda e: (corpus_and_peer(e.record["corpus"])[0], machine_name(e.machine)))
     for index, ((corpus, machine), runs) in enumerate(by_corpus.items()):
-        name, finals = f"bleu-{index}", []
-        series: list[Series] = []
+        curves, finals = {}, []
         for entry in runs:
             label = corpus_and_peer(entry.record["corpus"])[1] or OURS
             curve = entry.record["validation_curve"]
-            points = [Point(v["seconds"] / 60, v["bleu"]) for v in curve if {"seconds", "bleu"} <= v.keys()]
+            points = [(v["seconds"] / 60, v["bleu"]) for v in curve if {"seconds", "bleu"} <= v.keys()]
             if points:
-                series.append(Series(label, points, plots.OURS if label == OURS else 1 + len(series) % plots.SERIES))
+                curves[label] = points
             finals.append(f"{label} {entry.record['bleu']:.2f} ({entry.location})")
-        if series:
-            axes = Axes("minutes of training", "BLEU of the validation set", width=420, height=270)
-            svg = plots.lines(name, f"BLEU against minutes, {corpus}", series, axes)
+        if curves:
             note = f"{machine}; test {', '.join(finals)}"
-            figures.append(Figure(name, svg, f"{corpus}: BLEU against minutes", note))
+            figures.append(Figure(f"bleu-{index}", draw(curves), f"{corpus}: BLEU against minutes", note))
     rows = [
         (
             e.record["corpus"],
@@ -63,118 +75,9 @@ def end_to_end(files: Loaded) -> Section | None:
         *("translate s", "chrF", "record"),
     )
     blocks: list[Block] = [
-        Text(
-            "From raw text to a scored translation with the commands that a user types. The curve is of the "
-            "validation set."
-        ),
-        Cards(figures),
+        "From raw text to a scored translation with the commands that a user types. The curve is of the "
+        "validation set.",
+        *figures,
         Table(head, rows, names=4),
     ]
-    return Section("runs", "From text to BLEU", blocks)
-
-
-def history(files: Loaded) -> list[Entry]:
-    """Every record that git or the folder holds of these files, each once, the oldest measurement first.
-
-    A committed record and the same one in the folder are one, so that committing changes nothing. Lines that are no
-    records of today's schema are left out.
-    """
-    folder = files.folder if files.folder.is_dir() else files.folder.parent
-    result: dict[str, Entry] = {}
-    in_folder = partial(git, folder=folder)
-    for version in (in_folder("log", "--format=%H", "--", ".") or "").split():
-        changed = in_folder("diff-tree", "--root", "--no-commit-id", "--name-only", "--relative", "-r", version) or ""
-        for name in changed.splitlines():
-            if name.endswith(ENDINGS) and "/" not in name:
-                for line, record in _readable(in_folder("show", f"{version}:./{name}") or ""):
-                    result.setdefault(json.dumps(record, sort_keys=True), Entry(name, line, record))
-    for entry in files.entries:
-        result.setdefault(json.dumps(entry.record, sort_keys=True), entry)
-    return sorted(result.values(), key=lambda e: (str(e.machine["time"]), e.file, json.dumps(e.record, sort_keys=True)))
-
-
-def _readable(text: str) -> Iterable[tuple[int, records.Record]]:
-    for line_number, line in enumerate(text.splitlines(), 1):
-        try:
-            record = json.loads(line)
-            records.validate(record)
-        except (ValueError, TypeError, AttributeError):
-            continue
-        yield line_number, record
-
-
-def time_line(files: Loaded) -> Section:
-    """How fasttfm's own rows and the end-to-end scores changed over the commits that they were measured at."""
-    entries = history(files)
-    section = Section("time-line", "Time line of commits")
-    section.blocks.append(
-        Text(
-            "The same row measured at several commits, from the records' history in git. A point is the geometric mean "
-            "of fasttfm's times relative to each row's first measurement: below 1 is faster than it was."
-        )
-    )
-    figures = [*_speed_figures(entries), *_score_figures(entries)]
-    if figures:
-        section.blocks.append(Cards(figures))
-    else:
-        section.blocks.append(Text("Every row has one measurement so far: a line needs two."))
-    rows = _rows(entries)
-    if rows:
-        head = ("what", "machine", "commit", "measured at", "rows")
-        section.blocks.append(Table(head, rows, names=4, folded=f"{len(rows)} measurements"))
-    return section
-
-
-def _commit(entry: Entry) -> str:
-    return str(entry.machine["commit"] or "none")[:7] + ("+" if entry.machine["uncommitted_changes"] else "")
-
-
-def _what(entry: Entry) -> str:
-    return str(entry.record.get("group") or entry.record.get("corpus") or entry.record.get("example") or entry.kind)
-
-
-def _rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    result = Counter(
-        (_what(entry), machine_name(entry.machine), f"`{_commit(entry)}`", str(entry.machine["time"])[:16])
-        for entry in entries
-    )
-    return [(*key, str(count)) for key, count in result.items()]
-
-
-def _speed_figures(entries: Sequence[Entry]) -> list[Figure]:
-    groups: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
-    for entry in entries:
-        if entry.kind == "benchmark" and entry.timed and entry.provider == OURS:
-            group_key = (entry.record["group"], machine_name(entry.machine))
-            key = records.key(entry.record) + entry.record["level"]
-            groups.setdefault(group_key, {}).setdefault(key, {})[_commit(entry)] = entry.p50
-    figures = []
-    for nth, ((group, machine), rows) in enumerate(groups.items()):
-        commits = list(dict.fromkeys(commit for times in rows.values() for commit in times))
-        means = []
-        for position, commit in enumerate(commits):
-            logs = [math.log(t[commit] / next(iter(t.values()))) for t in rows.values() if commit in t and len(t) > 1]
-            if logs:
-                means.append(Point(position, math.exp(sum(logs) / len(logs))))
-        if len(means) > 1:
-            name = f"time-line-{nth}"
-            axes = Axes("commit", "time relative to the first", width=420, height=250, x_names=commits)
-            svg = plots.lines(name, f"{group} over commits", [Series(OURS, means)], axes, level=1.0)
-            figures.append(Figure(name, svg, f"{group.replace('_', ' ')}: fasttfm's time", machine))
-    return figures
-
-
-def _score_figures(entries: Sequence[Entry]) -> list[Figure]:
-    whole = (entry for entry in entries if entry.kind == "end_to_end")
-    runs = grouped(whole, lambda entry: (entry.record["corpus"], machine_name(entry.machine)))
-    figures = []
-    for nth, ((corpus, machine), members) in enumerate(runs.items()):
-        if len(members) < 2:
-            continue
-        name = f"time-line-bleu-{nth}"
-        points = [Point(position, e.record["bleu"]) for position, e in enumerate(members)]
-        axes = Axes("commit", "test BLEU", width=420, height=250, x_names=[_commit(e) for e in members])
-        svg = plots.lines(name, f"{corpus} over commits", [Series(corpus, points)], axes)
-        speed = ", ".join(f"{number(e.record['target_tokens_per_second'])}" for e in members)
-        figures.append(Figure(name, svg, f"{corpus}: BLEU by commit", f"{machine}; target tokens/s {speed}"))
-    return figures
+    return Section("From text to BLEU", blocks)

@@ -1,5 +1,7 @@
 """The record of executed PTX: what a run of pytest becomes, chip after chip, and that the pages quote it."""
 
+import subprocess
+
 import pytest
 
 from benchmarks import executed
@@ -47,7 +49,7 @@ def run(results, *chips):
 def test_a_chip_s_cases_become_its_line_and_the_others_stay(small, capfd):
     assert run(small, "sm_80", "sm_90") == 1
     first, second = records.read(small / "executed.jsonl")
-    executed.write(small / "executed.jsonl", {**first, "seconds": 1.5})
+    records.write(small / "executed.jsonl", [{**first, "seconds": 1.5}], executed.by_chip)
     assert [(line["chip"], line["seconds"]) for line in records.read(small / "executed.jsonl")] == [
         ("sm_80", 1.5),
         ("sm_90", second["seconds"]),
@@ -62,14 +64,14 @@ def test_a_chip_s_cases_become_its_line_and_the_others_stay(small, capfd):
 
 
 def test_a_run_without_cases_is_no_record(small):
-    with pytest.raises(executed.subprocess.CalledProcessError):
+    with pytest.raises(subprocess.CalledProcessError):
         run(small, "sm_60")
     assert not small.exists()
 
 
 def test_the_pages_quote_the_records():
     said = executed.sentence(records.read(records.RESULTS / "executed.jsonl"))
-    for page in ("README.md", "docs/ptx.md"):
+    for page in ("docs/proof.md", "docs/ptx.md"):
         assert said in " ".join((machine.ROOT / page).read_text(encoding="utf-8").split()), page
 
 

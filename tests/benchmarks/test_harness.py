@@ -52,13 +52,13 @@ def plain(x):
     return torch.tanh(x) * 2
 
 
-def rows(providers, passes="forward", *, seconds=0.0, cost=None, ceilings=None, clock=None, **work):
+def rows(providers, passes="forward", *, seconds=0.0, cost=None, ceilings=None, clock=None, setting=SETTING, **work):
     """Records by provider, of a work whose right answer is plain()'s."""
     work = Work(**{"inputs": draw, "providers": providers, "reference": plain, **work})
     case = Case(
         group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, cost=cost, make=lambda _: work
     )
-    results = harness.run(case, SETTING, clock or FakeClock(), seconds, ceilings=ceilings, machine=HERE, least_rounds=3)
+    results = harness.run(case, setting, clock or FakeClock(), seconds, ceilings=ceilings, machine=HERE, least_rounds=3)
     for record in results:
         records.validate(record)
     return {record["provider"]: record for record in results}
@@ -136,26 +136,109 @@ def test_inputs_that_flatter_are_refused(inputs, why):
         rows({"torch eager": plain}, inputs=inputs)
 
 
-def test_no_input_comes_twice_in_a_row():
+def watched(seen, name):
+    """A provider that notes its name and where its input lies."""
+
+    def run(x):
+        seen.append((name, x.data_ptr()))
+        return plain(x)
+
+    return run
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_no_provider_gets_an_input_twice_in_a_row(count):
     seen = []
+    rows({f"p{i}": watched(seen, f"p{i}") for i in range(count)})
+    # all runs but those of the two checks, which give everybody the same inputs
+    turns = [*seen[:count], *seen[2 * count : -count]]
+    assert len(turns) == count * (1 + 2 + 2 + 3)  # the first call, warming up, memory and launches, timed rounds
+    for i in range(count):
+        addresses = [address for name, address in turns if name == f"p{i}"]
+        assert all(a != b for a, b in itertools.pairwise(addresses))
 
-    def watched(name):
-        def run(x):
-            seen.append((name, x.data_ptr()))
-            return plain(x)
 
-        return run
+def test_every_provider_is_timed_on_the_same_inputs_as_often():
+    seen = []
+    rows({name: watched(seen, name) for name in "abc"}, "step", rounds=7, warm_up=0)
+    timed = [address for name, address in seen[6:]]  # behind the first calls and the check
+    assert len(timed) == 3 * 7
+    for begin in range(0, 3 * 7, 3):
+        assert len(set(timed[begin : begin + 3])) == 1
 
-    for count in (1, 2, 3, 4, 5):
-        seen.clear()
-        rows({f"p{i}": watched(f"p{i}") for i in range(count)})
-        # all runs but those of the two checks, which give everybody the same inputs
-        turns = [*seen[:count], *seen[2 * count : -count]]
-        assert len(turns) == count * (1 + 2 + 2 + 3)  # the first call, warming up, memory and launches, timed rounds
-        assert all(a != b for (_, a), (_, b) in itertools.pairwise(turns))
-        for i in range(count):
-            addresses = [address for name, address in turns if name == f"p{i}"]
-            assert all(a != b for a, b in itertools.pairwise(addresses))
+
+def test_throughput_is_of_the_same_work_whoever_does_it():
+    """Runs of different sizes: who is 1.5 times as fast has 1.5 times the throughput."""
+
+    class Turns(FakeClock):
+        def microseconds(self, run):
+            return 15.0 if super().microseconds(run) and "slow" in seen[-1][0] else 10.0
+
+    seen = []
+    sizes = iter([3, 5, 7, 11, 13])
+    results = rows(
+        {name: watched(seen, name) for name in ("torch eager", "slow")},
+        "step",
+        clock=Turns(),
+        inputs=lambda i: (torch.randn(next(sizes), 16),),
+        unit="rows/s",
+        units=len,
+        rounds=5,
+    )
+    fast, slow = (results[name]["throughput"]["value"] for name in ("torch eager", "slow"))
+    assert fast / slow == pytest.approx(1.5, rel=1e-3)
+
+
+QUICK = Setting(device=torch.device("cpu"), dtype=torch.float32, level="quick")
+
+
+class Restless(FakeClock):
+    """Times that spread: for so many timed runs, or for ever."""
+
+    def __init__(self, runs):
+        super().__init__()
+        self.restless = runs
+
+    def microseconds(self, run):
+        super().microseconds(run)
+        return 10.0 + 10.0 * (self.runs % 2) * (self.runs <= self.restless)
+
+
+@pytest.fixture
+def idle(monkeypatch):
+    """A machine that does nothing else; set["others"] makes it busy."""
+    told = {"before": 0.1, "during": 0.5, "steal": 0.0, "others": 0.0, "mhz": 2000}
+    monkeypatch.setattr(harness.Watch, "read", lambda self: dict(told))
+    return told
+
+
+def test_a_quiet_case_is_timed_once_and_tells_load_and_spread(idle):
+    clock = FakeClock()
+    row = rows({"torch eager": plain}, clock=clock, setting=QUICK)["torch eager"]
+    assert (row["noisy"], row["spread"], row["load"]) == (False, 0.0, idle)
+    assert clock.runs == 1 + 3 + 1  # with the two checks
+
+
+def test_a_case_whose_times_spread_is_timed_once_more(idle):
+    clock = Restless(1 + 3)  # the check and the first three rounds
+    row = rows({"torch eager": plain}, clock=clock, setting=QUICK)["torch eager"]
+    assert (row["noisy"], row["spread"], row["time_us"]["runs"]) == (False, 0.0, 3)
+    assert clock.runs == 1 + 2 * 3 + 1
+
+
+def test_a_case_that_stays_restless_is_marked(idle):
+    row = rows({"torch eager": plain}, clock=Restless(100), setting=QUICK)["torch eager"]
+    assert row["noisy"]
+    assert row["spread"] > 0.25
+
+
+@pytest.mark.parametrize(("field", "value"), [("others", 0.3), ("steal", 0.1)])
+def test_a_case_that_was_timed_on_a_busy_machine_is_marked(idle, field, value):
+    idle[field] = value
+    clock = FakeClock()
+    results = rows({"torch eager": plain, "fasttfm": plain}, clock=clock, setting=QUICK)
+    assert all(row["noisy"] for row in results.values())
+    assert clock.runs == 2 * (1 + 2 * 3 + 1)
 
 
 def test_dropout_that_is_left_out_has_no_time():

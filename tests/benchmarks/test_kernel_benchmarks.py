@@ -1,9 +1,6 @@
 """The registry of the benchmarks: every operator and form is there, every provider of it computes the same thing."""
 
 import dataclasses
-import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -124,20 +121,6 @@ def test_padding_and_causality_lessen_what_a_case_must_cost():
     assert by_mask["lengths+causal"].flops < 0.55 * by_mask["none"].flops
     assert by_mask["bool"].flops == by_mask["none"].flops
     assert by_mask["additive"].bytes > by_mask["bool"].bytes > by_mask["none"].bytes
-
-
-def test_the_rows_run_under_pytest_benchmark(tmp_path):
-    file = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "-q", "-rs", "-p", "no:cacheprovider"]
-    command += ["-k", "LayerNorm and not dropout and forward", f"--benchmark-json={file}"]
-    # under xdist pytest-benchmark would take this process for a worker, which times nothing
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environment |= {"FASTTFM_BENCHMARK_LEVEL": "smoke", "TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, cwd=machine.ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(file.read_text())["benchmarks"]
-    assert {row["params"]["provider"] for row in rows} == {"fasttfm", "torch eager"}
-    assert "pip install liger-kernel" in done.stdout
 
 
 def test_the_tuner_gives_every_candidate_its_turn():

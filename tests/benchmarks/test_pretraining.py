@@ -57,7 +57,7 @@ def test_our_command_is_one_that_lm_train_takes(tmp_path, monkeypatch):
         (tmp_path / "train.log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     monkeypatch.setattr(pretraining.command, "python", run)
-    result = pretraining.ours("gpt", "gpt-tiny", tmp_path, tmp_path, 0.5)
+    result = pretraining.ours("gpt", "gpt-tiny", tmp_path / "data", tmp_path, 0.5)
     assert result == {"tokens_per_second": pytest.approx(20 / 3), "updates": 4, "peak_memory": 7}
     (words,) = commands
     assert main([*words[1:], "--dump-config"]) == 0

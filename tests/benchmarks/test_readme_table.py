@@ -30,61 +30,95 @@ def test_a_changed_record_makes_readme_drift(tmp_path):
 def test_what_no_record_holds_is_left_out(write, record):
     text = readme_table.table(load(write("a.jsonl", record())))
     assert "BLEU" not in text
-    assert text.count("\n|") == 2  # the head alone: one provider is no comparison
+    assert "\n|" not in text
+    assert "\n-" not in text  # one provider is no comparison
 
 
-def test_kernels_are_summed_up_against_plain_pytorch(write, record):
+def test_kernels_are_summed_up_against_the_fastest_other_provider(write, record):
     rows = []
-    for length, ours, eager in ((10, 100.0, 100.0), (20, 100.0, 400.0)):
+    for length, ours, eager, other in ((10, 200.0, 400.0, 100.0), (20, 100.0, 800.0, 900.0)):
         shape = {"B": 1, "L": length}
-        rows += [record(p50=ours, shape=shape), record(p50=eager, shape=shape, provider="torch eager")]
+        rows += [
+            record(p50=time, shape=shape, provider=provider)
+            for provider, time in (("fasttfm", ours), ("torch eager", eager), ("torch SDPA", other))
+        ]
     (claim,) = headline.claims(load(write("kernels.jsonl", *rows)))
-    assert claim.figure == "2.00x as fast (geometric mean; 1.00x to 4.00x)"
-    assert claim.what == "2 rows of kernels, fp32, against plain PyTorch; CPU: AMD EPYC, 2 cores"
-    assert claim.locations == "kernels.jsonl:1,2,3,4"
+    assert claim.figure == "2.00x as fast (geometric mean; 0.50x to 8.00x), slower in 1; times ±2%"
+    assert claim.what.startswith("2 shapes of kernels, fp32, our fastest way against the fastest other; CPU")
+    assert claim.locations == "kernels.jsonl:1,3,4,5"
 
 
-def test_throughput_stands_beside_the_peers(write, record):
-    def row(provider, value, **more):
-        unit = {"value": value, "unit": "target tokens/s"}
-        more = {"group": "training_step", "case": "training_step", "shape": {"tokens": 2000}} | more
-        return record(provider=provider, throughput=unit, **more)
-
-    files = load(write("a.jsonl", row("torch.nn", 1234.5), row("fasttfm", 2345.6), row("fasttfm", 9.0, case="alone")))
+def test_a_case_with_a_noisy_row_is_in_no_claim_and_counted(write, record):
+    """Leaving out the noisy row alone would compare us with whoever is next."""
+    rows = [
+        record(p50=time, shape={"B": 1, "L": length}, provider=provider, spread=spread, noisy=noisy)
+        for length, provider, time, spread, noisy in (
+            (10, "fasttfm", 200.0, 0.02, False),
+            (10, "torch eager", 400.0, 0.02, False),
+            (20, "fasttfm", 200.0, 0.02, False),
+            (20, "torch eager", 400.0, 0.02, False),
+            (20, "torch SDPA", 100.0, 0.3, False),  # from before rows were marked
+            (30, "fasttfm", 200.0, 0.02, True),
+            (30, "torch eager", 100.0, 0.02, False),
+        )
+    ]
+    files = load(write("kernels.jsonl", *rows))
     (claim,) = headline.claims(files)
-    assert claim.figure == "fasttfm 2,350, torch.nn 1,230 target tokens/s"
-    assert claim.what.startswith("training step, tokens=2,000, fp32; CPU")
+    assert claim.figure == (
+        "2.00x as fast (geometric mean; 2.00x to 2.00x), slower in 0; times ±2%; 2 noisy shapes left out"
+    )
+    assert not claim.leads  # two of three cases are noisy
+    assert headline.leading_machine(files, "kernels") is None
+
+
+def test_the_newest_machine_leads_unless_it_was_busy(write, record):
+    def rows(processor, day, spread):
+        machine = {"processor": processor, "time": f"2026-01-0{day}T00:00:00+00:00"}
+        return [record(p50=9.0, provider=name, spread=spread, machine=machine) for name in ("fasttfm", "torch eager")]
+
+    files = load(write("a.jsonl", *rows("old", 1, 0.02), *rows("new", 2, 0.02), *rows("busy", 3, 0.3)))
+    assert headline.leading_machine(files, "kernels") == "CPU: new, 2 cores"
+    assert [claim.what.rpartition(": ")[2] for claim in headline.claims(files) if claim.leads] == ["new, 2 cores"]
+
+
+def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
+    def row(batch, beam, dtype, provider, p50, **more):
+        shape = {"batch": batch, "beam": beam, "source": 27, "length": 27}
+        fields = {"group": "decoding", "case": "paper-base", "dtype": dtype, "shape": shape, "pass": "decode"}
+        return record(provider=provider, p50=p50 * 1e3, **(fields | more))
+
+    files = load(
+        write(
+            "a.jsonl",
+            row(1, 1, "float32", "fasttfm", 30.0),
+            row(1, 1, "float32", "fasttfm, a worker a core", 20.0),
+            row(1, 1, "float32", "CTranslate2", 25.0, spread=0.003),
+            row(32, 1, "float32", "fasttfm", 90.0),
+            row(32, 1, "float32", "CTranslate2", 80.0),
+            row(32, 1, "float32", "CTranslate2, a worker a core", 70.0),
+            row(1, 4, "bfloat16", "fasttfm int8", 11.0),
+            row(1, 4, "bfloat16", "CTranslate2 int8", 12.0, noisy=True),
+            row(1, 1, "float32", "fasttfm", 1.0, case="reuse"),
+        )
+    )
+    head, rows = headline.grid(headline.searches(files))
+    assert head == ["sentences × words", "beam 1, fp32", "beam 4, bf16"]
+    assert rows == [
+        ["1 × 27", "fasttfm 20.0 ms ±2%<br>CTranslate2 25.0 ms ±0.3%", "too noisy to say"],
+        ["32 × 27", "**fasttfm 90.0 ms ±2%**<br>CTranslate2 70.0 ms ±2%", ""],
+    ]
+    text = readme_table.table(files)
+    assert "| 32 × 27 | **fasttfm 90.0 ms ±2%**" in text
+    assert "Searches with paper-base, CPU: AMD EPYC, 2 cores, 0123456 of 2026-01-02." in text
 
 
 def test_a_claim_names_its_commit_and_what_was_noted(write):
     made = json.loads((RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0])
     made |= {"corpus": "multi30k", "commit": "ab" * 20, "uncommitted_changes": True, "note": "other jobs ran"}
     made["command"] = "python -m benchmarks decoding --only batch=32 beam=4 --full --note x"
-    table = readme_table.table(load(write("a.jsonl", made)))
-    assert "| abababa with changes; other jobs ran |" in table
-    assert "`python -m benchmarks decoding --only 'batch=32 beam=4' --full`" in table
-
-
-def test_readme_has_the_leading_figures_of_the_newest_machine_alone(write, record):
-    def row(provider, processor, time, length):
-        unit = {"value": 10.0, "unit": "target tokens/s"}
-        shape = {"batch": 32, "beam": 4, "length": length}
-        machine = {"processor": processor, "time": f"2026-01-0{time}T00:00:00+00:00"}
-        fields = {"group": "decoding", "case": "paper-base", "shape": shape, "machine": machine}
-        return record(provider=provider, throughput=unit, **fields)
-
-    rows = [
-        row(provider, processor, time, length)
-        for processor, time in (("old", 1), ("new", 2))
-        for length in (8, 27)
-        for provider in ("fasttfm", "other")
-    ]
-    files = load(write("a.jsonl", *rows))
-    assert len(headline.claims(files)) == 4
-    lines = [line for line in readme_table.table(files).splitlines() if "paper-base" in line]
-    assert len(lines) == 1
-    assert "length=27" in lines[0]
-    assert "new" in lines[0]
+    files = load(write("a.jsonl", made))
+    assert "; commit abababa of 2026-11-20 with changes; other jobs ran" in readme_table.table(files)
+    assert headline.claims(files)[0].command == "python -m benchmarks decoding --only 'batch=32 beam=4' --full"
 
 
 def test_smoke_rows_and_wrong_rows_claim_nothing(write, record):
@@ -100,7 +134,7 @@ def test_the_table_replaces_what_stands_between_the_markers_and_nothing_else(tmp
     readme.write_text(f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n")
     assert readme_table.write(files, readme) is True
     text = readme.read_text()
-    assert text.startswith(f"before\n{readme_table.BEGIN}\nEvery figure")
+    assert text.startswith(f"before\n{readme_table.BEGIN}\nThe [benchmark report]")
     assert text.endswith(f"{readme_table.END}\nafter\n")
     assert "old" not in text
     assert readme_table.write(files, readme) is False

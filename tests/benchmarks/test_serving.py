@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 def test_a_record_is_written(tmp_path):
     model = write_model_dir(tmp_path / "model", trained=False)
     (tmp_path / "in.en").write_text("\n".join(LINES))
-    flags = ["--clients", "3", "--seconds", "1.5", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
+    flags = ["--clients", "3", "--seconds", "6", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
     assert serving.main([str(model), *flags]) == 0
     record = json.loads((tmp_path / "serving.jsonl").read_text())
     validate(record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from benchmarks.limits import static_evidence
@@ -11,15 +13,19 @@ from benchmarks.limits.static_evidence import Compiled, Work, predict
 from benchmarks.measure.result_files import load
 from fasttfm.errors import UserError
 from fasttfm.kernels.proof.costs import Cost
+from fasttfm.kernels.proof.ledger import published
 from fasttfm.kernels.proof.resources import Resources
 
 H200, T4 = DEVICES["H200"], DEVICES["T4"]
 SHAPE = {"B": 2, "H": 8, "L": 27, "D": 64}
 
 
-def work(cost, *launches):
+def work(cost, *launches, elements=0):
     launches = launches or (("a.forward", 1.0),)
-    return Work(case="attention", passes="forward", shape=SHAPE, dtype="bfloat16", cost=cost, launches=launches)
+    return Work(
+        case="attention", passes="forward", shape=SHAPE, dtype="bfloat16",
+        cost=cost, elements=elements, launches=launches,
+    )  # fmt: skip
 
 
 def compiled(*, dtype="bf16", occupancy=1.0, registers=64, matrix=0, name="a.forward/64x64w4s1"):
@@ -44,11 +50,33 @@ def test_without_matrix_instructions_products_run_at_the_rate_of_multiply_adds()
     assert (fast.bound, slow.bound) == ("products", "products")
 
 
-def test_dropout_can_take_longer_than_memory():
-    cost = Cost(bytes=1000, philox=10_000_000, launches=1)
-    results = predict(work(cost), T4, {("a.forward", "sm_75"): [compiled()]})
-    assert results.bound == "philox"
-    assert results.us == pytest.approx(1e9 / (8.1e12 / 4) * 1e6 + GRAPH_LAUNCH_US)
+def test_counted_instructions_can_take_longer_than_memory():
+    """A warp of 32 elements takes the counted cycles of one of 40 * 4 schedulers, at the share that kernels reach."""
+    heavy = dataclasses.replace(compiled(), resources=Resources(64, 0, 1024, 0, bound=50.0))
+    results = predict(work(Cost(bytes=1000, launches=1), elements=32_000_000), T4, {("a.forward", "sm_75"): [heavy]})
+    assert results.bound == "instructions"
+    seconds = 1e6 * 50 / (40 * 4 * 1.59e9) / published.reached()
+    assert results.us == pytest.approx(seconds * 1e6 + GRAPH_LAUNCH_US)
+
+
+def test_a_work_with_dropout_is_not_predicted_from_a_kernel_without():
+    plain = dataclasses.replace(compiled(), resources=Resources(64, 0, 1024, 0, bound=5.0))
+    dropped = dataclasses.replace(
+        compiled(name="a.forward/dropout/64x64w4s1"), resources=Resources(64, 0, 1024, 0, bound=50.0)
+    )
+    for dropout, tile in ((0.1, dropped), (0.0, plain)):
+        wanted = dataclasses.replace(work(Cost(launches=1), elements=1000), shape={"dropout": dropout})
+        assert predict(wanted, T4, {("a.forward", "sm_75"): [plain, dropped]}).compiled == (tile,)
+        # one that was not counted would look as if it cost nothing
+        uncounted = dataclasses.replace(tile, resources=dataclasses.replace(tile.resources, bound=0.0))
+        assert predict(wanted, T4, {("a.forward", "sm_75"): [uncounted, plain, dropped]}).compiled == (tile,)
+
+
+def test_the_elements_of_a_causal_attention_are_those_on_its_side_of_the_diagonal():
+    shape = {"B": 2, "H": 3, "L": 4, "S": 4, "mask": "causal"}
+    assert static_evidence._elements(shape) == 2 * 3 * (1 + 2 + 3 + 4)
+    assert static_evidence._elements({"B": 2, "L": 5, "N": 7, "V": 9}) == 70
+    assert static_evidence._elements({"M": 3, "V": 9}) == 27
 
 
 def test_the_best_tile_is_taken_and_a_float32_product_stands_for_no_half_precision_one():

@@ -7,7 +7,7 @@ import json
 import pytest
 from model_dirs import PAIRS, tokenizer, write_model_dir
 
-from benchmarks import continuous, precisions, reuse
+from benchmarks import precisions
 from benchmarks.measure.records import validate
 from fasttfm.errors import UserError
 
@@ -22,23 +22,6 @@ def text(tmp_path):
     for name, lines in (("in.en", PAIRS), ("in.de", PAIRS.values())):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return tmp_path
-
-
-def test_a_running_search_and_batches_are_timed_on_the_same_lines(model, text):
-    flags = ["--text", str(text / "in.en"), "--rounds", "1", "--results", str(text)]
-    assert continuous.main([str(model), *flags]) == 0
-    record = json.loads((text / "continuous.jsonl").read_text())
-    validate(record)
-    (row,) = record["measured"]
-    assert set(row) == {"continuous", "batches"}
-    assert all(each["target_tokens_per_second"] > 0 for each in row.values())
-
-
-def test_other_translations_end_it(model, text, monkeypatch):
-    found = iter(range(100))
-    monkeypatch.setattr(continuous, "search_ids", lambda *_: next(found))
-    with pytest.raises(SystemExit, match="did not find the same"):
-        continuous.main([str(model), "--text", str(text / "in.en"), "--results", str(text)])
 
 
 def test_each_precision_is_scored_on_each_test_set(model, text):
@@ -71,16 +54,3 @@ def test_files_of_unequal_length_are_refused(model, text):
     (text / "more.de").write_text("ein Hund\n" * 20)
     with pytest.raises(UserError, match="aligned"):
         precisions.main([str(model), "--src", f"{text}/in.en", "--ref", f"{text}/more.de"])
-
-
-def test_what_is_kept_between_two_tokens_is_timed_at_three_batches(tmp_path, monkeypatch, capsys):
-    small = {"d_model": 32, "heads": 2, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 100}
-    monkeypatch.setattr(reuse, "_SIZE", small)
-    assert reuse.main(["--length", "3", "--results", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "reuse.jsonl").read_text())
-    validate(record)
-    assert [(row["batch"], row["speedup_of_the_document"]) for row in record["measured"]] == [
-        (batch, theirs) for batch in (1, 8, 64) for theirs in (1.33, 1.42)
-    ]
-    assert all(row["speedup"] > 0 for row in record["measured"])
-    assert capsys.readouterr().out.count("the document") == 6

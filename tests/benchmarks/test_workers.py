@@ -51,7 +51,7 @@ def test_its_training_command_is_one_that_train_takes_and_its_second_half_counts
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(workers.subprocess, "run", run)
-    result = workers.train(tmp_path, tmp_path, 2, 0.5)
+    result = workers.train(tmp_path / "data", tmp_path, 2, 0.5)
     assert result == {"tokens_per_second": pytest.approx(20 / 3), "updates": 4, "peak_memory": 7}
     ((words, environment),) = commands
     assert main([*words[words.index("train") :], "--dump-config"]) == 0

@@ -1,0 +1,41 @@
+"""Runs of the project's tests in a process of their own, and what pytest reports of each case."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.measure import machine
+
+
+def run_tests(arguments: Sequence[str], workers: int, environment: Mapping[str, str]) -> list[ElementTree.Element]:
+    """The cases of `pytest ARGUMENTS`, failing ones too, as JUnit's format has them: elements <testcase>.
+
+    workers: processes. environment: what is set beside this process's. Raises CalledProcessError where pytest itself
+    fails.
+    """
+    spread = str(workers) if workers > 1 else "0"  # 0: in this one process
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        words = [sys.executable, "-m", "pytest", "-q", "-n", spread, "-p", "no:cacheprovider", f"--junitxml={report}"]
+        words += ["-o", "junit_family=xunit1", *arguments]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        done = subprocess.run(words, cwd=machine.ROOT, env=variables, check=False)
+        if done.returncode not in (0, 1):  # 1: some cases failed
+            raise subprocess.CalledProcessError(done.returncode, words)
+        return list(ElementTree.parse(report).getroot().iter("testcase"))
+
+
+def failed(cases: Sequence[ElementTree.Element]) -> list[ElementTree.Element]:
+    """Those that failed or could not begin."""
+    return [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+
+
+def skipped(cases: Sequence[ElementTree.Element]) -> list[ElementTree.Element]:
+    """Those that were left out."""
+    return [case for case in cases if case.find("skipped") is not None]

@@ -1,0 +1,148 @@
+"""PyTorch's, flash-attention's and Liger's own tests, and transformers' own tiny models, run against fasttfm on a CPU.
+
+    python -m benchmarks.peer_tests --flash-attention DIR --liger DIR --pytorch DIR --transformers DIR
+
+DIR is a checkout of the project; what is not given is left out, and said so. fasttfm takes the project's place
+(stand_ins/), devices in the tests become the CPU, and of many cases a sample is drawn by --seed. Every failure must be
+explained by differences.yaml, and every line of that list must explain one: else the status is 1. What was found
+replaces the suite's line in benchmarks/results/peer-tests.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from benchmarks.measure import machine, records
+from benchmarks.peer_tests.review import Verdict, differences, judge
+from benchmarks.peer_tests.suites import SUITES, Suite
+from fasttfm.errors import UserError
+from fasttfm.machine import version
+from fasttfm.parsing import parse_json
+
+REVIEWED = (8, 0)
+"""Sample and seed with which the list of differences was reviewed."""
+
+
+def why_not(suite: Suite, folder: Path | None) -> str:
+    """Why a suite cannot run; '' where it can. Raises UserError for a folder that is not the project's."""
+    if folder is None:
+        return f"--{suite.name} DIR not given: a checkout of {suite.project} at {suite.version}"
+    missing = [name for name in (*suite.files, *suite.beside) if not folder.joinpath(name).is_file()]
+    if missing:
+        raise UserError(f"--{suite.name} {folder} has no {missing[0]}: give a checkout of {suite.project}")
+    absent = [name for name in suite.packages if importlib.util.find_spec(name) is None]
+    return f"its tests need {', '.join(absent)}: pip install {' '.join(absent)}" if absent else ""
+
+
+def copied(suite: Suite, folder: Path, to: Path) -> list[str]:
+    """Copies the test files with what is exchanged in them; returns their names."""
+    for name in (*suite.beside, *suite.files):
+        text = folder.joinpath(name).read_text(encoding="utf-8")
+        for old, new in suite.substitutions if name in suite.files else ():
+            text = text.replace(old, new)
+        to.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+        to.joinpath(name).write_text(text, encoding="utf-8")
+    return list(suite.files)
+
+
+def results(suite: Suite, folder: Path, sample: int, seed: int, own: bool = False) -> list[dict[str, Any]]:
+    """Runs a suite's tests in a process of their own; own: of the project itself, fasttfm left out.
+
+    Raises CalledProcessError where pytest itself fails.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        report = Path(place) / "report.jsonl"
+        given = {"suite": suite.name, "folder": str(folder.resolve()), "sample": sample, "seed": seed, "own": own}
+        files = copied(suite, folder, Path(place))
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.peer_tests.plugin", "-p", "no:cacheprovider"]
+        words += ["-p", "no:benchmark", "-c", os.devnull, "--rootdir", place, "--tb=line", "-W", "ignore", *files]
+        environment = {
+            **os.environ,
+            "FASTTFM_PEER_TESTS": json.dumps({**given, "report": str(report)}),
+            "PYTHONPATH": os.pathsep.join([str(machine.ROOT), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(words, cwd=place, env=environment, check=False, stdout=sys.stderr)
+        if done.returncode not in (0, 1):  # 1: some tests failed
+            raise subprocess.CalledProcessError(done.returncode, words)
+        return [parse_json(line) for line in report.read_text(encoding="utf-8").splitlines()]
+
+
+def shown(name: str, verdict: Verdict) -> str:
+    """A suite's counts and reasons, as the command prints them."""
+    refused, differing, not_run = (sum(c.values()) for c in (verdict.refused, verdict.differing, verdict.not_run))
+    lines = [f"{name}: {verdict.passed:,} passed, {refused:,} refused, {differing:,} differ, {not_run:,} not run"]
+    for title, counts in (("refused", verdict.refused), ("differ", verdict.differing), ("not run", verdict.not_run)):
+        lines += [f"  {title} {count:,}: {reason}" for reason, count in counts.most_common()]
+    lines += [f"  NOT EXPLAINED {each}" for each in verdict.unexplained]
+    lines += [f"  PASSES MEANWHILE, take it off the list: {each}" for each in verdict.stale]
+    return "\n".join(lines)
+
+
+def of_suite(suite: Suite, folder: Path, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
+    """Runs one suite: its verdict, and its record."""
+    digest = suite.sources(folder)
+    if digest != suite.digest:
+        print(f"{suite.name}: these tests are not those of {suite.version}, with which the list was reviewed")
+    began = time.perf_counter()
+    own = results(suite, folder, args.sample, args.seed, own=True) if suite.runs_here else []
+    theirs = {each["test"] for each in own if each["outcome"] == "failed"}
+    found = results(suite, folder, args.sample, args.seed)
+    verdict = judge(found, differences(suite.name), theirs)
+    if (args.sample, args.seed) != REVIEWED:
+        verdict.stale.clear()  # of another sample a line may explain nothing
+    record = {
+        "suite": suite.name,
+        "version": suite.version if digest == suite.digest else None,
+        "digest": digest,
+        "sample": args.sample,
+        "seed": args.seed,
+        "counts": {
+            "passed": verdict.passed,
+            "refused": dict(verdict.refused),
+            "differing": dict(verdict.differing),
+            "not run": dict(verdict.not_run),
+        },
+        "unexplained": verdict.unexplained,
+        "seconds": round(time.perf_counter() - began, 1),
+        "versions": {name: version(name) for name in ("transformers", "numpy", "pytest")},
+    }
+    return verdict, record
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("peer_tests", __doc__)
+    for suite in SUITES:
+        parser.add_argument(f"--{suite.name}", type=Path, metavar="DIR", help=f"a checkout of {suite.project}")
+    parser.add_argument("--sample", type=int, default=REVIEWED[0], help="cases of one test function (default: 8)")
+    parser.add_argument("--seed", type=int, default=REVIEWED[1], help="of the sample (default: 0)")
+    args = parser.parse_args(argv)
+    command.forget_folders()
+    good = True
+    for suite in SUITES:
+        folder = getattr(args, suite.name.replace("-", "_"))
+        if reason := why_not(suite, folder):
+            print(f"{suite.name}: not run: {reason}", flush=True)
+            continue
+        verdict, record = of_suite(suite, folder, args)
+        line = {"benchmark": "peer_tests", **record, "machine": machine.describe()}
+        records.write(args.results / "peer-tests.jsonl", [line], itemgetter("suite"))
+        print(shown(suite.name, verdict), flush=True)
+        good &= verdict.good
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))

@@ -1,0 +1,78 @@
+"""The pytest plugin under which a peer's tests run: fasttfm in its place, a sample of the cases, a line for each.
+
+Loaded with -p in a process of its own; what it does is in FASTTFM_PEER_TESTS, as JSON: suite, folder, sample, seed,
+report, and own: true where the project itself is tested. It writes a JSON line for each case to report: test; outcome,
+passed, failed or skipped; text, the first line of the error or the reason; cases, 1 but for those left out together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peer_tests.suites import SUITES
+from fasttfm.parsing import parse_json
+
+GIVEN = parse_json(os.environ["FASTTFM_PEER_TESTS"])
+SUITE = next(suite for suite in SUITES if suite.name == GIVEN["suite"])
+if not GIVEN["own"]:
+    importlib.import_module(f"benchmarks.peer_tests.stand_ins.{SUITE.stand_in}").install(Path(GIVEN["folder"]))
+REPORT = Path(GIVEN["report"]).open("a", encoding="utf-8")  # noqa: SIM115 - as long as the process
+
+
+def say(test: str, outcome: str, text: str = "", cases: int = 1) -> None:
+    print(json.dumps({"test": test, "outcome": outcome, "text": text, "cases": cases}), file=REPORT, flush=True)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> Iterator[None]:
+    """Leaves out what has no counterpart, and of a function's cases those that are too long or not of the sample."""
+    outcome: Any = yield
+    items = outcome.get_result()
+    if name in SUITE.absent:
+        outcome.force_result([])
+        say(f"{Path(collector.nodeid.split('::')[0]).name}::{name}", "skipped", "no counterpart in fasttfm")
+        return
+    if not isinstance(items, list) or not items or not hasattr(items[0], "callspec"):
+        return
+    short = [item for item in items if not _too_long(item)]
+    chosen = short
+    if len(short) > GIVEN["sample"]:
+        chosen = random.Random(f"{GIVEN['seed']} {name}").sample(short, GIVEN["sample"])
+    for count, why in ((len(items) - len(short), "too long on a CPU"), (len(short) - len(chosen), "not of the sample")):
+        if count:
+            say(_name(items[0]).split("[")[0], "skipped", why, count)
+    outcome.force_result(chosen)
+
+
+def _too_long(item: Any) -> bool:
+    lengths = [v for n, v in item.callspec.params.items() if n.startswith("seqlen") and type(v) is int]
+    logits = math.prod(v for n, v in item.callspec.params.items() if n in ("B", "T", "V"))
+    too_many = bool(SUITE.largest) and logits > SUITE.largest
+    return too_many or (bool(SUITE.longest) and max(lengths, default=0) > SUITE.longest)
+
+
+def _name(item: Any) -> str:
+    file, _, rest = item.nodeid.partition("::")
+    return f"{Path(file).name}::{rest}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
+    """A line for the case, when it was called or could not be."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if report.when == "call" or not report.passed:
+        error = call.excinfo.value if call.excinfo is not None else None
+        lines = str(error).strip().splitlines() if error is not None else [""]
+        text = lines[0][:300] if report.skipped else f"{type(error).__name__}: {(lines or [''])[0][:300]}"
+        if report.when == "call" or report.skipped or report.failed:
+            say(_name(item), report.outcome, "" if report.passed else text)

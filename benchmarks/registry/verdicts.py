@@ -1,0 +1,207 @@
+"""A model of transformers on eager attention beside itself on fasttfm: outputs, and gradients of every parameter."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import unittest
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.registry import testers
+from benchmarks.registry.small import NotBuilt, batches, brief, make
+from fasttfm.interop import huggingface
+
+Batches = dict[str, tuple[dict[str, Any], dict[int, Tensor]]]
+"""By name: inputs, and by length the positions that count."""
+GOOD = ("equal", "equal, forward", "equal to sdpa", "refused")
+"""Verdicts that are no fault."""
+LIMIT = 4_000_000
+"""Parameters of a model that is small."""
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """The tensors of floats in a model's output, but those of a cache and attention weights that nobody asked for."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, dict):
+        return [
+            t
+            for name, value in output.items()
+            if "past" not in name and "attentions" not in name
+            for t in tensors(value)
+        ]
+    if isinstance(output, tuple | list):
+        return [t for value in output for t in tensors(value)]
+    return []
+
+
+class Solved(NamedTuple):
+    """What a model computes of a batch."""
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
+    """By parameter; without those that have none. Empty where the model cannot be differentiated."""
+
+
+def solve(model: Any, inputs: dict[str, Any], rows: dict[int, Tensor]) -> Solved:
+    """Outputs where they count, and the gradients of a weighted sum of them."""
+    torch.manual_seed(2)
+    model.zero_grad(set_to_none=True)
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        found = tensors(model(**copy.deepcopy(inputs)))
+        found = [t[rows[t.shape[1]]] if t.dim() > 1 and t.shape[1] in rows and t.shape[0] == 3 else t for t in found]
+        generator = torch.Generator().manual_seed(3)
+        parts = [t for t in found if t.requires_grad and t.numel()]
+        weights = [torch.randn(t.shape, generator=generator) / t.numel() ** 0.5 for t in parts]
+        total = [(t.float() * w).nan_to_num().sum() for t, w in zip(parts, weights)]
+        if total:
+            try:
+                torch.stack(total).sum().backward()
+            except (RuntimeError, NotImplementedError):
+                model.zero_grad(set_to_none=True)
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return Solved([t.detach() for t in found], gradients)
+
+
+def same(got: list[Tensor], expected: list[Tensor]) -> bool:
+    """Whether outputs agree to 0.001 of the largest, or of one."""
+    return len(got) == len(expected) and all(_near(a, b) for a, b in zip(got, expected) if b.numel())
+
+
+def _near(got: Tensor, expected: Tensor) -> bool:
+    size = max(1.0, float(expected.nan_to_num().abs().max()))
+    return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-3, atol=1e-3 * size, equal_nan=True)
+
+
+def unlike(got: dict[str, Tensor], expected: dict[str, Tensor]) -> str:
+    """The first parameter whose gradient is further off than 0.002 of its largest and a bit of the model's; '' if none.
+
+    A gradient that one model has and the other has not counts as zero.
+    """
+    largest = max((float(g.nan_to_num().abs().max()) for g in expected.values() if g.numel()), default=0.0)
+    for name in {**expected, **got}:
+        a, b = got.get(name), expected.get(name)
+        a = torch.zeros_like(b) if a is None and b is not None else a
+        b = torch.zeros_like(a) if b is None and a is not None else b
+        if a is None or b is None or not a.numel():
+            continue
+        a, b = a.nan_to_num(), b.nan_to_num()
+        error, size = float((a - b).abs().max()), float(b.abs().max())
+        if error > 2e-3 * size + 2e-5 * largest:
+            return f"gradient of {name} differs by {error:.2g} of {size:.2g}"
+    return ""
+
+
+def by_name(model: Any) -> Any:
+    """model anew, made with attn_implementation="fasttfm"."""
+    ours = type(model)._from_config(copy.deepcopy(model.source_config), attn_implementation="fasttfm").eval()
+    ours.load_state_dict(model.state_dict())
+    return ours
+
+
+def accelerated(model: Any) -> Any:
+    """model anew, accelerated: some keep what they computed, and cannot be copied."""
+    ours = type(model)._from_config(copy.deepcopy(model.source_config), attn_implementation="eager").eval()
+    ours.load_state_dict(model.state_dict())
+    huggingface.accelerate(ours)
+    return ours
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {"by name": by_name, "accelerate": accelerated}
+
+
+def of_tester(case: type) -> tuple[Any, Batches]:
+    """The model and the inputs of a test class of transformers, where every position is attended. Raises NotBuilt."""
+    try:
+        kind, config, inputs = testers.made(case)
+        torch.manual_seed(0)
+        model = kind._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    except BaseException as error:  # unittest's skips are no Exceptions
+        if not isinstance(error, Exception | unittest.SkipTest) and type(error).__module__ != "_pytest.outcomes":
+            raise
+        raise NotBuilt(f"its tester: {brief(error)}") from error
+    if sum(p.numel() for p in model.parameters()) > LIMIT:
+        raise NotBuilt("its tester's model is large")
+    model.source_config = config
+    for name, value in inputs.items():
+        if name.endswith("attention_mask") and isinstance(value, Tensor) and value.dim() == 2:
+            inputs[name] = torch.ones_like(value)
+    return model, {"tester": (inputs, {})}
+
+
+def verdicts(name: str) -> dict[str, str]:
+    """The verdict on each way and batch of a class of models: 'equal', 'refused', or what is wrong. Raises NotBuilt."""
+    model = make(name)
+    return compared(model, batches(model))
+
+
+def compared(model: Any, given: Batches) -> dict[str, str]:
+    """The same of a model on eager attention; 'equal, forward' where it gives no gradients that stay,
+    'equal to sdpa' where eager and transformers' own sdpa differ.
+
+    Raises NotBuilt where eager gives nothing.
+    """
+    expected, why = {}, ""
+    for batch, (inputs, rows) in given.items():
+        try:
+            first, repeated = solve(model, inputs, rows), solve(model, inputs, rows)
+        except Exception as error:
+            why = f"eager cannot run it, {batch}: {brief(error)}"
+            continue
+        if not first.outputs or not same(repeated.outputs, first.outputs):
+            why = f"eager gives no numbers that stay, {batch}"
+            continue
+        if all(bool(t.isnan().all()) for t in first.outputs):
+            why = f"eager gives no numbers, {batch}"
+            continue
+        stays = bool(first.gradients) and not unlike(repeated.gradients, first.gradients)
+        expected[batch] = (inputs, rows, first if stays else Solved(first.outputs, {}))
+    if not expected:
+        raise NotBuilt(why)
+    model.zero_grad(set_to_none=True)
+    results = {}
+    for way, turn in WAYS.items():
+        for batch, (inputs, rows, right) in expected.items():
+            found = _verdict(functools.partial(turn, model), inputs, rows, right)
+            if found.startswith(("differs", "gradient")) and _as_sdpa(
+                functools.partial(turn, model), model, inputs, rows
+            ):
+                found = "equal to sdpa"
+            results[f"{way}, {batch}"] = found
+    return results
+
+
+def _as_sdpa(turn: Callable[[], Any], model: Any, inputs: Any, rows: Any) -> bool:
+    """Whether transformers' own sdpa computes what ours does where eager differs: in rows that attend to nothing."""
+    sdpa = copy.deepcopy(model)
+    try:
+        sdpa.set_attn_implementation("sdpa")
+        theirs, ours = solve(sdpa, inputs, rows), solve(turn(), inputs, rows)
+    except Exception:
+        return False
+    return same(ours.outputs, theirs.outputs) and not unlike(ours.gradients, theirs.gradients)
+
+
+def _verdict(turn: Callable[[], Any], inputs: Any, rows: Any, right: Solved) -> str:
+    try:
+        got = solve(turn(), inputs, rows)
+    except Exception as error:
+        line = str(error)
+        refused = isinstance(error, ValueError) and line.startswith("attention 'fasttfm'") and "\n" not in line
+        return "refused" if refused else brief(error)
+    if same(got.outputs, right.outputs):
+        if not right.gradients:
+            return "equal, forward"
+        return unlike(got.gradients, right.gradients) or "equal"
+    shapes = [tuple(t.shape) for t in got.outputs], [tuple(t.shape) for t in right.outputs]
+    if shapes[0] != shapes[1]:
+        return f"shapes {shapes[0]} for {shapes[1]}"
+    return "differs by " + ", ".join(
+        f"{(a - b).abs().max():.2g}" for a, b in zip(got.outputs, right.outputs) if b.numel()
+    )

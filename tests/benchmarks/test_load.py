@@ -1,0 +1,63 @@
+"""The load of a machine: what others took of it is seen, and what this process and its children took is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.measure import load
+from benchmarks.measure.machine import instruction_sets, machine_name
+
+BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_seconds_of_living_and_of_ended_children_are_our_own():
+    before = load._own()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    ended = load._own()
+    assert ended - before >= 0.3
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{BURN}\nprint(1, flush=True); input()"], stdin=-1, stdout=-1
+    ) as child:
+        child.stdout.readline()
+        assert load._own() - ended >= 0.3
+        child.communicate(b"\n")
+
+
+def test_what_others_take_is_their_share_of_all_processors(monkeypatch):
+    clock = {"ticks": (0.0, 0.0), "own": 0.0, "now": 0.0}
+    monkeypatch.setattr(load, "_ticks", lambda: clock["ticks"])
+    monkeypatch.setattr(load, "_own", lambda: clock["own"])
+    monkeypatch.setattr(load.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(load.os, "cpu_count", lambda: 4)
+    watch = load.Watch()
+    assert watch.read()["others"] is None  # too short to tell
+    clock.update(ticks=(2.0, 18.0), own=10.0, now=10.0)
+    told = watch.read()
+    assert (told["steal"], told["others"]) == (0.05, 0.2)
+    assert load.disturbed(told)
+    assert not load.disturbed(told | {"others": 0.1})
+    assert load.disturbed(told | {"others": 0.1, "steal": 0.06})
+    assert not load.disturbed({"steal": None, "others": None})
+
+
+def test_without_proc_nothing_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "Path", lambda *parts: tmp_path.joinpath("none"))
+    monkeypatch.delattr(load.os, "sysconf")  # Windows has none
+    told = load.Watch().read()
+    assert (told["steal"], told["others"], told["mhz"]) == (None, None, None)
+
+
+def test_a_machine_is_named_by_its_processor_and_its_widest_instructions():
+    machine = {"processor": "Intel(R) Xeon(R) Processor", "cores": 2}
+    assert machine_name(machine) == "CPU: Intel(R) Xeon(R) Processor, 2 cores"
+    names = []
+    for flags in ("avx avx2 fma", "avx2 avx512f avx512_vnni", "avx2 avx512f amx_bf16 amx_tile amx_int8"):
+        machine["instruction_sets"] = instruction_sets(flags)
+        names.append(machine_name(machine).removeprefix("CPU: Intel(R) Xeon(R) Processor"))
+    assert names == [" with AVX2, 2 cores", " with AVX-512, 2 cores", " with AMX, 2 cores"]
+    assert instruction_sets("avx2 amx_bf16 amx_tile fma") == ["avx2", "amx_bf16"]
+    assert machine_name(machine | {"device": "NVIDIA H200"}) == "NVIDIA H200"

@@ -1,0 +1,97 @@
+"""The tests on other processors: which there are, what a run becomes, and that the caps are really caps."""
+
+import datetime
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import processors
+from benchmarks.measure import machine, records
+from fasttfm.errors import UserError
+
+SMALL = """
+import os
+
+
+def test_good():
+    assert os.environ["NUMBA_CPU_NAME"]
+    assert os.listdir(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == []  # no loops made for another processor
+
+
+def test_bad():
+    assert os.environ["NUMBA_CPU_NAME"] != "haswell"
+"""
+AVX2 = frozenset({"avx2", "fma", "f16c"})
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+
+
+def names(flags):
+    return [processor.name for processor in processors.available(flags)]
+
+
+def test_a_processor_stands_for_those_it_has_the_instructions_of():
+    assert names(AVX2) == ["avx2"]
+    assert names(AVX512) == ["avx2", "avx512"]
+    assert names(AVX512 | {"avx512_vnni"}) == ["avx2", "avx512", "avx512-vnni"]
+    assert names(AVX512 | {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"})[-1] == "amx"
+    with pytest.raises(UserError, match="AVX2"):
+        processors.available(frozenset())
+
+
+def test_every_day_has_the_next():
+    found = processors.available(AVX512)
+    day = datetime.date(2026, 1, 1)
+    days = [processors.in_turn(found, day + datetime.timedelta(days=n)).name for n in range(4)]
+    assert days[:2] == days[2:]
+    assert set(days) == {"avx2", "avx512"}
+
+
+def test_a_run_becomes_a_line_and_replaces_the_one_before(tmp_path, monkeypatch):
+    folder = tmp_path / "cases"
+    folder.mkdir()
+    (folder / "test_small.py").write_text(SMALL)
+    monkeypatch.setattr(processors, "TESTS", (str(folder),))
+    monkeypatch.setattr(processors, "instructions", lambda: AVX512)
+    monkeypatch.setattr(processors, "_int8_route", lambda processor: "none")
+    results = tmp_path / "results"
+    for _ in range(2):
+        assert processors.main(["--workers", "1", "--results", str(results)]) == 1
+    lines = list(records.read(results / "processors.jsonl"))
+    assert [(line["stands_for"], line["cases"], line["passed"]) for line in lines] == [("avx2", 2, 1), ("avx512", 2, 2)]
+    assert lines[0]["failed"] == ["test_small::test_bad"]
+    assert not processors.is_good(lines[0])
+    assert processors.is_good(lines[1])
+    assert not processors.is_good({**lines[1], "slowest": {"case": "one", "seconds": 61.0}})
+
+
+def test_what_cannot_be_had_is_told(monkeypatch):
+    monkeypatch.setattr(processors, "instructions", lambda: AVX2)
+    with pytest.raises(UserError, match="--processor amx"):
+        processors.main(["--processor", "amx"])
+
+
+@pytest.mark.skipif(not processors.instructions() >= AVX512, reason="needs a processor with AVX-512")
+def test_pytorch_numba_and_onednn_obey():
+    (avx2,) = (one for one in processors.PROCESSORS if one.name == "avx2")
+    program = (
+        "import torch; from torch.backends import cpu; print(cpu.get_cpu_capability());"
+        "from numba.core.registry import cpu_target as t; print(t.target_context.codegen().magic_tuple()[1:])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **avx2.variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "AVX2" in said
+    assert "AVX512" not in said
+    assert "haswell" in said
+    assert "avx512" not in said
+
+
+def test_the_tests_exist():
+    for test in (*processors.TESTS, *processors.IN_TURN):
+        assert (machine.ROOT / "tests" / test).exists(), test
