@@ -13,8 +13,13 @@ BIN := .venv/bin
 DEMO := demo
 WORKERS ?= 2
 BENCH ?= --quick
+# Checkouts whose tests `make peers` runs; one that is not named is left out.
+FLASH_ATTENTION ?=
+LIGER ?=
+PYTORCH ?=
+TRANSFORMERS ?=
 
-.PHONY: help install demo test lint types tests executed format compile-matrix docs oldest dist gpu-check bench clean
+.PHONY: help install demo test lint types tests executed peers format compile-matrix docs oldest dist gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -36,16 +41,30 @@ lint: install
 types: install
 	@$(BIN)/mypy
 
-# The second run executes a part of the kernels' PTX, for which Triton must not be in its interpreter.
+# The second run executes a part of the kernels' PTX, for which Triton must not be in its interpreter; the third takes
+# tests whose numbers the processor decides, on another that this one can stand for, each day the next.
 tests: install
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile  # a core each
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 20  # a core each
 	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed
+	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m benchmarks.processors --in-turn --workers $(WORKERS); fi
 
 test: lint types tests
+
+# The numeric tests on every processor that this one can stand for, with a record.
+processors: install
+	@$(BIN)/python -m benchmarks.processors --workers $(WORKERS)
 
 # The PTX of every kernel executed on a CPU, for every chip and dtype, and mutations of it, recorded; no GPU needed.
 executed: install
 	@$(BIN)/python -m benchmarks.executed --workers $(WORKERS)
+
+# make peers FLASH_ATTENTION=DIR LIGER=DIR PYTORCH=DIR TRANSFORMERS=DIR    their own tests with fasttfm in their place
+peers: install
+	@status=0
+	$(BIN)/python -m benchmarks.peer_tests $(if $(FLASH_ATTENTION),--flash-attention "$(FLASH_ATTENTION)") \
+		$(if $(LIGER),--liger "$(LIGER)") $(if $(PYTORCH),--pytorch "$(PYTORCH)") || status=$$?
+	$(BIN)/python -m benchmarks.registry $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)") || status=$$?
+	exit $$status
 
 format: install
 	@$(BIN)/ruff check --fix .

@@ -33,13 +33,15 @@ extras = {
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs
     "trainers": ["accelerate>=1.1", "lightning>=2.4"],  # docs/trainers.md
     "notebooks": ["nbclient>=0.10", "ipykernel>=6.29", "matplotlib>=3.8"],
+    "peers": ["einops>=0.8", "expecttest>=0.2"],  # make peers: what other projects' tests import
     "zstd": ["backports.zstd; python_version < '3.14'"],
 }
 tools = [
     "pytest>=8.0",
     "pytest-xdist>=3.5",
-    "pytest-benchmark>=4.0",
+    "pytest-timeout>=2.3",
     "hypothesis>=6.100",
+    "sacremoses>=0.1.1",  # what fasttfm/data/moses.py is held against
     "onnxruntime>=1.20; python_version >= '3.11'",
     "ruff>=0.8",
     "mypy>=1.11",
@@ -61,7 +63,7 @@ setup(
     packages=sorted(packages),
     package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
     package_data={
-        "fasttfm": ["py.typed", "presets/*.yaml", "presets/*/*.yaml", "serving/*.html"],
+        "fasttfm": ["py.typed", "**/*.yaml", "serving/*.html", "hub/templates/*"],
         "fasttfm.kernels.proof": ["*.csv"],
         "fasttfm.kernels.tiles": ["tuned/*"],
     },

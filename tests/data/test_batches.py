@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from fasttfm.config.data import DataConfig
 from fasttfm.data.batches import TokenBatches, collate, pad_sentences
 from fasttfm.data.corpus import read_lines
-from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens
-from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.shapes import SIZES
-from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
+from fasttfm.data.tokenizer import EOS
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=120)
 
@@ -157,100 +155,6 @@ def test_an_empty_source_is_its_end_alone():
     padded, lengths = pad_sentences([[], [4]])
     assert padded.tolist() == [[EOS, 0], [4, EOS]]
     assert lengths.tolist() == [1, 2]
-
-
-@pytest.fixture(scope="module")
-def spoken() -> tuple[Tokenizer, list[str], ParallelTokens]:
-    lines = [
-        f"the {colour} {thing} number {i}" for i in range(60) for colour in ("green", "red") for thing in ("house",)
-    ]
-    tokenizer = train_tokenizer(lines, vocab_size=320)
-    ids = tokenizer.encode_lines(lines)
-    return tokenizer, lines, ParallelTokens.from_lists(ids, ids)
-
-
-def test_sampling_draws_anew_each_epoch_keeps_the_text_and_the_budget(spoken):
-    tokenizer, lines, pairs = spoken
-
-    def visit(epoch: int, backwards: bool = False) -> list[list[int]]:
-        batches = TokenBatches(pairs, 200, seed=5, sampling=0.1, tokenizers=(tokenizer, tokenizer))
-        rows = []
-        order = batches.epoch(epoch)
-        for indices in reversed(order) if backwards else order:
-            batch = batches.batch(indices, epoch)
-            assert len(batch) * max(batch.source.shape[1], batch.target_in.shape[1]) <= 200
-            for i, row, length in zip(indices, batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
-                assert tokenizer.decode(row[: length - 1]) == lines[i]
-                rows.append(row[:length])
-        return rows
-
-    assert visit(0) == visit(0)
-    assert sorted(visit(0)) == sorted(visit(0, backwards=True)), "what was drawn before does not matter"
-    plain = sorted((*pairs.source(i), EOS) for i in range(len(pairs)))
-    assert sorted(map(tuple, visit(0))) != plain
-    assert sorted(map(tuple, visit(0))) != sorted(map(tuple, visit(1)))
-    with pytest.raises(ValueError, match="sampling needs the tokenizers"):
-        TokenBatches(pairs, 200, sampling=0.3)
-
-
-@pytest.mark.parametrize(("amount", "window", "budget"), [(0.1, 128, 60), (0.1, 3, 60), (0.9, 128, 60), (0.9, 4, 30)])
-def test_sampling_leaves_out_no_pair_and_most_draws_fit(spoken, monkeypatch, amount, window, budget):
-    monkeypatch.setattr("fasttfm.data.batches._WINDOW", window)
-    tokenizer, _, pairs = spoken
-    batches = TokenBatches(pairs, budget, seed=5, sampling=amount, tokenizers=(tokenizer, tokenizer))
-    assert batches.skipped == 0
-    drawn = SubwordSampler(tokenizer, amount).sample(
-        [pairs.target(i) for i in range(len(pairs))], sentence_keys(5, 1, np.arange(len(pairs)), 1)
-    )
-    seen, taken = [], 0
-    assert len(batches.epoch(1)) == len(batches)
-    for indices in batches.epoch(1):
-        batch = batches.batch(indices, 1)
-        assert len(batch) * max(batch.source.shape[1], batch.target_in.shape[1]) <= budget
-        for i, row, length in zip(indices, batch.target_out.tolist(), batch.target_lengths.tolist(), strict=True):
-            ids = row[: length - 1]
-            assert ids in (drawn[i].tolist(), pairs.target(i).tolist())
-            taken += ids == drawn[i].tolist()
-            seen.append(int(i))
-    assert sorted(seen) == list(range(len(pairs)))
-    assert taken > 0.75 * len(pairs)
-
-
-def test_a_batch_in_the_middle_of_an_epoch_is_the_same_without_those_before(spoken, monkeypatch):
-    """What a run that goes on from a checkpoint sees."""
-    monkeypatch.setattr("fasttfm.data.batches._WINDOW", 3)
-    tokenizer, _, pairs = spoken
-
-    def visit(positions) -> list[tuple]:
-        batches = TokenBatches(pairs, 60, seed=5, sampling=0.2, tokenizers=(tokenizer, tokenizer))
-        order = batches.epoch(2)
-        results = []
-        for position in positions:
-            indices = order[position]
-            results.append((indices.tolist(), batches.batch(indices, 2).source.tolist()))
-        return results
-
-    whole = visit(range(12))
-    assert [visit([position])[0] for position in range(12)] == whole
-    assert visit([-1]) == visit([len(TokenBatches(pairs, 60, 5, None, 0.2, (tokenizer, tokenizer))) - 1])
-
-
-def test_sampled_batches_are_of_like_length_and_full():
-    pairs = demo_pairs()
-    lines = [next(pairs) for _ in range(3000)]
-    tokenizer = train_tokenizer([line for pair in lines for line in pair], vocab_size=1000)
-    ids = [tokenizer.encode_lines([pair[side] for pair in lines]) for side in (0, 1)]
-    batches = TokenBatches(ParallelTokens.from_lists(*ids), 1000, 1, None, 0.1, (tokenizer, tokenizer))
-    total = real = 0
-    shapes = set()
-    for indices in batches.epoch(0):
-        batch = batches.batch(indices, 0)
-        shapes.add(batch.shape)
-        total += batch.source.numel() + batch.target_in.numel()
-        real += batch.source_tokens + batch.target_tokens
-    assert 1 - real / total < 0.12
-    assert real / len(batches) > 0.7 * 2000
-    assert len(shapes) < 0.6 * len(batches)
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": 4}, {"max_sentence_tokens": 0}, {"subword_sampling": 1.5}])

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import gzip
+import hashlib
 import http.server
 import io
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fasttfm import folders
 from fasttfm.cli.main import main
 from fasttfm.data.archives import read_member, read_pairs
-from fasttfm.data.datasets import DATASETS, Dataset, Part, fetch_dataset
+from fasttfm.data.datasets import DATASETS, CorpusPart, Dataset, fetch_dataset
 from fasttfm.data.download import RemoteFile
 from fasttfm.errors import UserError
 
@@ -92,7 +95,7 @@ def test_every_known_file_has_an_address_and_a_place_for_both_languages():
             assert len(part.files) == 2 or "{language}" in part.member or part.other, name
             for file in part.files:
                 assert all(url.startswith("https://") for url in file.urls)
-                assert file.digest is None or file.digest.startswith(("sha256:", "md5:"))
+                assert file.digest is None or file.digest.startswith(("sha256:", "text-sha256:", "md5:"))
 
 
 @pytest.fixture
@@ -113,7 +116,39 @@ def mirror(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_dataset_is_prepared_by_its_name(tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture):
+def test_the_text_of_multi30k_is_pinned(corpora: Path):
+    data = DATASETS["multi30k"]
+    files = [file for part in (*data.train, data.valid, *data.tests.values()) for file in part.files]
+    assert len(files) == 6
+    for file in files:
+        name = file.name.removeprefix("multi30k-").replace("val.", "valid.")
+        text = gzip.decompress((corpora / "multi30k" / name).read_bytes())
+        assert file.digest == f"text-sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+def without_digests(part: CorpusPart) -> CorpusPart:
+    return replace(part, files=tuple(replace(file, digest=None) for file in part.files))
+
+
+def test_a_damaged_file_of_no_known_digest_loses_its_name(tmp_path: Path):
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    (downloads / "x.tgz").write_bytes(b"<html>Not today</html>")
+    part = CorpusPart((RemoteFile("x.tgz", ("http://127.0.0.1:9/x.tgz",)),), "t.{language}")
+    with pytest.raises(UserError, match=r"moved to .*x\.tgz\.damaged: run the same command again"):
+        fetch_dataset("x", tmp_path, known={"x": Dataset(("en", "de"), (part,), part, {})}, say=lambda _: None)
+    assert [path.name for path in downloads.glob("x*")] == ["x.tgz.damaged"]
+
+
+def test_a_dataset_is_prepared_by_its_name(
+    tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    known = DATASETS["multi30k"]
+    tests = {name: without_digests(part) for name, part in known.tests.items()}
+    other = replace(
+        known, train=tuple(map(without_digests, known.train)), valid=without_digests(known.valid), tests=tests
+    )
+    monkeypatch.setitem(DATASETS, "multi30k", other)
     for split, count in (("train", 300), ("val", 20), ("test_2016_flickr", 5)):
         for language in ("en", "de"):
             lines = "".join(f"{language} sentence number {n} {split}\n" for n in range(count))
@@ -133,19 +168,27 @@ def test_a_dataset_is_prepared_by_its_name(tmp_path: Path, mirror: str, capsys: 
     assert "nothing to do" in said
 
 
-def test_files_that_lie_in_the_folder_are_taken(tmp_path: Path):
+def test_files_that_lie_in_the_folder_are_taken_when_they_are_whole(tmp_path: Path, monkeypatch):
     downloads = tmp_path / "downloads"
     downloads.mkdir()
     members = {f"{split}.{side}": f"{split} {side} 1\n{split} {side} 2\n" for split in "tv" for side in ("en", "de")}
     archive(downloads / "x.tgz", members)
     file = (RemoteFile("x.tgz", ("http://127.0.0.1:9/x.tgz",)),)
-    valid = Part(file, "v.{language}")
-    known = {"small": Dataset(("en", "de"), (Part(file, "t.{language}"),), valid, {"same": valid})}
+    valid = CorpusPart(file, "v.{language}")
+    known = {"small": Dataset(("en", "de"), (CorpusPart(file, "t.{language}"),), valid, {"same": valid})}
     texts = fetch_dataset("small", tmp_path, known=known, say=lambda line: None)
     assert texts.train[1][0].read_text() == "t de 1\nt de 2\n"
     (downloads / "x.tgz").unlink()
     assert fetch_dataset("small", tmp_path, known=known, say=lambda line: None) == texts
-    broken = {"small": Dataset(("en", "fr"), (Part(file, "t.{language}"),), valid, {})}
+    for sides in texts.train:  # half a corpus, with sides of one length
+        whole = sides[0].read_bytes()
+        for size in (0, 100):  # compared at once, and as a large file
+            monkeypatch.setattr(folders, "_SMALL", size)
+            sides[0].write_bytes(whole[: len(whole) // 2])
+            with pytest.raises(UserError, match=rf"{sides[0].name}: is damaged or changed, its SHA-256"):
+                fetch_dataset("small", tmp_path, known=known, say=lambda line: None)
+        sides[0].write_bytes(whole)
+    broken = {"small": Dataset(("en", "fr"), (CorpusPart(file, "t.{language}"),), valid, {})}
     archive(downloads / "x.tgz", members)
     with pytest.raises(UserError, match=r"holds no file t\.fr"):
         fetch_dataset("small", tmp_path, known=broken, say=lambda line: None)

@@ -8,23 +8,23 @@ import pytest
 from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, german, write_demo_corpus
 from fasttfm.data.demo import clause as say
 from fasttfm.data.demo.clause import Clause, NounPhrase, Phrase
-from fasttfm.data.demo.lexicon import ADJECTIVES, NOUNS
-from fasttfm.data.demo.phrases import Phrases, digits, number
+from fasttfm.data.demo.draw import Phrases, assemble, digits, number
 from fasttfm.data.demo.sentences import Sentences
-from fasttfm.data.demo.verbs import DATIVE, INTRANSITIVE, MODALS, TRANSITIVE
+from fasttfm.data.demo.words import ADJECTIVES, MODALS, NOUNS, TRANSITIVE, VERBS
 from fasttfm.errors import UserError
 
 
 def test_files_of_somebody_else_are_not_overwritten(tmp_path):
     (tmp_path / "train.de").write_text("years of work\n")
-    with pytest.raises(UserError, match=r"train\.de: exists and is not the demo corpus: choose another --out"):
+    with pytest.raises(UserError, match=r"holds other files \(train\.de\), which are not replaced"):
         write_demo_corpus(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["train.de"]
     (tmp_path / "train.de").unlink()
     files = {path: path.read_bytes() for path in write_demo_corpus(tmp_path)}
-    (tmp_path / "test.en").write_bytes(files[tmp_path / "test.en"][:1000])  # as a kill leaves it
+    (tmp_path / "test.en").unlink()
     write_demo_corpus(tmp_path)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+    assert {path: path.read_bytes() for path in files} == files
+    assert {path.name for path in tmp_path.iterdir()} - {path.name for path in files} == {".lock", "sha256sums"}
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,13 @@ def adjective(en: str):
 
 
 def verb(en: str):
-    verbs = (*(entry[0] for entry in TRANSITIVE), *DATIVE, *INTRANSITIVE)
+    verbs = (*(entry[0] for entry in TRANSITIVE), *VERBS["dative"], *VERBS["intransitive"])
     return next(verb for verb in verbs if verb.en == en)
 
 
 def phrase(en: str, de: str, noun_en: str, plural: bool = False, *adjectives: str) -> NounPhrase:
     described = [adjective(a) for a in adjectives]
-    return Phrases(0)._assemble(en, de, described, noun(noun_en), plural)
+    return assemble(f"{en} {de}", described, noun(noun_en), plural)
 
 
 def test_no_sentence_occurs_twice_on_either_side_of_any_split(corpus):
@@ -123,14 +123,14 @@ def test_the_verb_stands_where_the_clause_wants_it():
     man, boy = phrase("the", "d", "man"), phrase("the", "d", "boy")
     calls = Clause(man, verb("call"), accusative=boy, time=Phrase("today", "heute"))
     assert say.english(calls) == "the man calls the boy today"
-    assert say.german_main(calls) == "der Mann ruft heute den Jungen an"
-    assert say.german_final(calls) == "der Mann heute den Jungen anruft"
-    assert say.german_infinitive(calls) == "heute den Jungen anzurufen"
-    assert say.german_question(calls) == "ruft der Mann heute den Jungen an"
-    assert say.english_question(calls) == "does the man call the boy today"
+    assert say.german(calls) == "der Mann ruft heute den Jungen an"
+    assert say.german(calls, "final") == "der Mann heute den Jungen anruft"
+    assert say.german(calls, "infinitive") == "heute den Jungen anzurufen"
+    assert say.german(calls, "question") == "ruft der Mann heute den Jungen an"
+    assert say.english(calls, "question") == "does the man call the boy today"
     perfect = Clause(man, verb("call"), "perfect", accusative=boy, negative=True)
-    assert say.german_main(perfect) == "der Mann hat den Jungen nicht angerufen"
-    assert say.german_final(perfect) == "der Mann den Jungen nicht angerufen hat"
+    assert say.german(perfect) == "der Mann hat den Jungen nicht angerufen"
+    assert say.german(perfect, "final") == "der Mann den Jungen nicht angerufen hat"
     assert say.english(perfect) == "the man has not called the boy"
 
 
@@ -138,8 +138,8 @@ def test_pronouns_go_before_a_noun_subject_that_follows_the_verb():
     him = NounPhrase("he", {"nom": "er", "acc": "ihn", "dat": "ihm"}, en_object="him", pronoun=True, early=True)
     we = NounPhrase("we", {"nom": "wir", "acc": "uns", "dat": "uns"}, person="1p", pronoun=True, early=True)
     man = phrase("the", "d", "man")
-    assert say.german_main(Clause(man, verb("help"), dative=him), "heute") == "heute hilft ihm der Mann"
-    assert say.german_main(Clause(we, verb("help"), dative=him), "heute") == "heute helfen wir ihm"
+    assert say.german(Clause(man, verb("help"), dative=him), front="heute") == "heute hilft ihm der Mann"
+    assert say.german(Clause(we, verb("help"), dative=him), front="heute") == "heute helfen wir ihm"
     assert say.english(Clause(man, verb("pick up"), accusative=him)) == "the man picks him up"
 
 
@@ -190,9 +190,9 @@ def test_verbs_are_conjugated(en: str, present: str, past: str, participle: str)
 
 
 def test_modals_ask_as_english_does():
-    rows = {row[0][0]: row for row in MODALS}
+    rows = {row[0]: row for row in MODALS}
     asked = {
-        name: say.english_question(Clause(phrase("the", "d", "man"), verb("sleep"), "modal", modal=rows[name]))
+        name: say.english(Clause(phrase("the", "d", "man"), verb("sleep"), "modal", modal=rows[name]), "question")
         for name in ("can", "wants to", "would like to", "had to")
     }
     assert asked == {

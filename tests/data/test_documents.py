@@ -130,7 +130,7 @@ def test_bytes_are_what_they_say():
         (b"", "is empty"),
         (b"\n\n  \n", "is empty"),
         (b"\x89PNG\r\n\x1a\n\0\0", "not valid UTF-8"),
-        (b"text\nmore\nthen a \0 byte\n" * 9, "no text"),
+        (b"text\nmore\nthen a \0 byte\n" * 9, "not text"),
         (b"one line alone", "too few lines"),
         (b"\x1f\x8b\x08broken", "cut off or damaged"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.server
 import threading
@@ -207,7 +208,9 @@ def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path):
 
 def test_nobody_there(tmp_path: Path):
     file = RemoteFile("corpus.tgz", ("http://127.0.0.1:9/a", "nonsense://x/y"))
-    with pytest.raises(UserError, match=r"corpus\.tgz could not be downloaded .*no address.*name a mirror") as refused:
+    with pytest.raises(
+        UserError, match=r"corpus\.tgz could not be downloaded .*not an address.*name a mirror"
+    ) as refused:
         download(file, tmp_path, say=lambda line: None, pause=0.0)
     assert "\n" not in str(refused.value)
 
@@ -231,3 +234,56 @@ def test_a_full_disk_keeps_what_has_arrived(server: Server, tmp_path: Path, monk
     with pytest.raises(UserError, match="No space left on device: what has arrived is kept"):
         fetched(server, tmp_path, "/a")
     assert (tmp_path / "corpus.tgz.part").read_bytes() == CONTENT[:5000]
+
+
+def test_a_server_that_drops_every_20_kib_still_completes(server: Server, tmp_path: Path):
+    """Fewer bytes than are asked of the connection at a time, more often than a server is tried in vain."""
+
+    def answer(handler: Handler) -> None:
+        begin = handler.first_byte()
+        sent = CONTENT[begin : begin + 20 * 1024]
+        headers = {"Content_Range": f"bytes {begin}-{len(CONTENT) - 1}/{len(CONTENT)}"} if begin else {}
+        handler.give(sent, 206 if begin else 200, len(CONTENT) - begin, **headers)
+
+    server.answers["/a"] = answer
+    path, _ = fetched(server, tmp_path, "/a")
+    assert path.read_bytes() == CONTENT
+    assert len(server.requests) == -(-len(CONTENT) // (20 * 1024))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate"])
+def test_bytes_are_kept_as_they_are_sent(server: Server, tmp_path: Path, encoding: str):
+    packed = gzip.compress(CONTENT)
+    server.answers["/a"] = lambda handler: handler.give(packed, Content_Encoding=encoding)
+    path, _ = fetched(server, tmp_path, "/a", digest=f"sha256:{hashlib.sha256(packed).hexdigest()}")
+    assert path.read_bytes() == packed
+
+
+def test_no_more_is_written_than_was_announced(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A range of 100 bytes, so it says, with a million after it."""
+    most = 0
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal most
+        most = max(most, done)
+
+    def answer(handler: Handler) -> None:
+        begin = handler.first_byte()
+        handler.give(CONTENT[begin:], 206 if begin else 200, Content_Range=f"bytes {begin}-99/100")
+
+    (tmp_path / "corpus.tgz.part").write_bytes(CONTENT[:50])
+    server.answers["/a"] = answer
+    with pytest.raises(UserError, match="101 bytes came where 100 were announced"):
+        fetched(server, tmp_path, "/a", progress=progress)
+    assert most == 101
+
+
+def test_the_digest_of_a_packed_text_is_told_from_others(server: Server, tmp_path: Path):
+    server.answers["/a"] = lambda handler: handler.give(gzip.compress(CONTENT))
+    server.answers["/b"] = lambda handler: handler.give(gzip.compress(CONTENT + b"!"))
+    server.answers["/c"] = lambda handler: handler.give(gzip.compress(CONTENT)[:-9])
+    fetched(server, tmp_path / "right", "/a", digest=f"text-{DIGEST}")
+    for path, said in (("/b", "SHA256 of its text"), ("/c", "cut off or damaged")):
+        with pytest.raises(UserError, match=said):
+            fetched(server, tmp_path / "wrong", path, digest=f"text-{DIGEST}")
+        assert not (tmp_path / "wrong" / "corpus.tgz").exists()

@@ -86,7 +86,7 @@ def test_a_word_longer_than_the_budget_is_hidden_all_the_same():
 
 def test_phrases_are_hidden_whole_the_longest_first():
     phrases = Phrases([[10, 11], [10, 11, 12, 13], [30, 31, 32], [7]])
-    assert len(phrases) == 3  # one token is no phrase
+    assert len(phrases) == 3  # one token is not a phrase
     assert phrases.spans([10, 11, 12, 13, 10, 11, 30, 31]) == [(0, 4), (4, 6)]
     rows = masked(Masker(VOCABULARY, phrases=phrases), rows=400)
     both = [set((row.labels).tolist()) for row in rows]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fasttfm import folders
 from fasttfm.data import prepare as prepare_module
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepare import PrepareOptions, prepare
@@ -28,6 +29,12 @@ def text(tmp_path: Path) -> dict[str, Path]:
             path = files[f"{split}.{language}"] = tmp_path / f"{split}.{language}"
             path.write_text("".join(f"{pair[side]}\n" for pair in chosen), encoding="utf-8")
     return files
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files count as large: no digest is compared before they are looked into."""
+    monkeypatch.setattr(folders, "_SMALL", -1)
 
 
 def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **more) -> list[str]:
@@ -175,17 +182,18 @@ def test_a_full_disk_is_one_line_and_loses_nothing(text, tmp_path: Path, monkeyp
     assert content(tmp_path / "DATA") == before
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda d: (d / "sha256sums").unlink(), "sha256sums: is missing"),
         (lambda d: (d / "sha256sums").write_bytes(b""), "sha256sums: is empty"),
         (lambda d: (d / "sha256sums").write_bytes((d / "sha256sums").read_bytes()[:200]), "sha256sums: is damaged"),
-        (lambda d: (d / "data.yaml").unlink(), "not a prepared data directory"),
+        (lambda d: (d / "data.yaml").unlink(), "data.yaml: is missing: run fasttfm prepare again"),
         (lambda d: (d / "data.yaml").write_text("a: [1"), "not a prepared data directory"),
         (lambda d: (d / "spm.model").write_bytes(b"x"), "spm.model: not a SentencePiece model"),
         (lambda d: (d / "train.src.npy").write_bytes((d / "train.src.npy").read_bytes()[:500]), "cut off or damaged"),
-        (lambda d: (d / "valid.tgt.offsets.npy").unlink(), "missing from the prepared data"),
+        (lambda d: (d / "valid.tgt.offsets.npy").unlink(), "offsets.npy: is missing: run fasttfm"),
         (lambda d: (d / "train.tgt.npy").write_bytes((d / "train.src.npy").read_bytes()), "does not match its offsets"),
     ],
 )
@@ -193,6 +201,17 @@ def test_a_damaged_directory_is_refused_by_the_file_that_is_damaged(text, tmp_pa
     run(text, tmp_path / "DATA")
     damage(tmp_path / "DATA")
     with pytest.raises(UserError, match=message):
+        PreparedData.open(tmp_path / "DATA")
+
+
+@pytest.mark.parametrize("file", ["data.yaml", "spm.model", "train.src.npy", "valid.tgt.offsets.npy", "valid.tgt.txt"])
+def test_small_files_are_held_against_their_digests_when_a_directory_is_opened(text, tmp_path: Path, file: str):
+    run(text, tmp_path / "DATA")
+    path = tmp_path / "DATA" / file
+    broken = bytearray(path.read_bytes())
+    broken[-7] ^= 1
+    path.write_bytes(bytes(broken))
+    with pytest.raises(UserError, match=rf"{file}: is damaged or changed, its SHA-256"):
         PreparedData.open(tmp_path / "DATA")
 
 
@@ -240,6 +259,7 @@ def test_a_reader_of_the_progress_that_leaves_is_no_failed_disk(text, tmp_path: 
         run(text, tmp_path / "DATA", say=say)
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("token", [499, 500, 65535])
 def test_a_token_outside_of_the_vocabulary_is_named_before_training(text, tmp_path: Path, token: int):
     run(text, tmp_path / "DATA")
@@ -291,6 +311,7 @@ def test_text_that_grows_while_it_is_prepared_is_stored_as_it_was_read(text, tmp
     assert len(PreparedData.open(tmp_path / "DATA").train) == 301
 
 
+@pytest.mark.usefixtures("large")
 def test_offsets_that_go_back_and_arrays_of_another_kind_are_refused(text, tmp_path: Path):
     run(text, tmp_path / "DATA")
     file = tmp_path / "DATA" / "valid.src.offsets.npy"
@@ -323,6 +344,7 @@ def test_every_flipped_bit_of_a_header_is_one_line_or_harmless(text, tmp_path: P
     assert refused > 50
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("broken", [b"one line\n", b"\xff\n" * 20])
 def test_damaged_validation_text_is_named(text, tmp_path: Path, broken: bytes):
     run(text, tmp_path / "DATA")

@@ -204,10 +204,11 @@ def trained(lines: list[str], model_type: str, **options) -> Tokenizer:
 
 
 def test_user_defined_symbols_are_never_taken_apart_and_never_made(model_type, lines):
-    tokenizer = trained(lines, model_type, vocab_size=500, user_defined_symbols=["<2de>", "garden"])
-    text = ["<2de> the garden<2de>house", "gardening gar den"]
+    tokenizer = trained(lines, model_type, vocab_size=500, user_defined_symbols=["<2de>", "garden", "\u2581<2fr>"])
+    text = ["<2de> the garden<2de>house", "gardening gar den", "<2fr> the garden"]
     ids = encoded(tokenizer, text)
-    symbols = [tokenizer._processor.PieceToId(piece) for piece in ("<2de>", "garden")]
+    symbols = [tokenizer._processor.PieceToId(piece) for piece in ("<2de>", "garden", "\u2581<2fr>")]
+    assert ids[2][0] == symbols[2]
     for epoch in range(20):
         drawn = draw(SubwordSampler(tokenizer, 0.5), ids, epoch=epoch)
         assert list(map(tokenizer.decode, drawn)) == list(map(tokenizer.decode, ids))

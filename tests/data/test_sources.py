@@ -57,7 +57,10 @@ def test_a_tag_stands_before_every_source_line_as_one_piece(files):
         assert [line.split()[0] for line in lines[:total]] == ["<2de>"] * total
         assert {line.split()[0] for line in lines[total:]} == {"<2fr>"}
     pieces = data.source_tokenizer.pieces(data.train.source(0))
-    assert "<2de>" in pieces[:2]
+    assert pieces[0] == "\u2581<2de>"
+    assert pieces[1].startswith("\u2581")
+    sampled = data.source_tokenizer.encode("<2de> " + "one two ten")
+    assert data.source_tokenizer.decode(sampled) == "<2de> one two ten"
     assert not any("<2" in data.target_tokenizer.decode(data.train.target(i)) for i in range(20))
 
 
@@ -71,6 +74,10 @@ def test_a_vocabulary_that_is_given_is_taken(files):
     assert any("given pieces" in line for line in said)
     two = run(files, "TWO", [model, model])
     assert not two.joint
+    for folder, joint in ((files / "DATA", True), (files / "TWO", False)):
+        of_folder = run(files, f"OF {folder.name}", [folder], vocab_size=50)
+        assert of_folder.joint == joint
+        assert list(of_folder.train.source(0)) == list(first.train.source(0))
     said = []
     run(files, "AGAIN", [model], said, vocab_size=50)
     assert any("nothing to do" in line for line in said)
@@ -108,4 +115,4 @@ def test_encode_and_decode_are_the_tokenizer(files, monkeypatch, capsys, more):
         assert capsys.readouterr().out == text
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"nonsense\n")))
     assert main(["decode", str(files / "DATA"), *more]) == 2
-    assert "nonsense is no subword" in capsys.readouterr().err
+    assert "nonsense is not a subword" in capsys.readouterr().err

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fasttfm.data import task_inputs
 from fasttfm.data.squad import Answer, read_squad
 from fasttfm.data.task_inputs import Markers, answer_tokens, join, question_windows
 from fasttfm.data.tokenizer import train_tokenizer
@@ -96,11 +98,11 @@ SPOT = "article 2, paragraph 1"
         ([], "holds no object with a list named data"),
         ({"version": "1.1"}, "has no data"),
         ({"data": []}, "has no question"),
-        (changed("data", 1, value=7), "article 2: is int and no object"),
+        (changed("data", 1, value=7), "article 2: is a whole number, it must be an object"),
         (changed("data", 1, "paragraphs", value=None), "article 2: has no paragraphs"),
         (changed(*PARAGRAPH, "context", value=None), f"{SPOT}: has no context"),
-        (changed(*PARAGRAPH, "qas", value="q"), f"{SPOT}: qas is str, it must be a list"),
-        (changed(*PARAGRAPH, "qas", 1, "id", value=3), f"{SPOT}, question 2: id is int, it must be a text"),
+        (changed(*PARAGRAPH, "qas", value="q"), f"{SPOT}: qas is a text, it must be a list"),
+        (changed(*PARAGRAPH, "qas", 1, "id", value=3), f"{SPOT}, question 2: id is a whole number, it must be a text"),
         (changed(*PARAGRAPH, "qas", 1, "id", value="q1"), "two questions have the id 'q1'"),
         (changed(*PARAGRAPH, "qas", 0, "is_impossible", value="no"), f"{SPOT}, question 1 (q1): is_impossible is 'no'"),
         (changed(*PARAGRAPH, "qas", 0, "is_impossible", value=True), "is impossible and yet has 2 answers"),
@@ -109,7 +111,7 @@ SPOT = "article 2, paragraph 1"
             f"{SPOT}, question 1 (q1), answer 2: the context has 'n France.' at answer_start 51, not 'in France'",
         ),
         (changed(*PARAGRAPH, "qas", 0, "answers", 0, "answer_start", value=-9), "at answer_start -9"),
-        (changed(*PARAGRAPH, "qas", 0, "answers", 0, "answer_start", value=True), "answer_start is bool"),
+        (changed(*PARAGRAPH, "qas", 0, "answers", 0, "answer_start", value=True), "answer_start is true or false"),
         (changed(*PARAGRAPH, "qas", 0, "answers", 0, "text", value=" "), "answer 1: is empty"),
     ],
 )
@@ -127,7 +129,7 @@ def test_cut_off_json_says_line_and_column(tmp_path):
     lines = text[:200].count("\n") + 1
     with pytest.raises(UserError, match=rf"is cut off at line {lines}, column \d+"):
         read_squad(write(tmp_path, text[:200]))
-    with pytest.raises(UserError, match=r"is no JSON at line 2, column 3"):
+    with pytest.raises(UserError, match=r"is not JSON at line 2, column 3"):
         read_squad(write(tmp_path, '{"data":\n  x}'))
 
 
@@ -225,3 +227,17 @@ def test_real_files_are_read_whole(name, questions, impossible):
     assert len(data) == questions
     assert sum(not question.answers for question in data.questions) == impossible
     assert data.may_be_impossible == bool(impossible)
+
+
+def test_windows_of_a_long_context_take_memory_in_proportion():
+    """Of twice as many tokens twice as much."""
+    peaks = []
+    for tokens in (20_000, 40_000):
+        begins = task_inputs._window_begins(tokens, 300, 128)
+        tracemalloc.start()
+        owners = task_inputs._owners(tokens, 300, begins)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (np.diff(owners) >= 0).all()
+        assert owners[-1] == len(begins) - 1
+    assert peaks[1] < 2.5 * peaks[0] < 10e6

@@ -72,9 +72,9 @@ def test_single_texts_and_chosen_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"text": "a", "label": "x"}\n{"text": "b"', "line 2, column 13: is cut off or no JSON"),
-        ("[1]\n", "line 1: is list and no object"),
-        ('{"text": ["a"], "label": 1}\n', "line 1: text is list"),
+        ('{"text": "a", "label": "x"}\n{"text": "b"', "line 2: is cut off at column 13"),
+        ("[1]\n", "line 1: is a list, it must be an object"),
+        ('{"text": ["a"], "label": 1}\n', "line 1: text is a list"),
         ("", "has no rows"),
     ],
 )

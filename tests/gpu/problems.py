@@ -31,7 +31,7 @@ class Problem:
     width: int = 0
     """Of attention: the larger head size."""
     extras: int = 0
-    """Of attention: how many of mask and dropout there are."""
+    """Of attention: 1 with dropout, 2 with a mask."""
 
     def __str__(self) -> str:
         return self.name
@@ -69,7 +69,7 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
     words += [f"{masked} mask"] if masked else []
     words += [f"{H // key_heads} heads a key"] if key_heads != H else []
     return Problem(
-        " ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=(p > 0) + bool(masked)
+        " ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=2 if masked else int(p > 0)
     )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fasttfm.config import Config, Values, build, gather
+from fasttfm.cpu.step_passes import usable
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.data.prepared import PreparedData
 
+from . import ranks
 from .tiny import TINY
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -36,6 +40,14 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         say=lambda line: None,
     )
     return folder / "DATA"
+
+
+@pytest.fixture(params=[True, False], ids=["numba", "without numba"])
+def run_ranks(request: pytest.FixtureRequest) -> Callable[..., tuple[list[list[int]], str]]:
+    """ranks.run_ranks(), with numba and without."""
+    if request.param and not usable():
+        pytest.skip("numba is not installed")
+    return partial(ranks.run_ranks, numba=request.param)
 
 
 @pytest.fixture

@@ -2,9 +2,12 @@
 
     python ranks.py '[{"size": 2, "words": ["train", ...], "fault": null}, ...]'
 
-Prints a JSON list: the exit statuses of each run's ranks. A fault is [rank, update, kind]: before its update's step
-the rank raises a UserError, is killed, or gets a signal, by kind "error", "SIGKILL" or "SIGTERM"; with "nan" the loss
-of its part of the update is no number; with "validation" it gets a SIGTERM in that validation (they count from 1).
+Prints a JSON list: of each run the exit statuses of its ranks, and the passes compiled by numba that they have entered;
+with "numba": false it is as if numba were not installed, and with "least" passes are entered from so many elements.
+
+A fault is [rank, update, kind]: before its update's step the rank raises a UserError, hangs for HANGS, is killed, or
+gets a signal, by kind "error", "hang", "SIGKILL" or "SIGTERM"; with "nan" the loss of its part of the update is no
+number; with "validation" it gets a SIGTERM in that validation (they count from 1).
 """
 
 from __future__ import annotations
@@ -15,18 +18,40 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
+from fasttfm.cpu import thresholds, training_passes
+from fasttfm.cpu.step_passes import usable
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from numba_passes import passes_entered
+
+HANGS = 25
+"""Seconds."""
 PATIENCE = 1500
 """Seconds that a list of runs may take on a machine that is busy with much else."""
 
 
-def run_ranks(*runs: dict) -> tuple[list[list[int]], str]:
-    """The exit statuses of each run's ranks, and all that was written to standard error."""
-    command = [sys.executable, str(Path(__file__)), json.dumps(runs)]
+PASSES = {"softmax", "softmax_gradient", "residual_layer_norm", "residual_layer_norm_gradient"}
+"""What training a Transformer enters with numba, from some size on; dropout beside it draws its masks there."""
+
+
+def run_ranks(*runs: dict, numba: bool = True) -> tuple[list[list[int]], str]:
+    """The exit statuses of each run's ranks, and all that was written to standard error.
+
+    Every run that succeeds must have been of a size that enters the passes compiled by numba, and without numba must
+    not have entered any.
+    """
+    command = [sys.executable, str(Path(__file__)), json.dumps([{"numba": numba, **run} for run in runs])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    for statuses, entered in results:
+        if not any(statuses):
+            assert (set(entered) >= PASSES) if numba and usable() else not entered, entered
+    return [statuses for statuses, _ in results], done.stderr
 
 
 def _inject(fault: list | None, rank: int) -> None:
@@ -60,6 +85,9 @@ def _inject(fault: list | None, rank: int) -> None:
         nonlocal count
         count += 1
         if count == update:
+            if kind == "hang":
+                time.sleep(HANGS)
+                os._exit(0)
             if kind == "error":
                 raise UserError("this rank has met a wall")
             os.kill(os.getpid(), signal.Signals[kind])
@@ -75,7 +103,16 @@ def _exchange_in(bucket: int) -> None:
     exchange.GradientExchange.__init__.__defaults__ = (bucket,)  # type: ignore[attr-defined]
 
 
-def _run(size: int, words: list[str], fault: list | None = None, bucket: int = 0) -> list[int]:
+def _run(
+    size: int,
+    words: list[str],
+    fault: list | None = None,
+    bucket: int = 0,
+    *,
+    numba: bool = True,
+    least: int | None = None,
+) -> tuple[list[int], list[str]]:
+    entered = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (the ranks write to it)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -88,6 +125,9 @@ def _run(size: int, words: list[str], fault: list | None = None, bucket: int = 0
             os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
             if size == 1:
                 del os.environ["WORLD_SIZE"]
+            passes_entered(numba, lambda name: os.write(entered.fileno(), f"{name}\n".encode()))
+            if least is not None:
+                thresholds._forced.update(dict.fromkeys(thresholds.LEAST, least))
             _inject(fault, rank)
             if bucket:
                 _exchange_in(bucket)
@@ -95,7 +135,9 @@ def _run(size: int, words: list[str], fault: list | None = None, bucket: int = 0
             os.dup2(2, 1)
             os._exit(_status())
         children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    entered.seek(0)
+    return statuses, sorted(set(entered.read().decode().split()))
 
 
 def _status() -> int:
@@ -109,11 +151,14 @@ def _status() -> int:
 
 if __name__ == "__main__":
     import torch
-    import torch.distributed
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
 
     import fasttfm.cli.train
     import fasttfm.training.run  # noqa: F401
 
     torch.set_num_threads(1)
+    if usable():  # loads numba once for all
+        training_passes.loops()
     statuses = [_run(**run) for run in json.loads(sys.argv[1])]
     print(json.dumps(statuses), flush=True)

@@ -9,10 +9,10 @@ import pytest
 
 from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import is_resumable, save_checkpoint
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.errors import UserError
 from fasttfm.training.callback import Callback
-from fasttfm.training.log import read_log
 from fasttfm.training.run import train
 
 # its own name for what the run writes through, so that the test can slow it down

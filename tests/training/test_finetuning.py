@@ -103,6 +103,10 @@ def test_answers_are_learnt_predicted_and_scored(tmp_path, bodies, capsys):
     assert main([*command, "--out", str(tmp_path / "model"), *FAST, "--max-update", "60"]) == 0
     predictions = str(tmp_path / "predictions.json")
     assert main(["finetune", "predict", str(tmp_path / "model"), valid, "--out", predictions]) == 0
+    other = write(tmp_path / "other.json", {**squad(40, 2), "version": "v2.0"})
+    assert main(["finetune", "predict", str(tmp_path / "model"), other, "--out", str(tmp_path / "other.out")]) == 0
+    answers = Path(predictions).read_bytes()
+    assert Path(tmp_path / "other.out").read_bytes() == answers, "a model of answers alone always gives one"
     capsys.readouterr()
     assert main(["finetune", "evaluate", predictions, valid, "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)
@@ -167,6 +171,13 @@ def test_impossible_questions_are_told_by_a_threshold(tmp_path, bodies, capsys):
     assert main(["finetune", "evaluate", predictions, valid, "--json"]) == 0
     by_training = json.loads(capsys.readouterr().out)
     assert by_training["NoAns_exact"] > 90  # these questions have words that no other has
+    for hide in (lambda asked: asked.update(answers=[]), lambda asked: asked.pop("answers")):
+        content = json.loads(Path(valid).read_text())
+        for asked in (asked for part in content["data"] for each in part["paragraphs"] for asked in each["qas"]):
+            hide(asked)
+        unseen = write(tmp_path / "unseen.json", {**content, "version": "1.1"})
+        assert main(["finetune", "predict", out, unseen, "--out", str(tmp_path / "unseen.out")]) == 0
+        assert Path(tmp_path / "unseen.out").read_bytes() == Path(predictions).read_bytes()
     assert main(["finetune", "predict", out, valid, "--out", predictions, "--threshold", "1e8"]) == 0
     capsys.readouterr()
     assert (

@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.errors import UserError
-from fasttfm.training.log import RunLog, read_log
+from fasttfm.training.log import RunLog
 from fasttfm.training.plots import plot_curve
 from fasttfm.training.progress import Progress, duration, hushed, tell
 from fasttfm.training.tensorboard import TensorBoard

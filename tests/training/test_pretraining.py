@@ -8,6 +8,7 @@ from torch import nn
 
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.model_dir import read_kind
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.cli.main import main
 from fasttfm.config import gather
@@ -15,11 +16,8 @@ from fasttfm.data.documents import PreparedDocuments, RowBatches
 from fasttfm.data.prepare_documents import DocumentOptions, prepare_documents
 from fasttfm.errors import UserError
 from fasttfm.models.gpt import GPT
-from fasttfm.training.log import read_log
 from fasttfm.training.pretraining import LanguageModelling, evaluate
 from fasttfm.training.run import train
-
-from .ranks import run_ranks
 
 CPU = torch.device("cpu")
 RECIPE = {
@@ -42,6 +40,8 @@ RECIPE = {
     "tensorboard": False,
     "threads": 1,
 }
+WIDE = {"d_model": 256, "heads": 8, "d_ff": 256, "max_tokens": 512}
+"""Sizes at which half a batch enters the passes compiled by numba."""
 TIMES = ("seconds", "tokens_per_second", "peak_memory")
 
 
@@ -181,15 +181,19 @@ def test_wrong_settings_and_checkpoints_end_in_one_line(data, tmp_path):
 def command(data, out, **changes):
     """`fasttfm lm train` of the recipe."""
     words = ["lm", "train", "--device", "cpu", "--data", str(data), "--out", str(out)]
-    for name, value in {**RECIPE, "dropout": 0.0, "attention_dropout": 0.0, **changes}.items():
+    for name, value in {**RECIPE, **WIDE, "dropout": 0.0, "attention_dropout": 0.0, **changes}.items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
     return words
 
 
-def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(data, tmp_path):
+def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(run_ranks, data, tmp_path):
+    """adam_eps: the gradient of a key's bias is 0, and by Adam's 1e-8 its rounding would become steps."""
     runs = {"one": (1, {}), "two": (2, {}), "divided": (2, {"shard": True})}
-    words = [{"size": size, "words": command(data, tmp_path / name, **more)} for name, (size, more) in runs.items()]
+    words = [
+        {"size": size, "words": command(data, tmp_path / name, adam_eps=1e-4, **more)}
+        for name, (size, more) in runs.items()
+    ]
     statuses, errors = run_ranks(*words)
     assert [status for each in statuses for status in each] == [0] * 5, errors
     one = last_weights(tmp_path / "one")
@@ -197,7 +201,7 @@ def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(dat
         other = last_weights(tmp_path / name)
         assert one.keys() == other.keys()
         for key in one:
-            torch.testing.assert_close(one[key], other[key], rtol=1e-3, atol=1e-4, msg=f"{name} {key}")
+            torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=2e-5, msg=f"{name} {key}")
     assert main(["consolidate", str(tmp_path / "divided"), "--out", str(tmp_path / "whole")]) == 0
     assert (tmp_path / "whole" / "bytes.json").is_file()
     assert GPT.from_pretrained(tmp_path / "whole").config.layers == 2

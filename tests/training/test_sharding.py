@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from fasttfm.checkpoints.checkpoint import read_state, read_weights
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.shards import is_sharded
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.cli.main import main
 from fasttfm.decoding import Translator
 from fasttfm.errors import UserError
-from fasttfm.training.log import read_log
 
-from .ranks import run_ranks
 from .test_workers import assert_close, assert_same_bits, words
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -29,7 +28,8 @@ RECIPE = {
 RECIPE |= {"save_interval_updates": 3, "valid_interval_updates": 3, "d_ff": 63}  # 63: parts of different sizes
 
 
-def test_divided_and_whole_models_end_in_the_same_weights(tiny_data, tmp_path):
+@pytest.mark.timeout(900)  # many processes: minutes where others compute too
+def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, tmp_path):
     """Dropout on: its masks are a rank's own, and the ranks' rows are the same either way. EMA, clipping and batches
     that not every rank has a part of."""
     changes = {**RECIPE, "ema_decay": 0.9, "average_last": 2}
@@ -59,7 +59,20 @@ def test_divided_and_whole_models_end_in_the_same_weights(tiny_data, tmp_path):
         assert one["nll"] == pytest.approx(two["nll"], rel=1e-4)
 
 
-def test_four_ranks_divide_a_model_too(tiny_data, tmp_path):
+def test_one_batch_an_update_gives_a_divided_model_the_bits_of_a_whole_one(run_ranks, tiny_data, tmp_path):
+    """Of two ranks, without clipping: then nothing is summed in another order, dropout or not."""
+    changes = {**RECIPE, "update_freq": 1, "clip_norm": 0.0, "valid_interval_updates": 0, "dropout": 0.1}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    statuses, stderr = run_ranks(
+        {"size": 2, "words": words(tiny_data, whole, **changes)},
+        {"size": 2, "words": words(tiny_data, parts, shard=True, **changes)},
+    )
+    assert statuses == [[0, 0]] * 2, stderr
+    assert "Warning" not in stderr
+    assert_same_bits(whole, parts)
+
+
+def test_four_ranks_divide_a_model_too(run_ranks, tiny_data, tmp_path):
     """Dropout on; a matrix of 63 rows leaves the last rank a smaller part; each batch is two ranks'."""
     changes = {**RECIPE, "update_freq": 2, "max_update": 4, "valid_interval_updates": 0, "dropout": 0.2}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -76,7 +89,7 @@ def test_four_ranks_divide_a_model_too(tiny_data, tmp_path):
     assert_same_bits(parts, tmp_path / "one")
 
 
-def test_a_checkpoint_in_parts_is_consolidated(tiny_data, tmp_path, capsys):
+def test_a_checkpoint_in_parts_is_consolidated(run_ranks, tiny_data, tmp_path, capsys):
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     (statuses,), stderr = run_ranks({"size": 2, "words": words(tiny_data, parts, shard=True, **RECIPE)})
     assert statuses == [0, 0], stderr
@@ -88,8 +101,11 @@ def test_a_checkpoint_in_parts_is_consolidated(tiny_data, tmp_path, capsys):
     states = [read_state(step_folder(model, 6)) for model in (parts, whole)]
     assert states[0].values == states[1].values
     assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
+    assert main(["consolidate", str(parts), "--out", str(whole)]) == 0  # as after a kill at its end
+    assert_same_bits(parts, whole)
+    (whole / "train.log.jsonl").touch()  # it was trained on
     assert main(["consolidate", str(parts), "--out", str(whole)]) == 2
-    assert "is not empty" in capsys.readouterr().err
+    assert "is not empty (train.log.jsonl)" in capsys.readouterr().err
     for damaged in (step_folder(parts, 6) / "shards").glob("*.distcp"):
         content = bytearray(damaged.read_bytes())
         content[-1] ^= 1

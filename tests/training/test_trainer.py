@@ -15,8 +15,9 @@ import torch
 
 from fasttfm import files
 from fasttfm.checkpoints import model_dir
-from fasttfm.checkpoints.checkpoint import read_meta, read_state, read_weights
+from fasttfm.checkpoints.checkpoint import is_resumable, read_meta, read_state, read_weights
 from fasttfm.checkpoints.model_dir import prepare_model_dir
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
@@ -24,7 +25,6 @@ from fasttfm.decoding.translator import Translator
 from fasttfm.errors import Stopped, UserError
 from fasttfm.models import Transformer
 from fasttfm.training.interrupt import Interruption
-from fasttfm.training.log import read_log
 from fasttfm.training.run import train
 from fasttfm.training.trainer import Trainer
 
@@ -469,8 +469,8 @@ def test_a_loss_that_is_no_number_is_skipped_and_named(tiny_data, tiny_values, t
     records = read_log(tmp_path / "M")
     skipped = [record for record in records if record["kind"] == "skipped"]
     assert [record["step"] for record in skipped] == [5, 8]
-    batches = TokenBatches(PreparedData.open(tiny_data).train, TINY["max_tokens"], 1, 256)
     per_update = changes.get("update_freq", 1)
+    batches = TokenBatches(PreparedData.open(tiny_data).train, TINY["max_tokens"], 1, 256, together=per_update)
     expected = [pair for batch in batches.epoch(0)[4 * per_update : 5 * per_update] for pair in batch.tolist()]
     assert skipped[0]["pairs"] == expected
     trained = [record for record in records if record["kind"] == "train"]
@@ -479,15 +479,50 @@ def test_a_loss_that_is_no_number_is_skipped_and_named(tiny_data, tiny_values, t
     assert "warning: update 5 was skipped: the gradient of its " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("save", "good", "is_stopped"), [(5, 5, False), (1, 6, False), (1, 6, True), (4, 4, True)])
 def test_losses_that_stay_no_number_end_the_run_with_the_last_good_checkpoint(
+    tiny_data, tiny_values, tmp_path, monkeypatch, save, good, is_stopped
+):
+    """Which is of an update before the first that was skipped, whatever was saved and deleted since, also by a session
+    that was stopped among them."""
+    poison(monkeypatch, range(6, 100), float("inf"))
+    changes = {"valid_interval_updates": 0, "skip_limit": 4, "save_interval_updates": save, "keep_interval_updates": 1}
+    if is_stopped:
+        train(tiny_values(max_update=9, **changes), tiny_data, tmp_path / "M", CPU)
+        assert saved_steps(tmp_path / "M") == [good, 9]
+    expected = rf"the gradient of the last 4 updates is nan at update 10; the checkpoint of update {good} is kept"
+    with pytest.raises(UserError, match=expected):
+        train(tiny_values(max_update=99, **changes), tiny_data, tmp_path / "M", CPU)
+    assert saved_steps(tmp_path / "M") == [good]
+    assert is_resumable(step_folder(tmp_path / "M", good))
+
+
+def test_without_a_checkpoint_before_the_first_skipped_update_the_newest_is_kept(
     tiny_data, tiny_values, tmp_path, monkeypatch
 ):
-    poison(monkeypatch, range(6, 100), float("inf"))
-    changes = {"valid_interval_updates": 0, "max_update": 99, "skip_limit": 4}
-    expected = r"the gradient of the last 4 updates is nan at update 10; the checkpoint of update 5 is kept"
-    with pytest.raises(UserError, match=expected):
-        train(tiny_values(**changes), tiny_data, tmp_path / "M", CPU)
-    assert saved_steps(tmp_path / "M") == [5]
+    poison(monkeypatch, range(1, 100), float("inf"))
+    changes = {"valid_interval_updates": 0, "skip_limit": 4, "save_interval_updates": 2}
+    with pytest.raises(UserError, match="at update 5; the checkpoint of update 4 is kept"):
+        train(tiny_values(max_update=99, **changes), tiny_data, tmp_path / "M", CPU)
+
+
+def test_gradient_norms_are_logged_whether_or_not_they_are_clipped(tiny_data, tiny_values, tmp_path, monkeypatch):
+    """And are the mean over the updates that changed something."""
+    changes = {"valid_interval_updates": 0, "max_update": 3, "dropout": 0.0, "warmup_updates": 0, "lr": 1e-30}
+    norms = {}
+    for name, more in {
+        "each": {"log_interval": 1},
+        "three": {"log_interval": 3},
+        "clipped": {"log_interval": 3, "clip_norm": 1e-3},
+    }.items():
+        train(tiny_values(**{**changes, **more}), tiny_data, tmp_path / name, CPU)
+        norms[name] = [each["gradient_norm"] for each in read_log(tmp_path / name) if each["kind"] == "train"]
+    assert all(norm > 0 for norm in norms["each"])
+    assert norms["three"] == norms["clipped"] == [pytest.approx(sum(norms["each"]) / 3, rel=1e-5)]
+    poison(monkeypatch, (1,))
+    train(tiny_values(**changes, log_interval=3), tiny_data, tmp_path / "skipped", CPU)
+    (record,) = [each for each in read_log(tmp_path / "skipped") if each["kind"] == "train"]
+    assert record["gradient_norm"] == pytest.approx((norms["each"][0] + norms["each"][2]) / 2, rel=1e-5)
 
 
 def test_a_loss_scale_that_collapses_ends_the_run(tiny_data, tiny_values, tmp_path, monkeypatch):
@@ -517,13 +552,13 @@ def test_a_finished_run_started_again_does_nothing_and_says_so(tiny_data, tiny_v
     assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(tmp_path / "M").items())
 
 
-@pytest.mark.parametrize("left", [".config.yaml", "config.yaml"])
+@pytest.mark.parametrize("left", [".config.yaml.unfinished", "config.yaml"])
 def test_a_kill_while_the_directory_is_made_can_be_gone_on_from(tiny_data, tiny_config, tmp_path, monkeypatch, left):
     data, out = PreparedData.open(tiny_data), tmp_path / "MODEL"
 
     def killed(path, content, write=files.replace_file):
         if left.startswith("."):
-            path.with_name(f".{path.name}").write_bytes(content[:10])
+            files.unfinished(path).write_bytes(content[:10])
         else:
             write(path, content)
         raise SystemExit(9)

@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
+from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.training.log import read_log
 from fasttfm.training.run import train
 from fasttfm.training.throughput import Throughput
 from fasttfm.training.updates import Updates
@@ -25,7 +26,13 @@ def make(tiny_data, config):
     torch.manual_seed(3)
     data = PreparedData.open(tiny_data)
     sampling, tokenizers = config.data.subword_sampling, (data.source_tokenizer, data.target_tokenizer)
-    batches = TokenBatches(data.train, config.data.max_tokens, config.training.seed, None, sampling, tokenizers)
+    given = data.train, config.data.max_tokens, config.training.seed
+    together = config.training.update_freq
+    batches = (
+        SampledBatches(*given, amount=sampling, tokenizers=tokenizers, together=together)
+        if sampling
+        else TokenBatches(*given, together=together)
+    )
     return Updates(Transformer(config.model), batches, config.training, CPU)
 
 
@@ -118,11 +125,12 @@ def test_a_collapse_of_throughput_is_told_once_with_both_numbers():
 
 def test_four_small_batches_are_the_update_of_a_large_one(tiny_data, tiny_config):
     """Gradient accumulation: the same pairs in 4 parts, without dropout, up to rounding."""
-    results = []
+    results: list[dict] = []
+    pairs = max(make(tiny_data, tiny_config(max_tokens=512)).batches.epoch(0), key=len)[:40]
     for parts in (1, 4):
         updates = make(tiny_data, tiny_config(update_freq=parts, dropout=0.0, max_tokens=512))
-        pairs = updates.batches.epoch(0)[0][:40]
-        updates._order = [pairs] if parts == 1 else [pairs[:3], pairs[3:20], pairs[20:21], pairs[21:]]
+        order = [pairs] if parts == 1 else [pairs[:3], pairs[3:20], pairs[20:21], pairs[21:]]
+        updates.batches.epoch = lambda epoch, order=order: order
         gradients = {}
         updates.optimization.step = lambda lr, gradients=gradients, updates=updates: (
             gradients.update(enumerate(p.grad.clone() for p in updates.model.parameters())),

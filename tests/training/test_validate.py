@@ -89,6 +89,6 @@ def test_damaged_references_are_refused_before_training(tiny_data, tiny_values, 
     copy = tmp_path / "DATA"
     shutil.copytree(tiny_data, copy)
     (copy / "valid.tgt.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"valid\.tgt\.txt: has 0 lines"):
+    with pytest.raises(UserError, match=r"valid\.tgt\.txt: is damaged or changed"):
         train(tiny_values(valid_bleu=True), copy, tmp_path / "MODEL")
     assert not (tmp_path / "MODEL" / "train.log.jsonl").exists()

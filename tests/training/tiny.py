@@ -26,6 +26,9 @@ TINY = {
 }
 """A recipe that goes through every part of the trainer in 12 updates."""
 
+WIDE = {"d_model": 128, "heads": 32, "d_ff": 64, "max_tokens": 1024}
+"""Sizes at which half of a batch enters the passes compiled by numba."""
+
 
 def train_command(data: Path, out: Path, **changes: object) -> list[str]:
     """The `fasttfm train` command line of the tiny recipe."""

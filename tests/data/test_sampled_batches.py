@@ -1,0 +1,175 @@
+"""Batches whose text is segmented anew: the budget, what they depend on, whose pairs a rank draws for."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from fasttfm.data.demo import demo_pairs
+from fasttfm.data.prepared import ParallelTokens
+from fasttfm.data.sampled_batches import SampledBatches
+from fasttfm.data.sampling import SubwordSampler, sentence_keys
+from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
+from fasttfm.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def spoken() -> tuple[Tokenizer, list[str], ParallelTokens]:
+    lines = [
+        f"the {colour} {thing} number {i}" for i in range(60) for colour in ("green", "red") for thing in ("house",)
+    ]
+    tokenizer = train_tokenizer(lines, vocab_size=320)
+    ids = tokenizer.encode_lines(lines)
+    return tokenizer, lines, ParallelTokens.from_lists(ids, ids)
+
+
+def test_sampling_draws_anew_each_epoch_keeps_the_text_and_the_budget(spoken):
+    tokenizer, lines, pairs = spoken
+
+    def visit(epoch: int, backwards: bool = False) -> list[list[int]]:
+        batches = SampledBatches(pairs, 200, seed=5, amount=0.1, tokenizers=(tokenizer, tokenizer))
+        rows = []
+        order = batches.epoch(epoch)
+        for indices in reversed(order) if backwards else order:
+            batch = batches.batch(indices, epoch)
+            assert len(batch) * max(batch.source.shape[1], batch.target_in.shape[1]) <= 200
+            for i, row, length in zip(indices, batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
+                assert tokenizer.decode(row[: length - 1]) == lines[i]
+                rows.append(row[:length])
+        return rows
+
+    assert visit(0) == visit(0)
+    assert sorted(visit(0)) == sorted(visit(0, backwards=True)), "what was drawn before does not matter"
+    plain = sorted((*pairs.source(i), EOS) for i in range(len(pairs)))
+    assert sorted(map(tuple, visit(0))) != plain
+    assert sorted(map(tuple, visit(0))) != sorted(map(tuple, visit(1)))
+
+
+@pytest.mark.parametrize(("amount", "window", "budget"), [(0.1, 128, 60), (0.1, 3, 60), (0.9, 128, 60), (0.9, 4, 30)])
+def test_sampling_leaves_out_no_pair_and_most_draws_fit(spoken, monkeypatch, amount, window, budget):
+    monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", window)
+    monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 1)
+    tokenizer, _, pairs = spoken
+    batches = SampledBatches(pairs, budget, seed=5, amount=amount, tokenizers=(tokenizer, tokenizer))
+    assert batches.skipped == 0
+    drawn = SubwordSampler(tokenizer, amount).sample(
+        [pairs.target(i) for i in range(len(pairs))], sentence_keys(5, 1, np.arange(len(pairs)), 1)
+    )
+    seen, taken = [], 0
+    assert len(batches.epoch(1)) == len(batches)
+    for indices in batches.epoch(1):
+        batch = batches.batch(indices, 1)
+        assert len(batch) * max(batch.source.shape[1], batch.target_in.shape[1]) <= budget
+        for i, row, length in zip(indices, batch.target_out.tolist(), batch.target_lengths.tolist(), strict=True):
+            ids = row[: length - 1]
+            assert ids in (drawn[i].tolist(), pairs.target(i).tolist())
+            taken += ids == drawn[i].tolist()
+            seen.append(int(i))
+    assert sorted(seen) == list(range(len(pairs)))
+    assert taken > 0.75 * len(pairs)
+
+
+def test_a_batch_in_the_middle_of_an_epoch_is_the_same_without_those_before(spoken, monkeypatch):
+    """What a run that goes on from a checkpoint sees."""
+    monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", 3)
+    monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 1)
+    tokenizer, _, pairs = spoken
+
+    def visit(positions) -> list[tuple]:
+        batches = SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer))
+        order = batches.epoch(2)
+        results = []
+        for position in positions:
+            indices = order[position]
+            results.append((indices.tolist(), batches.batch(indices, 2).source.tolist()))
+        return results
+
+    whole = visit(range(12))
+    assert [visit([position])[0] for position in range(12)] == whole
+    assert visit([-1]) == visit([len(SampledBatches(pairs, 60, 5, amount=0.2, tokenizers=(tokenizer, tokenizer))) - 1])
+
+
+def test_sampled_batches_are_of_like_length_and_full():
+    pairs = demo_pairs()
+    lines = [next(pairs) for _ in range(3000)]
+    tokenizer = train_tokenizer([line for pair in lines for line in pair], vocab_size=1000)
+    ids = [tokenizer.encode_lines([pair[side] for pair in lines]) for side in (0, 1)]
+    batches = SampledBatches(ParallelTokens.from_lists(*ids), 1000, 1, amount=0.1, tokenizers=(tokenizer, tokenizer))
+    total = real = 0
+    shapes = set()
+    for indices in batches.epoch(0):
+        batch = batches.batch(indices, 0)
+        shapes.add(batch.shape)
+        total += batch.source.numel() + batch.target_in.numel()
+        real += batch.source_tokens + batch.target_tokens
+    assert 1 - real / total < 0.12
+    assert real / len(batches) > 0.7 * 2000
+    assert len(shapes) < 0.6 * len(batches)
+
+
+def all_rows(batches: SampledBatches, epoch: int, places) -> list[tuple]:
+    order = batches.epoch(epoch)
+    return [(order[place].tolist(), batches.batch(order[place], epoch).source.tolist()) for place in places]
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", 6)
+    monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 3)
+
+
+def test_a_rank_draws_for_its_own_batches_alone(spoken, small_windows, monkeypatch):
+    """And what it draws is what one process alone would have drawn there."""
+    tokenizer, _, pairs = spoken
+
+    def make() -> SampledBatches:
+        return SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer), together=4)
+
+    drawn: list[int] = []
+    sample = SubwordSampler.sample
+    monkeypatch.setattr(
+        SubwordSampler, "sample", lambda self, ids, keys: (drawn.append(len(ids)), sample(self, ids, keys))[1]
+    )
+    alone = make()
+    count = len(alone) // 4 * 4
+    drawn.clear()
+    whole = all_rows(alone, 0, range(count))
+    in_all = sum(drawn)
+    for rank in range(2):
+        mine = [place for place in range(count) if place % 4 // 2 == rank]
+        batches = make()
+        drawn.clear()
+        assert all_rows(batches, 0, mine) == [whole[place] for place in mine]
+        assert 0.3 * in_all < sum(drawn) < 0.7 * in_all
+
+
+def test_processes_draw_what_this_one_draws_and_end_with_it(spoken, small_windows):
+    tokenizer, _, pairs = spoken
+    given = {"seed": 5, "amount": 0.2, "tokenizers": (tokenizer, tokenizer), "together": 2}
+    here, elsewhere = SampledBatches(pairs, 60, **given), SampledBatches(pairs, 60, **given, processes=2)
+    places = range(len(here))
+    for epoch in (0, 1):
+        assert all_rows(elsewhere, epoch, places) == all_rows(here, epoch, places)
+    assert all_rows(SampledBatches(pairs, 60, **given, processes=1), 1, [7]) == all_rows(here, 1, [7])
+    started = []
+    while not elsewhere._processes._idle.empty():
+        started.append(elsewhere._processes._idle.get())
+    running = [process for process in started if process is not None]
+    assert running
+    assert all(process.poll() is None for process in running)
+    del elsewhere
+    gc.collect()
+    assert all(process.wait(10) is not None for process in running)
+
+
+def test_a_process_that_is_killed_is_one_line(spoken):
+    tokenizer, _, pairs = spoken
+    batches = SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer), processes=1)
+    order = batches.epoch(0)
+    order[0]
+    process = batches._processes._idle.get(timeout=10)
+    process.kill()
+    process.wait()
+    batches._processes._idle.put(process)
+    with pytest.raises(UserError, match="a process that draws segmentations was ended"):
+        batches.epoch(3)[0]
