@@ -42,6 +42,39 @@ def test_there_is_one_version(metadata):
     assert hooks["ruff-pre-commit"] == "v" + pinned("ruff")
 
 
+def test_the_newest_section_of_the_changelog_is_this_version():
+    sections = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == fasttfm.__version__
+    assert sections == sorted(sections, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("tag", "status", "told"),
+    [
+        (f"v{fasttfm.__version__}", 0, "- "),
+        ("v0.0.0", 1, f"the tag must be v{fasttfm.__version__}"),
+        (fasttfm.__version__, 1, f"the tag must be v{fasttfm.__version__}"),
+    ],
+)
+def test_a_release_has_the_notes_of_its_version(tag, status, told):
+    done = subprocess.run(
+        [sys.executable, "scripts/release_notes.py", tag], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert told in (done.stderr if status else done.stdout)
+    assert "## " not in done.stdout
+
+
+def test_actions_are_pinned_by_their_commits():
+    used = [
+        line
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for line in re.findall(r"uses: *(.+)", path.read_text())
+    ]
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", line)] == []
+
+
 def test_every_extra_that_an_error_names_exists(metadata):
     named = {
         extra
