@@ -36,6 +36,10 @@ class Rows:
         """(R,): positions that each row has seen."""
         self.ancestors = torch.zeros(count, _FIRST_CAPACITY, dtype=torch.int32)
         """(R, capacity): where each earlier position is stored."""
+        self._first_slots = torch.zeros(0, dtype=torch.int32)
+        """(P,): the first of the slots of each sentence that has joined."""
+        self._slots_of: dict[int, range] = {}
+        """The slots of each sentence that has joined and not left, as far as is known."""
 
     @property
     def length(self) -> int:
@@ -61,23 +65,39 @@ class Rows:
         self.slots = self.slots[rows]
         self._take(rows)
 
-    def go_on(self, rows: Tensor, beam: int) -> None:
-        """Row r goes on from what row rows[r] was; a sentence has `beam` of them, one after the other, and `beam`
-        slots of its number's."""
+    def go_on(self, rows: Tensor, ranks: Tensor) -> None:
+        """Row r goes on from what row rows[r] was, as the row ranks[r] (R,) int32 of its sentence, from 0 on."""
         self._take(rows)
-        self._store_in((self.sentences.view(-1, beam) * beam + torch.arange(beam, dtype=torch.int32)).flatten())
+        self._store_in(self._first_slots[self.sentences] + ranks)
 
     def join(self, sentences: Tensor, lengths: Tensor, beam: int, rows_per_sentence: int) -> None:
         """Rows for sentences of these numbers, after those that are there and at their first position."""
-        if int(sentences.max()) >= len(self.lengths):
-            self.lengths = torch.nn.functional.pad(self.lengths, (0, int(sentences.max()) + 1 - len(self.lengths)))
+        missing = int(sentences.max()) + 1 - len(self.lengths)
+        if missing > 0:
+            self.lengths = torch.nn.functional.pad(self.lengths, (0, missing))
+            self._first_slots = torch.nn.functional.pad(self._first_slots, (0, missing))
         self.lengths[sentences] = lengths
+        self._first_slots[sentences] = torch.tensor(self._reserve(sentences.tolist(), beam), dtype=torch.int32)
         new = sentences.int().repeat_interleave(rows_per_sentence)
         self.sentences = torch.cat([self.sentences, new])
         self.positions = torch.cat([self.positions, self.positions.new_zeros(len(new))])
         self.ancestors = torch.cat([self.ancestors, self.ancestors.new_zeros(len(new), self.ancestors.shape[1])])
-        slots = new.view(-1, rows_per_sentence) * beam + torch.arange(rows_per_sentence, dtype=torch.int32)
+        slots = self._first_slots[new].view(-1, rows_per_sentence) + torch.arange(rows_per_sentence, dtype=torch.int32)
         self._store_in(torch.cat([self.slots, slots.flatten()]))
+
+    def _reserve(self, sentences: list[int], beam: int) -> list[int]:
+        """The first of `beam` slots for each sentence, in the first gaps between those of sentences still here."""
+        here = set(self.sentences.tolist())
+        self._slots_of = {number: slots for number, slots in self._slots_of.items() if number in here}
+        taken = sorted(self._slots_of.values(), key=lambda slots: slots.start)
+        first_slots, end, place = [], 0, 0
+        for number in sentences:
+            while place < len(taken) and taken[place].start - end < beam:
+                end, place = taken[place].stop, place + 1
+            self._slots_of[number] = range(end, end + beam)
+            first_slots.append(end)
+            end += beam
+        return first_slots
 
     def _take(self, rows: Tensor) -> None:
         self.ancestors, self.sentences, self.positions = (
@@ -231,10 +251,11 @@ class StepCache:
         per_sentence = remaining.shape[0] // int(torch.unique_consecutive(remaining).shape[0])
         self._rows.drop_all_but((sentences[:, None] * per_sentence + torch.arange(per_sentence)).flatten())
 
-    def go_on(self, rows: Tensor, beam: int) -> None:
-        """Reorder rows and drop sentences at once, of sentences that may have begun at different times: each that
-        stays has `beam` rows of rows (R,), one after the other. For caches whose sentences have all come by join()."""
-        self._rows.go_on(rows, beam)
+    def go_on(self, rows: Tensor, ranks: Tensor) -> None:
+        """Reorder rows and drop sentences at once, of sentences that may have begun at different times and have beams
+        of different sizes: row r goes on from what row rows[r] (R,) was, as row ranks[r] (R,) int32 of its sentence's.
+        For caches whose sentences have all come by join()."""
+        self._rows.go_on(rows, ranks)
 
     def join(
         self, keys_values: list[tuple[Tensor, Tensor]], lengths: Tensor, beam: int, rows_per_sentence: int

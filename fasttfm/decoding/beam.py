@@ -73,6 +73,8 @@ class Steps:
         count, device = len(constraints.limits), constraints.device
         # All of these hold the sentences still searched, b of them, with `rows` hypotheses each.
         self.sentences = list(range(count))
+        self.leaving: set[int] = set()
+        """Those that end with the next step, whatever they have found."""
         self.rows = rows
         self.tokens = torch.full((count * rows,), BOS, device=device)  # (b * rows,) the newest of each row
         self.history = torch.empty(count * rows, 0, dtype=torch.int64, device=device)  # (b * rows, step)
@@ -101,6 +103,8 @@ class BeamSteps(Steps):
         """See Steps."""
         self.constraints.exclude(logits, self.sentences)
         scores, tokens, parents, done = self.choose(logits)
+        if self.leaving:
+            done = [is_done or number in self.leaving for is_done, number in zip(done, self.sentences)]
         kept, ended = None, []
         if any(done) or self.step == self.last_step:
             stay = [index for index, is_done in enumerate(done) if not is_done and self.step < self.last_step]

@@ -3,17 +3,19 @@
 Sentences of one batch end after different numbers of steps, and the last ones would be searched nearly alone, with
 products of few rows. Here the rows of all sentences take one step together, whatever position each has reached, and as
 soon as a quarter of the budget of tokens is free, sentences from the queue take it. A row does not depend on the rows
-beside it, so what is found is the same to the last bit as in a batch that nobody joins, or alone.
+beside it, so what is found is the same to the last bit as in a batch that nobody joins, or alone. A sentence may have
+options of its own, its beam among them.
 
-Sentences that join together are encoded together where they are padded to the same length, and searched by one Steps
-(beam.py). For models on a CPU whose decoder takes straight steps (cpu/decoder_step.py).
+Sentences that join together are encoded together where they are padded to the same length, and those with the same
+options are searched by one Steps (beam.py). For models on a CPU whose decoder takes straight steps
+(cpu/decoder_step.py).
 Source: Yu et al. 2022 (Orca), iteration-level scheduling.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,7 @@ from fasttfm.decoding.hypotheses import Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available
 from fasttfm.decoding.phrases import Phrases, Required
 from fasttfm.decoding.selection import allowed_tokens, compute_allowed
+from fasttfm.errors import UserError
 
 _LEAST_FREE = fixed("joining_share")
 _CPU = torch.device("cpu")
@@ -52,6 +55,8 @@ class Waiting:
     """Ids that its output may hold besides end-of-sentence and what is forced; None for all."""
     required: Sequence[Phrases] = ()
     """Phrases that its output must hold, for which a RunningSearch does not look."""
+    config: DecodingConfig | None = None
+    """Its options, None for those of the search; one that can_continue() takes."""
 
     @property
     def tokens(self) -> int:
@@ -65,6 +70,12 @@ class _Joined:
 
     steps: Steps
     members: list[Waiting]
+    beam: int
+    """Rows of each sentence after the first step."""
+
+    def ranks(self) -> Tensor:
+        """(rows of the next step,) int32: the place of each row within its sentence."""
+        return torch.arange(self.beam, dtype=torch.int32).repeat(len(self.steps.sentences))
 
 
 def constraints_of(
@@ -102,8 +113,7 @@ class RunningSearch:
         self.waiting: deque[Waiting] = deque()
         self._joined: list[_Joined] = []
         self._cache = model.start_running()
-        self._rows = 1 if not config.sampling else config.nbest  # of a sentence at its first step
-        self._beam = config.nbest if config.sampling else config.beam
+        self._dropped: set[Hashable] = set()
 
     @property
     def idle(self) -> bool:
@@ -121,6 +131,14 @@ class RunningSearch:
         searched = (each.members[index] for each in self._joined for index in each.steps.sentences)
         return self.config.batch_tokens - sum(each.tokens for each in searched)
 
+    def drop(self, keys: Collection[Hashable]) -> None:
+        """Sentences that nobody waits for leave at the next step, which gives nothing for them."""
+        self.waiting = deque(each for each in self.waiting if each.key not in keys)
+        for each in self._joined:
+            leaving = {number for number in each.steps.sentences if each.members[number].key in keys}
+            each.steps.leaving |= leaving
+            self._dropped |= {each.members[number].key for number in leaving}
+
     def run(self) -> Iterator[tuple[Hashable, list[Hypothesis]]]:
         """Takes steps until nothing waits any more: (key, config.nbest best hypotheses), as sentences end."""
         while not self.idle:
@@ -134,16 +152,20 @@ class RunningSearch:
         tokens = torch.cat([each.steps.tokens for each in self._joined])
         logits = self._cache.straight(tokens, self._cache)  # (R, V), in the type that the model computes in
         results: list[tuple[Hashable, list[Hypothesis]]] = []
-        going, begin = [], 0
+        going, ranks, begin = [], [], 0
         for each in self._joined:
             steps = each.steps
             end, rows = begin + len(steps.tokens), steps.rows
             after = steps.extend(logits[begin:end])
             going.append(begin + after.rows(rows))
+            ranks.append(each.ranks())
             results += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
             begin = end
-        self._cache.go_on(torch.cat(going), self._beam)
+        self._cache.go_on(torch.cat(going), torch.cat(ranks))
         self._joined = [each for each in self._joined if each.steps.sentences]
+        if self._dropped:
+            results = [(key, best) for key, best in results if key not in self._dropped]
+            self._dropped.clear()
         return results
 
     def _admit(self) -> None:
@@ -157,23 +179,40 @@ class RunningSearch:
         while self.waiting and (self.waiting[0].tokens <= left or not (members or self._joined)):
             members.append(self.waiting.popleft())
             left -= members[-1].tokens
-        if members:
-            self._join(members)
+        for _, error in self.join(members):
+            raise error
 
-    def _join(self, members: list[Waiting]) -> None:
-        refuse_more_than_available(self.model, [each.source for each in members], self.config, _CPU, self.at_once)
+    def join(self, members: Sequence[Waiting]) -> list[tuple[Hashable, UserError]]:
+        """Let these sentences take part from the next step on, whatever is left of the budget.
+
+        Returns the keys of those that do not, because their search needs more memory than there is, with the reason.
+        """
+        by_options: dict[DecodingConfig, list[Waiting]] = {}
+        for each in members:
+            by_options.setdefault(each.config or self.config, []).append(each)
+        refused: list[tuple[Hashable, UserError]] = []
+        for config, some in by_options.items():
+            try:
+                self._join(some, config)
+            except UserError as error:
+                refused += [(each.key, error) for each in some]
+        if by_options:
+            self._select_outputs()
+        return refused
+
+    def _join(self, members: list[Waiting], config: DecodingConfig) -> None:
+        refuse_more_than_available(self.model, [each.source for each in members], config, _CPU, self.at_once)
         members.sort(key=lambda each: -round_length(len(each.source), LENGTHS))  # stable
         alike: dict[int, list[Waiting]] = {}
         for each in members:
             alike.setdefault(round_length(len(each.source), LENGTHS), []).append(each)
+        steps = plain_steps(constraints_of(members, config, _CPU, self.banned), config, [m.number for m in members])
+        steps.moves_nothing = True
+        beam = config.nbest if config.sampling else config.beam
         for some in alike.values():
             source, lengths = padded([each.source for each in some], _CPU, LENGTHS)
-            self.model.join(self._cache, source, lengths, beam=self._beam, rows_per_sentence=self._rows)
-        constraints = constraints_of(members, self.config, _CPU, self.banned)
-        steps = plain_steps(constraints, self.config, [each.number for each in members])
-        steps.moves_nothing = True
-        self._joined.append(_Joined(steps, members))
-        self._select_outputs()
+            self.model.join(self._cache, source, lengths, beam=beam, rows_per_sentence=steps.rows)
+        self._joined.append(_Joined(steps, members, beam))
 
     def _select_outputs(self) -> None:
         """Lets the next steps compute what one of the sentences may write."""

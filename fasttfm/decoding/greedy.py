@@ -40,9 +40,12 @@ class GreedySteps(Steps):
         self.scores = torch.where(self.open_rows, self.scores + chosen, self.scores)
         ended = self.open_rows & (tokens == EOS)
         kept, left = None, []
-        if ended.any() or self.step == self.last_step:
+        if ended.any() or self.leaving or self.step == self.last_step:
             self._file(ended)
             self.open_rows = self.open_rows & ~ended & (self.step < self.last_step)
+            if self.leaving:
+                leaving = torch.tensor([number in self.leaving for number in self.sentences], device=logits.device)
+                self.open_rows &= ~leaving.repeat_interleave(self.rows)
             stay = self.open_rows.view(-1, self.rows).any(dim=1)
             left = [sentence for sentence, stays in zip(self.sentences, stay.tolist()) if not stays]
             if left:

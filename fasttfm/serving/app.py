@@ -18,10 +18,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from fasttfm.decoding.translator import Translation, Translator
-from fasttfm.serving.engine import Answer, Engine, QueueFull, Stopping
+from fasttfm.serving.engine import Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.pool import Pool
+from fasttfm.serving.queue import Answer
 from fasttfm.serving.requests import Refused, openapi, read_request
 
 _GONE = 499  # what nginx logs for a client that has closed its connection
@@ -101,7 +102,7 @@ class App:
         try:
             results = await self._unless_gone(http, answers)
         finally:
-            _cancel(answers)
+            _abandon(answers)
         return JSONResponse({"translations": [[_plain(each) for each in best] for best in results]})
 
     def _refuse_strangers(self, http: HttpRequest) -> None:
@@ -166,7 +167,7 @@ class App:
                 yield _event({"index": index, "translations": [_plain(each) for each in best]})
             yield _event({"count": len(answers)}, "done")
         finally:
-            _cancel(answers)
+            _abandon(answers)
 
 
 def _plain(translation: Translation) -> dict[str, Any]:
@@ -178,10 +179,10 @@ def _event(content: dict[str, Any], name: str | None = None) -> bytes:
     return f"{line}data: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
 
 
-def _cancel(answers: list[Answer]) -> None:
-    """Sentences that have not been begun are left out."""
+def _abandon(answers: list[Answer]) -> None:
+    """Nobody waits any more: sentences are left out, those that are searched leave with the next step."""
     for answer in answers:
-        answer.cancel()
+        answer.abandon()
 
 
 async def _disconnected(http: HttpRequest) -> None:

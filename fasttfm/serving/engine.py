@@ -1,11 +1,14 @@
-"""One thread that translates the sentences of all clients, as many at once as fit a budget of tokens.
+"""One thread that translates the sentences of all clients, many at once.
 
-Sentences of one model and one configuration join a running search as soon as others end
-(decoding/continuous_batching.py); where that cannot be, what waits is translated batch by batch. First come, first
-served: while the sentence that waits longest asks for another model or configuration, nobody joins.
+Sentences join running searches (decoding/continuous_batching.py) whatever their options are, beam and length penalty
+among them. A model has two searches: one for sentences of little work, one for those of much, and searches take turns
+such that each gets the same time. So a short request is searched beside long ones, waits for none of them, and pays at
+most for one of their steps at a time. Requests are admitted in turns (queue.py), by source tokens: as many as fit a
+budget, and beyond it, up to twice the budget, one sentence of each request that nothing is searched for.
 
-A sentence's translation is the same to the last bit whatever its batch holds (on a CPU), so who else asks at the same
-time changes nothing but the time.
+What takes whole batches only (see takes_options()) is translated batch by batch between these steps. On a CPU a
+sentence's translation is the same to the last bit whatever is searched beside it, so who else asks at the same time
+changes nothing but the time. Sentences that nobody waits for any more leave at the next step.
 """
 
 from __future__ import annotations
@@ -14,18 +17,24 @@ import copy
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import ExitStack
+from typing import Protocol
 
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.decoding.continuous_batching import ContinuousBatching, continuous_batching
+from fasttfm.decoding.batches import inference
+from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines, takes_options
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
 from fasttfm.serving.metrics import Counts
+from fasttfm.serving.queue import Answer, FairQueue, Sentence
 
-Answer = Future[list[Translation]]
+_MUCH_WORK = 512
+"""Rows times steps from which a sentence is searched beside its like: 128 tokens with a beam of 4."""
+
+_TURN = 0.05
+"""Seconds that the searches of one model go on before those of another do: changing takes milliseconds."""
 
 
 class QueueFull(Exception):
@@ -36,45 +45,105 @@ class Stopping(Exception):
     """The engine takes nothing new."""
 
 
-@dataclass(eq=False, slots=True)
-class Sentence:
-    """A sentence and who waits for it."""
+class _Search(Protocol):
+    """Sentences that are translated together, a step at a time."""
 
     model: str
-    config: DecodingConfig
-    text: str
-    tokens: int
-    answer: Answer
-    tries: int = 0
-    """Times that a Pool has handed it out."""
+    seconds: float
+    """Time that it has had, beyond that of the search with the least when it began."""
+
+    @property
+    def sentences(self) -> Sequence[Sentence]: ...
+
+    def add(self, sentence: Sentence) -> None: ...
+
+    def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]: ...
+
+
+class _Joined:
+    """A search that sentences join and leave while it runs."""
+
+    def __init__(self, model: str, translator: Translator) -> None:
+        self.model, self.seconds = model, 0.0
+        self._running = ContinuousBatching(translator)
+        self._searched: dict[Hashable, Sentence] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def sentences(self) -> Sequence[Sentence]:
+        return list(self._searched.values())
+
+    def add(self, sentence: Sentence) -> None:
+        number = next(self._numbers)
+        self._searched[number] = sentence
+        self._running.add(number, sentence.text, sentence.config)
+
+    def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]:
+        gone = {number for number, each in self._searched.items() if each.answer.abandoned}
+        if gone:
+            self._running.drop(gone)
+        left: list[tuple[Sentence, list[Translation] | UserError]] = [
+            (self._searched.pop(number), UserError("nobody waits for it any more")) for number in gone
+        ]
+        return left + [(self._searched.pop(number), result) for number, result in self._running.step()]
+
+
+class _Batch:
+    """Sentences with the same options that are translated as one batch; its only step."""
+
+    def __init__(self, model: str, translator: Translator) -> None:
+        self.model, self.seconds = model, 0.0
+        self._translator = translator
+        self.sentences: list[Sentence] = []
+
+    def add(self, sentence: Sentence) -> None:
+        self.sentences.append(sentence)
+
+    def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]:
+        results = self._translator.translate_nbest([each.text for each in self.sentences])
+        done: list[tuple[Sentence, list[Translation] | UserError]] = [*zip(self.sentences, results, strict=True)]
+        self.sentences = []
+        return done
 
 
 class Engine:
-    """Translates what is submitted, first come first served; sentences of one model and one configuration together."""
+    """Translates what is submitted; see the module."""
 
-    def __init__(
-        self, translators: Mapping[str, Translator], counts: Counts, *, queue: int, wait_seconds: float = 0.005
-    ) -> None:
-        """queue: most sentences that may wait. wait_seconds: how long the first of a batch waits for others."""
+    def __init__(self, translators: Mapping[str, Translator], counts: Counts, *, queue: int) -> None:
+        """queue: most sentences that may wait."""
         self.translators = translators
         self.counts = counts
         self.queue = queue
-        self.wait_seconds = wait_seconds
-        self._waiting: deque[Sentence] = deque()
+        self._waiting = FairQueue()
+        self._searches: dict[Hashable, _Search] = {}
         self._changed = threading.Condition()
         self._stopping = False
+        self._inside = ExitStack()
+        self._model: str | None = None
+        """Whose weights are prepared for a search now."""
+        self._takes_lines: dict[str, bool] = {}
+        """Models -> whether lines join their searches, as found out since anything was searched."""
         self._thread = threading.Thread(target=self._run, name="translations", daemon=True)
         self._thread.start()
 
-    def submit(self, model: str, config: DecodingConfig, texts: Sequence[str], tokens: Sequence[int]) -> list[Answer]:
-        """What will hold the translations of each text. tokens: source tokens of each. QueueFull, Stopping."""
-        new = [Sentence(model, config, text, size, Future()) for text, size in zip(texts, tokens, strict=True)]
+    def submit(
+        self,
+        model: str,
+        config: DecodingConfig,
+        texts: Sequence[str],
+        tokens: Sequence[int],
+        request: Hashable = None,
+    ) -> list[Answer]:
+        """What will hold the translations of each text. tokens: source tokens of each; request: equal for those that
+        are asked for together, None for these texts alone. QueueFull, Stopping."""
+        request = object() if request is None else request
+        new = [Sentence(model, config, text, size, Answer(), request) for text, size in zip(texts, tokens, strict=True)]
         with self._changed:
             if self._stopping:
                 raise Stopping
             if len(self._waiting) + len(new) > self.queue:
                 raise QueueFull
-            self._waiting += new
+            self._waiting.add(new)
             self.counts.waiting(len(self._waiting))
             self._changed.notify()
         return [each.answer for each in new]
@@ -87,104 +156,107 @@ class Engine:
         self._thread.join()
 
     def _run(self) -> None:
-        while batch := self._next_batch():
-            alive = _begun(batch)
-            if alive:
-                self._translate(alive)
+        while True:
+            with self._changed:
+                while not (self._waiting or self._searches):
+                    self._enter(None)  # weights and modules may change while nothing is searched
+                    self._takes_lines.clear()
+                    if self._stopping:
+                        return
+                    self._changed.wait()
+            self._admit()
+            if self._searches:
+                self._step(*self._whose_turn())
 
-    def _who_joins(self, first: Sentence, free_tokens: int) -> list[Sentence]:
-        """Those that wait for the same as the first one does, of at most free_tokens source tokens."""
-        with self._changed:
-            joins: list[Sentence] = []
-            while self._waiting and _alike(self._waiting[0], first) and self._waiting[0].tokens <= free_tokens:
-                joins.append(self._waiting.popleft())
-                free_tokens -= joins[-1].tokens
-            if joins:
-                self.counts.waiting(len(self._waiting))
-        return joins
+    def _whose_turn(self) -> tuple[Hashable, _Search]:
+        """The search that has had the least time; the model that is prepared has a small advantage."""
 
-    def _next_batch(self) -> list[Sentence]:
-        """The sentence that waits longest and others for the same model and configuration; none when all is done."""
-        with self._changed:
-            while not self._waiting:
-                if self._stopping:
-                    return []
-                self._changed.wait()
-            first = self._waiting[0]
-            budget = self.translators[first.model].config.batch_tokens
-            deadline = time.monotonic() + self.wait_seconds
-            while not self._stopping and sum(each.tokens for each in self._waiting) < budget:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    break
-            batch: list[Sentence] = []
-            others: deque[Sentence] = deque()
-            for each in self._waiting:
-                fits = not batch or budget >= each.tokens
-                if _alike(each, first) and fits:
-                    batch.append(each)
-                    budget -= each.tokens
-                else:
-                    others.append(each)
-            self._waiting = others
-            self.counts.waiting(len(others))
-        return batch
+        def time_had(search: _Search) -> float:
+            return search.seconds - (_TURN if search.model == self._model else 0.0)
 
-    def _translate(self, batch: list[Sentence]) -> None:
-        translator = copy.copy(self.translators[batch[0].model])
-        translator.config = batch[0].config
-        with continuous_batching(translator) as running:
-            if running is None:
-                self._translate_batch(translator, batch)
-            else:
-                self._translate_running(running, batch)
+        return min(self._searches.items(), key=lambda each: time_had(each[1]))
 
-    def _translate_batch(self, translator: Translator, batch: list[Sentence]) -> None:
-        begin = time.perf_counter()
+    def _step(self, key: Hashable, search: _Search) -> None:
+        begin, together = time.perf_counter(), len(search.sentences)
         try:
-            results = translator.translate_nbest([each.text for each in batch])
+            self._enter(search.model if isinstance(search, _Joined) else None)
+            ended = search.step()
         except BaseException as error:
-            for each in batch:
+            del self._searches[key]
+            for each in search.sentences:
                 each.answer.set_exception(error)
             return
-        self._count(begin, len(batch), batch)
-        for each, translations in zip(batch, results, strict=True):
-            each.answer.set_result(translations)
+        taken = time.perf_counter() - begin
+        search.seconds += taken
+        if not search.sentences:
+            del self._searches[key]
+        self.counts.step(taken, together, len(ended), sum(each.tokens for each, _ in ended))
+        for each, result in ended:
+            if isinstance(result, UserError):
+                each.answer.set_exception(result)
+            else:
+                each.answer.set_result(result)
 
-    def _translate_running(self, running: ContinuousBatching, first: list[Sentence]) -> None:
-        """Translates these and all that join them, until nobody does."""
-        searched: dict[Hashable, Sentence] = {}
-        numbers = itertools.count()
-        new = first
-        try:
-            while new or searched:
-                for each in new:
-                    number = next(numbers)
-                    searched[number] = each
-                    running.add(number, each.text)
-                begin = time.perf_counter()
-                together = len(searched)
-                ended = [(searched.pop(number), result) for number, result in running.step()]
-                self._count(begin, together, [each for each, _ in ended])
-                for each, result in ended:
-                    if isinstance(result, UserError):
-                        each.answer.set_exception(result)
-                    else:
-                        each.answer.set_result(result)
-                new = _begun(self._who_joins(first[0], running.free_tokens))
-        except BaseException as error:
-            for each in (*searched.values(), *new):
-                if not each.answer.done():
-                    each.answer.set_exception(error)
+    def _admit(self) -> None:
+        """Lets sentences join the searches, as many as fit."""
+        searched = Counter(each.request for search in self._searches.values() for each in search.sentences)
 
-    def _count(self, begin: float, together: int, ended: list[Sentence]) -> None:
-        self.counts.step(time.perf_counter() - begin, together, len(ended), sum(each.tokens for each in ended))
+        def fits(sentence: Sentence) -> bool:
+            search = self._searches.get(self._key(sentence))
+            if search is None or not search.sentences:
+                return True
+            budget = self.translators[sentence.model].config.batch_tokens
+            left = budget - sum(each.tokens for each in search.sentences)
+            return left >= sentence.tokens or (not searched[sentence.request] and left + budget >= sentence.tokens)
 
+        while True:
+            with self._changed:
+                sentence = self._waiting.take(fits)
+                self.counts.waiting(len(self._waiting))
+            if sentence is None:
+                return
+            if not sentence.answer.set_running_or_notify_cancel():
+                continue
+            searched[sentence.request] += 1
+            try:
+                self._search_of(sentence).add(sentence)
+            except BaseException as error:
+                sentence.answer.set_exception(error)
 
-def _alike(one: Sentence, other: Sentence) -> bool:
-    return (one.model, one.config) == (other.model, other.config)
+    def _key(self, sentence: Sentence) -> Hashable:
+        """Sentences with the same key are searched together."""
+        if self._can_join(sentence):
+            return sentence.model, sentence.work >= _MUCH_WORK
+        return sentence.model, sentence.config
 
+    def _can_join(self, sentence: Sentence) -> bool:
+        model, translator = sentence.model, self.translators[sentence.model]
+        if model not in self._takes_lines:
+            self._enter(model)
+            self._takes_lines[model] = takes_lines(translator)
+        return self._takes_lines[model] and takes_options(translator, sentence.config)
 
-def _begun(batch: list[Sentence]) -> list[Sentence]:
-    """Those that nobody has cancelled; from here on nobody can."""
-    return [each for each in batch if each.answer.set_running_or_notify_cancel()]
+    def _search_of(self, sentence: Sentence) -> _Search:
+        key = self._key(sentence)
+        if key not in self._searches:
+            translator = self.translators[sentence.model]
+            search: _Search
+            if self._can_join(sentence):
+                self._enter(sentence.model)
+                search = _Joined(sentence.model, translator)
+            else:
+                translator = copy.copy(translator)
+                translator.config = sentence.config
+                search = _Batch(sentence.model, translator)
+            search.seconds = min((each.seconds for each in self._searches.values()), default=0.0)
+            self._searches[key] = search
+        return self._searches[key]
+
+    def _enter(self, model: str | None) -> None:
+        """Prepares the weights of this model for joined searches on this thread; None for no model."""
+        if model == self._model:
+            return
+        self._inside.close()
+        self._model = model
+        if model is not None:
+            self._inside.enter_context(inference(self.translators[model].model, batch_invariant=True))

@@ -1,8 +1,8 @@
 """Engines in processes of their own, one a core, with one queue and one copy of the weights between them.
 
-The server's process reads requests and hands sentences out: the one that has waited longest goes to the worker with the
-fewest source tokens in hand. A worker batches what it has as the engine of a single process does (engine.py), and as a
-sentence does not depend on the others, who translates it changes nothing.
+The server's process reads requests and hands sentences out, taken in turns from the requests (queue.py), to the worker
+with the fewest source tokens in hand. A worker searches what it has as the engine of a single process does (engine.py),
+and as a sentence does not depend on the others, who translates it changes nothing.
 
 A worker that is killed is replaced by another, and its sentences are given to others; where the workers' first process
 is killed, or workers keep ending, the server ends and says so.
@@ -16,11 +16,11 @@ import socket
 import sys
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from typing import Any
@@ -30,8 +30,9 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.translator import Translator
 from fasttfm.decoding.workers import end_group, start_process
 from fasttfm.errors import UserError
-from fasttfm.serving.engine import Answer, QueueFull, Sentence, Stopping
+from fasttfm.serving.engine import QueueFull, Stopping
 from fasttfm.serving.metrics import Metrics
+from fasttfm.serving.queue import Answer, FairQueue, Sentence
 from fasttfm.serving.worker import begin
 
 _MOST_TRIES = 2
@@ -67,7 +68,7 @@ class Pool:
         """Why nothing is translated any more."""
         self._on_failure: Callable[[], None] = lambda: None
         self._most_tokens = 2 * max(each.config.batch_tokens for each in translators.values())
-        self._waiting: deque[Sentence] = deque()
+        self._waiting = FairQueue()
         self._workers: dict[int, _Worker] = {}
         self._ended_in_a_row = 0
         self._numbers = itertools.count()
@@ -89,15 +90,23 @@ class Pool:
         if self.failure is not None:
             function()
 
-    def submit(self, model: str, config: DecodingConfig, texts: Sequence[str], tokens: Sequence[int]) -> list[Answer]:
+    def submit(
+        self,
+        model: str,
+        config: DecodingConfig,
+        texts: Sequence[str],
+        tokens: Sequence[int],
+        request: Hashable = None,
+    ) -> list[Answer]:
         """See Engine."""
-        new = [Sentence(model, config, text, size, Future()) for text, size in zip(texts, tokens, strict=True)]
+        request = next(self._numbers) if request is None else request
+        new = [Sentence(model, config, text, size, Answer(), request) for text, size in zip(texts, tokens, strict=True)]
         with self._changed:
             if self._stopping or self.failure is not None:
                 raise Stopping
             if len(self._waiting) + len(new) > self.queue:
                 raise QueueFull
-            self._waiting += new
+            self._waiting.add(new)
             self._hand_out()
         return [each.answer for each in new]
 
@@ -197,7 +206,8 @@ class Pool:
             given_up = [each for each in worker.sentences.values() if each.tries >= _MOST_TRIES]
             again = [each for each in worker.sentences.values() if each.tries < _MOST_TRIES]
             worker.sentences.clear()
-            self._waiting.extendleft(reversed(again))
+            for each in reversed(again):
+                self._waiting.put_back(each)
             self._hand_out()
             self._changed.notify_all()
         worker.connection.close()
@@ -206,18 +216,29 @@ class Pool:
 
     def _hand_out(self) -> None:
         """Gives sentences that wait to workers, inside the lock."""
-        while self._waiting:
-            worker = min(self._workers.values(), key=lambda each: each.tokens, default=None)
-            if worker is None or worker.tokens >= self._most_tokens:
+        in_hand = Counter(each.request for worker in self._workers.values() for each in worker.sentences.values())
+        while self._waiting and self._workers:
+            worker = min(self._workers.values(), key=lambda each: each.tokens)
+            tokens = worker.tokens
+
+            def fits(sentence: Sentence, tokens: int = tokens) -> bool:
+                most = self._most_tokens if in_hand[sentence.request] else 2 * self._most_tokens
+                return tokens < most
+
+            sentence = self._waiting.take(fits)
+            if sentence is None:
                 break
-            sentence = self._waiting.popleft()
             if not sentence.tries and not sentence.answer.set_running_or_notify_cancel():
                 continue
             sentence.tries += 1
+            in_hand[sentence.request] += 1
             number = next(self._numbers)
             worker.sentences[number] = sentence
-            with suppress(OSError):  # the thread that listens notices that it has ended
-                worker.connection.send((number, sentence.model, sentence.config, sentence.text, sentence.tokens))
+            sentence.answer.on_abandon = partial(_send, worker.connection, "abandon", number)
+            _send(
+                worker.connection, "translate", number, sentence.model, sentence.config, sentence.text, sentence.tokens,
+                sentence.request,
+            )  # fmt: skip
         self.metrics.waiting(len(self._waiting))
 
     def _fail(self, message: str) -> None:
@@ -226,10 +247,16 @@ class Pool:
                 return
             self.failure = message
             sentences = [each for worker in self._workers.values() for each in worker.sentences.values()]
-            sentences += [each for each in self._waiting if each.tries or each.answer.set_running_or_notify_cancel()]
-            self._waiting.clear()
+            waited = self._waiting.clear()
+            sentences += [each for each in waited if each.tries or each.answer.set_running_or_notify_cancel()]
             self._workers.clear()
             self._changed.notify_all()
         for each in sentences:
             each.answer.set_exception(UserError(message))
         self._on_failure()
+
+
+def _send(connection: Connection, *message: Any) -> None:
+    """Tell a worker; the thread that listens notices one that has ended."""
+    with suppress(OSError):
+        connection.send(message)

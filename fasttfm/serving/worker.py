@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,6 +23,7 @@ from fasttfm.decoding.search import prepare
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.decoding.workers import end_with, read_shared
 from fasttfm.serving.engine import Engine
+from fasttfm.serving.queue import Answer
 
 
 def begin(weights: int, control_descriptor: int, count: int) -> None:
@@ -85,7 +86,7 @@ class _Told:
         self.send("step", seconds, together, ended, tokens)
 
     def answer(self, number: int, answer: Future[list[Translation]]) -> None:
-        error = answer.exception()
+        error = CancelledError("nobody waits for it any more") if answer.cancelled() else answer.exception()
         if error is None:
             self.send("answer", number, answer.result(), None)
         else:
@@ -97,10 +98,17 @@ def _work(translators: Mapping[str, Translator], server: Connection) -> NoReturn
     threading.Thread(target=end_with, args=(server.fileno(),), daemon=True).start()
     told = _Told(server)
     engine = Engine(translators, told, queue=sys.maxsize)
+    answers: dict[int, Answer] = {}
     while True:
         try:
-            number, model, config, text, tokens = server.recv()
+            kind, number, *values = server.recv()
         except (EOFError, OSError):
             os._exit(0)
-        (answer,) = engine.submit(model, config, [text], [tokens])
+        if kind == "abandon":
+            if number in answers:
+                answers[number].abandon()
+            continue
+        model, config, text, tokens, request = values
+        (answer,) = engine.submit(model, config, [text], [tokens], request)
+        answers = {key: each for key, each in answers.items() if not each.done()} | {number: answer}
         answer.add_done_callback(partial(told.answer, number))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import threading
 
 import pytest
 from model_dirs import LINES, write_model_dir
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("numba")
+from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding import Translator
-from fasttfm.decoding.continuous_batching import ContinuousBatching, continuous_batching
+from fasttfm.decoding.batches import inference
+from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.errors import UserError
 from fasttfm.serving.engine import Engine
 from fasttfm.serving.metrics import Metrics
+from fasttfm.serving.queue import Answer, FairQueue, Sentence
 
 PATIENCE = 300
 
@@ -26,9 +30,23 @@ def translator(tmp_path_factory):
 
 @pytest.fixture
 def engine(translator):
-    engine = Engine({"small": translator}, Metrics(), queue=100, wait_seconds=0.0)
+    engine = Engine({"small": translator}, Metrics(), queue=100)
     yield engine
     engine.stop()
+
+
+def watch(monkeypatch):
+    """The number of lines searched in each step, as steps are taken."""
+    together = []
+    step = ContinuousBatching.step
+
+    def watched(self):
+        result = step(self)
+        together.append(self.searched + len(result))
+        return result
+
+    monkeypatch.setattr(ContinuousBatching, "step", watched)
+    return together
 
 
 def submit(engine, texts, **options):
@@ -37,16 +55,45 @@ def submit(engine, texts, **options):
 
 
 def test_lines_that_are_added_between_steps_get_what_the_translator_gives(translator):
+    """Each with options of its own: beams of other sizes and greedy search take the same steps."""
     lines = [*LINES, "", "a dog"]
-    expected = translator.translate_nbest(lines)
+    options = [{"beam": 2 + n % 3, "nbest": 1 + n % 2, "alpha": n / 4} if n % 4 else {"beam": 1} for n in range(99)]
+    configs = [dataclasses.replace(translator.config, **given) for given, _ in zip(options, lines)]
+    expected = []
+    for line, config in zip(lines, configs):
+        alone = copy.copy(translator)
+        alone.config = config
+        expected += alone.translate_nbest([line])
     found: dict[int, list] = {}
-    with continuous_batching(translator) as running:
+    with inference(translator.model, batch_invariant=True):
+        assert takes_lines(translator)
+        running = ContinuousBatching(translator)
         for number, line in enumerate(lines):
-            running.add(number, line)
+            running.add(number, line, configs[number])
             found |= running.step()
         while running.searched:
             found |= running.step()
     assert [found[number] for number in range(len(lines))] == expected
+
+
+def test_a_line_that_is_dropped_leaves_with_the_next_step(translator):
+    config = dataclasses.replace(translator.config, min_len=30)
+    greedy = dataclasses.replace(config, beam=1)
+    with inference(translator.model, batch_invariant=True):
+        running = ContinuousBatching(translator)
+        for number, line in enumerate(LINES[:4]):
+            running.add(number, line, greedy if number % 2 else config)
+        assert running.step() == []
+        running.drop({0, 3})
+        assert running.step() == []
+        assert running.searched == 2
+        found: dict[int, list] = {}
+        while running.searched:
+            found |= running.step()
+    alone = copy.copy(translator)
+    alone.config = config
+    assert found[2] == alone.translate_nbest(LINES[2:3])[0]
+    assert set(found) == {1, 2}
 
 
 def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch):
@@ -69,25 +116,73 @@ def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch)
     assert answers == alone.translate_nbest(LINES[:3])
 
 
-def test_other_options_wait_for_their_turn_and_hold_up_who_comes_later(engine, translator, monkeypatch):
-    begun, asked = [], []
+def test_requests_with_other_options_are_searched_in_the_same_steps(engine, translator, monkeypatch):
+    together = watch(monkeypatch)
+    options = [{"alpha": number / 8, "beam": 2 + number % 2, "min_len": 12} for number in range(8)]
+    answers = [submit(engine, [line], **given)[0] for line, given in zip(LINES * 2, options)]
+    results = [answer.result(PATIENCE) for answer in answers]
+    assert max(together) == 8
+    for line, given, result in zip(LINES * 2, options, results):
+        alone = copy.copy(translator)
+        alone.config = dataclasses.replace(translator.config, **given)
+        assert result == alone.translate_nbest([line])[0]
+
+
+def test_a_short_request_does_not_wait_for_much_work_of_another(engine, monkeypatch):
+    """Not even where that takes all of the budget: it is searched beside it, and ends while that goes on."""
+    begun = threading.Event()
     step = ContinuousBatching.step
 
     def watched(self):
-        if not asked:
-            asked.extend([*submit(engine, LINES[1:2], beam=2), *submit(engine, LINES[2:3])])
-        begun.append((self.translator.config.beam, self.searched))
+        begun.set()
         return step(self)
 
     monkeypatch.setattr(ContinuousBatching, "step", watched)
-    first = submit(engine, LINES[:1])
-    first[0].result(PATIENCE)
-    for each in asked:
-        each.result(PATIENCE)
-    beams = [beam for beam, _ in begun]
-    usual = translator.config.beam
-    assert [beam for place, beam in enumerate(beams) if place == 0 or beams[place - 1] != beam] == [usual, 2, usual]
-    assert max(count for _, count in begun) == 1
+    long = submit(engine, LINES[:1] * 60, beam=8, min_len=100, max_len_b=200)
+    assert begun.wait(PATIENCE)
+    (short,) = submit(engine, ["a dog"])
+    assert short.result(PATIENCE)
+    assert not any(each.done() for each in long)
+    for each in long:
+        each.abandon()
+
+
+def test_those_that_nobody_waits_for_leave_the_search(engine, monkeypatch):
+    together = watch(monkeypatch)
+    answers = submit(engine, LINES[:3], min_len=500, max_len_b=600)
+    while not together:
+        threading.Event().wait(0.01)
+    for each in answers:
+        each.abandon()
+    for each in answers:
+        assert each.cancelled() or isinstance(each.exception(PATIENCE), UserError)
+    assert len(together) < 400
+    assert submit(engine, ["a dog"])[0].result(PATIENCE)
+
+
+def test_a_queue_takes_turns_by_work():
+    def sentence(request, tokens):
+        return Sentence("small", DecodingConfig(beam=2), "", tokens, Answer(), request)
+
+    queue = FairQueue()
+    queue.add([sentence("many", 10) for _ in range(4)])
+    assert queue.take(lambda _: True).request == "many"
+    queue.add([sentence("few", 10), sentence("few", 10), sentence("large", 100)])
+    taken = [queue.take(lambda _: True) for _ in range(6)]
+    assert [each.request for each in taken[:3]] != ["many"] * 3
+    assert [each.request for each in taken].index("large") < 4, "a new request is level with the others"
+    assert len(queue) == 0
+    assert queue.take(lambda _: True) is None
+
+
+def test_a_queue_leaves_out_what_was_abandoned_and_what_does_not_fit():
+    queue = FairQueue()
+    sentences = [Sentence("small", DecodingConfig(), "", tokens, Answer(), tokens) for tokens in (50, 5, 7)]
+    queue.add(sentences)
+    sentences[1].answer.abandon()
+    assert queue.take(lambda each: each.tokens < 10) is sentences[2]
+    assert queue.take(lambda each: each.tokens < 10) is None
+    assert list(queue) == [sentences[0]]
 
 
 def test_a_failure_is_told_to_those_it_concerns_and_the_next_are_translated(engine, translator, monkeypatch):

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
 from multiprocessing.connection import Connection
 
 import pytest
@@ -21,9 +20,10 @@ pytest.importorskip("uvicorn")
 from fasttfm.cli.main import main  # noqa: E402
 from fasttfm.decoding import Translator  # noqa: E402
 from fasttfm.errors import UserError  # noqa: E402
-from fasttfm.serving.engine import QueueFull, Sentence, Stopping  # noqa: E402
+from fasttfm.serving.engine import QueueFull, Stopping  # noqa: E402
 from fasttfm.serving.metrics import Metrics  # noqa: E402
 from fasttfm.serving.pool import Pool, _Worker  # noqa: E402
+from fasttfm.serving.queue import Answer, Sentence  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 PATIENCE = 300
@@ -97,7 +97,7 @@ def test_the_sentences_of_a_killed_worker_are_translated_by_others(pool, transla
 
 def test_a_sentence_that_ends_worker_after_worker_is_given_up(pool):
     ours, theirs = socket.socketpair()
-    answers: list[Future] = [Future()]
+    answers = [Answer()]
     sentence = Sentence("small", None, "a dog", 2, answers[0], tries=2)  # type: ignore[arg-type]
     pool._lose(_Worker(-1, 0, Connection(ours.detach()), {0: sentence}))
     theirs.close()

@@ -195,7 +195,7 @@ def test_a_stream_brings_one_event_a_text_and_then_the_end(url, translator):
     ("body", "words"),
     [
         (b"{", "is cut off"),
-        (b"\xff", "no JSON"),
+        (b"\xff", "not JSON"),
         (b"[" * 100_000, "is nested too deeply"),
         (b"[]", "must be an object"),
         (b"{}", "text must be"),
@@ -209,7 +209,7 @@ def test_a_stream_brings_one_event_a_text_and_then_the_end(url, translator):
         (b'{"text": "a", "max_len_a": 1e9}', "max_len_a"),
         (b'{"text": "a", "model": "other"}', "other"),
         (b'{"text": "a", "stream": 1}', "stream"),
-        (b'{"text": "\\ud800"}', "no character"),
+        (b'{"text": "\\ud800"}', "not a character"),
         (json.dumps({"text": ["a"] * 257}).encode(), "257 texts"),
         (json.dumps({"text": "a dog " * 300}).encode(), "tokens"),
     ],
