@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable
@@ -30,6 +31,8 @@ _LIMITS = {
     "tokens": (to_int, "source tokens of a text; 422 beyond"),
     "queue": (to_int, "sentences of all clients that may wait; 429 beyond"),
     "seconds": (to_float, "until a request must be answered; 504 beyond"),
+    "connections": (to_int, "connections at once; 503 beyond"),
+    "head_seconds": (to_float, "until the head of a request must have come; the connection is closed beyond"),
 }
 
 
@@ -51,6 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"a bearer token that requests must have; or in the environment, {TOKEN_VARIABLE}",
     )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that requests may call this server by, may be repeated (default: at this machine alone localhost, "
+        "127.0.0.1 and [::1], with another --host any)",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of this origin (https://example.org) may ask too, may be repeated (default: the server's own page)",
+    )
     group = parser.add_argument_group("limits")
     for name, (kind, text) in _LIMITS.items():
         group.add_argument(f"--max-{name.replace('_', '-')}", dest=name, type=kind, metavar="N", help=text)
@@ -62,6 +80,7 @@ def run(args: argparse.Namespace) -> None:
         import uvicorn
 
         from fasttfm.serving.app import App
+        from fasttfm.serving.connections import LOOPBACK, protocol
         from fasttfm.serving.pool import Pool
     except ImportError as error:
         raise UserError(f'the package {error.name} is needed: pip install "fasttfm[serve]"') from None
@@ -74,6 +93,9 @@ def run(args: argparse.Namespace) -> None:
     except ValueError as error:
         raise UserError(f"--max-{str(error).replace('_', '-')}") from None
     token = _token(args.token_file)
+    for origin in args.allow_origin:
+        if not re.fullmatch(r"https?://[^/\s]+/?", origin):
+            raise UserError(f"--allow-origin {origin}: must be a scheme and a host, such as https://example.org")
     with _listening(args.host, args.port) as listener:
         names = [path.resolve().name for path in args.model]
         if len(set(names)) < len(names):
@@ -82,14 +104,17 @@ def run(args: argparse.Namespace) -> None:
             name: Translator.from_directory(path, device=args.device, precision=args.precision, workers=1)
             for name, path in zip(names, args.model)
         }
-        app = App(translators, limits, token, _count(args.workers, translators.values()))
+        host, port = listener.getsockname()[:2]
+        is_local = host.startswith("127.") or host == "::1"
+        hosts = [*LOOPBACK, *args.allow_host] if is_local else args.allow_host or None
+        count = _count(args.workers, translators.values())
+        app = App(translators, limits, token, count, hosts=hosts, origins=args.allow_origin)
         if isinstance(app.engine, Pool):
             for each in translators.values():
                 each.model = None  # the workers have it
-        host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"serving {', '.join(translators)} at http://{shown}:{port}", flush=True)
-        if token is None and not host.startswith("127.") and host != "::1":
+        if token is None and not is_local:
             print(f"fasttfm serve: warning: {host} is open to others and there is no --token-file", file=sys.stderr)
         config = uvicorn.Config(
             app.starlette,
@@ -97,6 +122,8 @@ def run(args: argparse.Namespace) -> None:
             lifespan="off",
             timeout_graceful_shutdown=int(limits.seconds) + 1,
             server_header=False,
+            http=protocol(limits.head_seconds),
+            limit_concurrency=limits.connections,
         )
         server = uvicorn.Server(config)
         if isinstance(app.engine, Pool):

@@ -6,18 +6,20 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.serving.connections import LOOPBACK, Gate
 from fasttfm.serving.engine import Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.metrics import Metrics
@@ -33,11 +35,18 @@ class App:
     """Answers requests with one engine."""
 
     def __init__(
-        self, translators: Mapping[str, Translator], limits: Limits, token: str | None = None, workers: int = 1
+        self,
+        translators: Mapping[str, Translator],
+        limits: Limits,
+        token: str | None = None,
+        workers: int = 1,
+        *,
+        hosts: Collection[str] | None = LOOPBACK,
+        origins: Collection[str] = (),
     ) -> None:
         """translators: by the names that requests call them by, the first one where they do not. token: without it in
         the header Authorization nothing is translated; None lets everybody. workers: processes that translate, on a
-        CPU; with more than one this process only reads and answers requests."""
+        CPU; with more than one this process only reads and answers requests. hosts, origins: as of Gate."""
         self.translators = translators
         self.limits = limits
         self.token = token
@@ -48,13 +57,14 @@ class App:
             else Pool(translators, self.metrics, queue=limits.queue, workers=workers)
         )
         self.starlette = Starlette(
+            middleware=[Middleware(Gate, hosts=hosts, origins=origins)],
             routes=[
                 Route("/", self.page),
                 Route("/translate", self.translate, methods=["POST"]),
                 Route("/health", self.health),
                 Route("/metrics", self.show_metrics),
                 Route("/openapi.json", self.describe),
-            ]
+            ],
         )
 
     async def page(self, _: HttpRequest) -> Response:
@@ -62,8 +72,9 @@ class App:
         return HTMLResponse(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
     async def health(self, _: HttpRequest) -> Response:
-        """The models that are served."""
-        return JSONResponse({"status": "ok", "models": list(self.translators), "version": _VERSION})
+        """The models that are served, and how many texts a request may have."""
+        health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
+        return JSONResponse({**health, "sentences": self.limits.sentences})
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """Prometheus' text."""
@@ -135,6 +146,7 @@ class App:
     async def _unless_gone(self, http: HttpRequest, answers: list[Answer]) -> list[list[Translation]]:
         """The translations; ClientDisconnect when nobody waits for them any more."""
         together: asyncio.Future[Any] = asyncio.gather(*map(asyncio.wrap_future, answers))
+        together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody asks for it
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(http))
         done, _ = await asyncio.wait({together, gone}, timeout=self.limits.seconds, return_when="FIRST_COMPLETED")
         gone.cancel()

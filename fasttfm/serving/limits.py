@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -19,12 +20,17 @@ class Limits:
     """Sentences of all clients that wait: 429."""
     seconds: float = 60.0
     """Until a request must be answered: 504."""
+    connections: int = 1000
+    """Connections at once: 503."""
+    head_seconds: float = 10.0
+    """Until the head of a request must have come: the connection is closed."""
     largest_beam: int = 16
     """Beam and nbest that a request may ask for: 422."""
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "sentences", "tokens", "queue", "largest_beam"):
+        for name in ("body_bytes", "sentences", "tokens", "queue", "connections", "largest_beam"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
-        if not self.seconds > 0:
-            raise ValueError(f"seconds {self.seconds} must be greater than 0")
+        for name in ("seconds", "head_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} {getattr(self, name)} must be a number greater than 0")

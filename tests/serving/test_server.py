@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from fasttfm.config import field_types  # noqa: E402
 from fasttfm.config.decoding import DecodingConfig  # noqa: E402
 from fasttfm.decoding import Translator  # noqa: E402
 from fasttfm.serving.app import App  # noqa: E402
+from fasttfm.serving.connections import protocol  # noqa: E402
 from fasttfm.serving.limits import Limits  # noqa: E402
 from fasttfm.serving.requests import OPTIONS, openapi  # noqa: E402
 
@@ -60,12 +62,21 @@ class Slow:
 
 
 @contextmanager
-def serving(translators, limits=None, token=None):
+def serving(translators, limits=None, token=None, **options):
     """The address of a server; it ends with the block."""
-    app = App(translators, limits or Limits(), token)
+    limits = limits or Limits()
+    app = App(translators, limits, token, **options)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app.starlette, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app.starlette,
+            log_level="warning",
+            lifespan="off",
+            http=protocol(limits.head_seconds),
+            limit_concurrency=limits.connections,
+        )
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     listener.listen()
     thread.start()
@@ -261,6 +272,89 @@ def test_who_hangs_up_is_forgotten_and_harms_nobody(translator):
         assert texts(first.result(PATIENCE)) == translator.translate(LINES[:1])
         assert texts(ask(url, text=LINES[2])) == translator.translate(LINES[2:3])
     assert [LINES[1]] not in slow.batches
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "127.0.0.1:1"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:80"}, 403),
+        ({"Host": "127.0.0.1", "Origin": "http://127.0.0.1"}, 200),
+        ({"Host": "127.0.0.1:1", "Origin": "http://127.0.0.1:2"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/translate", "/health"])
+def test_requests_of_other_names_and_other_pages_are_refused(url, path, headers, status):
+    method = "POST" if path == "/translate" else "GET"
+    answer = requests.request(method, f"{url}{path}", json={"text": "a dog"}, headers=headers, timeout=PATIENCE)
+    assert answer.status_code == status, answer.text
+    if status == 403:
+        assert re.search("--allow-(host|origin)", answer.json()["detail"])
+
+
+def test_a_listed_page_may_ask_and_is_answered_as_cors_wants(translator):
+    origin = "https://page.example"
+    with serving({"small": translator}, origins=[f"{origin}/"]) as url:
+        asked = requests.options(f"{url}/translate", headers={"Origin": origin}, timeout=PATIENCE)
+        assert asked.status_code == 204
+        assert "Content-Type" in asked.headers["Access-Control-Allow-Headers"]
+        answer = requests.post(f"{url}/translate", json={"text": "a"}, headers={"Origin": origin}, timeout=PATIENCE)
+        assert answer.status_code == 200
+        assert answer.headers["Access-Control-Allow-Origin"] == asked.headers["Access-Control-Allow-Origin"] == origin
+        other = requests.options(f"{url}/translate", headers={"Origin": "https://other.example"}, timeout=PATIENCE)
+        assert other.status_code == 403
+        assert "Access-Control-Allow-Origin" not in other.headers
+
+
+def connected(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+
+
+def test_a_connection_without_a_whole_request_is_closed(translator):
+    with serving({"small": translator}, Limits(head_seconds=0.3)) as url:
+        for sent in (b"", b"POST /transl", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
+            with connected(url) as client:
+                client.sendall(sent)
+                assert client.recv(100) == b"", "it ends without an answer"
+        with connected(url) as client:  # neither a request in time nor its answer is cut off
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_more_connections_than_allowed_are_told(translator):
+    with serving({"small": translator}, Limits(connections=2)) as url, connected(url), connected(url):
+        assert requests.get(f"{url}/health", timeout=PATIENCE).status_code == 503
+
+
+def test_clients_that_hang_up_leave_no_trace(model_dir):
+    """While the head, the body, the search and the stream go on; in order, and by a reset."""
+    command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().split(" at ")[1].strip()
+            for stream in (False, True):
+                body = json.dumps({"text": LINES * 8, "stream": stream, "min_len": 40}).encode()
+                head = f"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                for sent, seconds in ((head[:20], 0), (head + body[:10], 0), (head + body, 0), (head + body, 0.3)):
+                    for linger in (0, 1):
+                        with connected(url) as client:
+                            client.sendall(sent)
+                            if seconds and stream:
+                                client.recv(1)
+                            threading.Event().wait(seconds)
+                            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", linger, 0))
+            assert ask(url, text="a dog").status_code == 200
+            server.send_signal(signal.SIGTERM)
+            _, errors = server.communicate(timeout=PATIENCE)
+        finally:
+            server.kill()
+    assert (server.returncode, errors) == (0, "")
 
 
 def test_a_slow_reader_holds_up_nobody(url, translator):
