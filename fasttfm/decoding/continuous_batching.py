@@ -16,9 +16,9 @@ Result = tuple[Hashable, list[Translation] | UserError]
 
 
 def takes_options(translator: Translator, config: DecodingConfig) -> bool:
-    """Whether lines with these options may join a search; sampling, diverse beams, coverage, alignments and terminology
-    take whole batches."""
-    whole = config.sampling or config.mbr_samples or config.coverage_penalty or config.diverse_beam_groups > 1
+    """Whether lines with these options may join a search; diverse beams, coverage, alignments, terminology and the
+    choice among samples take whole batches."""
+    whole = config.mbr_samples or config.coverage_penalty or config.diverse_beam_groups > 1
     return not whole and config.batch_invariant and translator.terminology is None and translator.aligned is None
 
 
@@ -44,16 +44,22 @@ class ContinuousBatching:
         """Lines that are being translated."""
         return self.search.searched
 
-    def add(self, key: Hashable, line: str, config: DecodingConfig | None = None) -> None:
-        """Let a line join at the next step; key: what its translations come back with; config: its options."""
+    def add(
+        self, key: Hashable, line: str, config: DecodingConfig | None = None, prefix: str = "", number: int = 0
+    ) -> None:
+        """Let a line join at the next step.
+
+        key: what its translations come back with; config: its options; prefix: how its translation must begin; number:
+        what sampling draws by besides its seed.
+        """
         source = self.translator.encode_lines([line]).get(0)
         if source is None:
             self._empty.append(key)
             return
         shortlist = self.translator.shortlist
         allowed = None if shortlist is None else shortlist.tokens(source)
-        prefix = self.translator.target_tokenizer.prefix
-        self._new.append(Waiting(key, source, prefix, allowed=allowed, config=config))
+        beginning = self.translator.beginning(prefix)
+        self._new.append(Waiting(key, source, beginning, number, allowed=allowed, config=config))
 
     def drop(self, keys: Collection[Hashable]) -> None:
         """Lines that nobody waits for are left out of the next step and of its results."""

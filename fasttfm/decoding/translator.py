@@ -298,10 +298,14 @@ class Translator:
 
     def _beginnings(self, prefixes: Sequence[str] | None, rows: Iterable[int]) -> list[list[int]] | None:
         """What the search of each of these lines must begin with: the tokenizer's prefix, and the caller's."""
-        forced = self.target_tokenizer.prefix
         if prefixes is None:
+            forced = self.target_tokenizer.prefix
             return [forced for _ in rows] if forced else None
-        return [[*forced, *self.target_tokenizer.encode(prefixes[row])] for row in rows]
+        return [self.beginning(prefixes[row]) for row in rows]
+
+    def beginning(self, prefix: str) -> list[int]:
+        """The ids that an output must begin with: the tokenizer's prefix, and the caller's ("" for none)."""
+        return [*self.target_tokenizer.prefix, *self.target_tokenizer.encode(prefix)]
 
     def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:
         """Ids with end-of-sentence of the lines that have any text, by their index in lines; long ones are cut off."""

@@ -103,18 +103,19 @@ class App:
         body = await self._body(http)
         request = await asyncio.to_thread(read_request, body, self.translators, self.limits)
         try:
-            answers = self.engine.submit(request.model, request.config, request.texts, request.tokens)
+            answers = self.engine.submit(request.model, request.config, request.lines, request.tokens, request.prefixes)
         except QueueFull:
             raise Refused(429, f"more than {self.limits.queue:,} sentences wait: ask again later") from None
         except Stopping:
             raise Refused(503, "the server is being stopped") from None
         if request.stream:
-            return StreamingResponse(self._events(answers), media_type="text/event-stream")
+            return StreamingResponse(self._events(answers, request.counts), media_type="text/event-stream")
         try:
             results = await self._unless_gone(http, answers)
         finally:
             _abandon(answers)
-        return JSONResponse({"translations": [[_plain(each) for each in best] for best in results]})
+        lines = iter(results)
+        return JSONResponse({"translations": [_whole([next(lines) for _ in range(n)]) for n in request.counts]})
 
     def _refuse_strangers(self, http: HttpRequest) -> None:
         if self.token is None:
@@ -163,27 +164,38 @@ class App:
     def _too_late(self) -> Refused:
         return Refused(504, f"there was no answer within {self.limits.seconds:g} seconds: ask for less, or again later")
 
-    async def _events(self, answers: list[Answer]) -> AsyncIterator[bytes]:
+    async def _events(self, answers: list[Answer], counts: list[int]) -> AsyncIterator[bytes]:
         """Server-sent events: one a text in the order of the texts, then `done`; or `error`."""
         end = time.monotonic() + self.limits.seconds
         try:
-            for index, answer in enumerate(answers):
+            lines = iter(answers)
+            for index, count in enumerate(counts):
                 try:
-                    best = await asyncio.wait_for(asyncio.wrap_future(answer), max(0.0, end - time.monotonic()))
+                    best = [
+                        await asyncio.wait_for(asyncio.wrap_future(next(lines)), max(0.0, end - time.monotonic()))
+                        for _ in range(count)
+                    ]
                 except asyncio.TimeoutError:
                     yield _event({"status": 504, "detail": self._too_late().detail}, "error")
                     return
                 except Exception as error:
                     yield _event({"status": 500, "detail": " ".join(str(error).splitlines())}, "error")
                     return
-                yield _event({"index": index, "translations": [_plain(each) for each in best]})
-            yield _event({"count": len(answers)}, "done")
+                yield _event({"index": index, "translations": _whole(best)})
+            yield _event({"count": len(counts)}, "done")
         finally:
             _abandon(answers)
 
 
-def _plain(translation: Translation) -> dict[str, Any]:
-    return {"text": translation.text, "score": translation.score}
+def _whole(lines: list[list[Translation]]) -> list[dict[str, Any]]:
+    """The translations of a text, best first, from those of its lines: the n-th best of each, with their mean score; a
+    line that has fewer, as an empty one has, gives its last."""
+    ranks = range(max(map(len, lines)))
+    chosen = [[best[min(rank, len(best) - 1)] for best in lines] for rank in ranks]
+    return [
+        {"text": "\n".join(each.text for each in some), "score": sum(each.score for each in some) / len(some)}
+        for some in chosen
+    ]
 
 
 def _event(content: dict[str, Any], name: str | None = None) -> bytes:

@@ -28,7 +28,7 @@ from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
 from fasttfm.serving.metrics import Counts
-from fasttfm.serving.queue import Answer, FairQueue, Sentence
+from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of
 
 _MUCH_WORK = 512
 """Rows times steps from which a sentence is searched beside its like: 128 tokens with a beam of 4."""
@@ -76,7 +76,7 @@ class _Joined:
     def add(self, sentence: Sentence) -> None:
         number = next(self._numbers)
         self._searched[number] = sentence
-        self._running.add(number, sentence.text, sentence.config)
+        self._running.add(number, sentence.text, sentence.config, sentence.prefix, sentence.number)
 
     def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]:
         gone = {number for number, each in self._searched.items() if each.answer.abandoned}
@@ -100,7 +100,11 @@ class _Batch:
         self.sentences.append(sentence)
 
     def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]:
-        results = self._translator.translate_nbest([each.text for each in self.sentences])
+        results = self._translator.translate_nbest(
+            [each.text for each in self.sentences],
+            [each.prefix for each in self.sentences],
+            1 + self.sentences[0].number,
+        )
         done: list[tuple[Sentence, list[Translation] | UserError]] = [*zip(self.sentences, results, strict=True)]
         self.sentences = []
         return done
@@ -132,21 +136,25 @@ class Engine:
         config: DecodingConfig,
         texts: Sequence[str],
         tokens: Sequence[int],
-        request: Hashable = None,
+        prefixes: Sequence[str] | None = None,
     ) -> list[Answer]:
-        """What will hold the translations of each text. tokens: source tokens of each; request: equal for those that
-        are asked for together, None for these texts alone. QueueFull, Stopping."""
-        request = object() if request is None else request
-        new = [Sentence(model, config, text, size, Answer(), request) for text, size in zip(texts, tokens, strict=True)]
+        """The answers that will hold the translations of each text of one request.
+
+        tokens: source tokens of each; prefixes: how each translation must begin. Raises QueueFull, Stopping.
+        """
+        return self.submit_sentences(request_of(model, config, texts, tokens, prefixes, request=object()))
+
+    def submit_sentences(self, sentences: Sequence[Sentence]) -> list[Answer]:
+        """Their answers; QueueFull, Stopping."""
         with self._changed:
             if self._stopping:
                 raise Stopping
-            if len(self._waiting) + len(new) > self.queue:
+            if len(self._waiting) + len(sentences) > self.queue:
                 raise QueueFull
-            self._waiting.add(new)
+            self._waiting.add(sentences)
             self.counts.waiting(len(self._waiting))
             self._changed.notify()
-        return [each.answer for each in new]
+        return [each.answer for each in sentences]
 
     def stop(self) -> None:
         """Translate what waits, then end."""
@@ -227,7 +235,8 @@ class Engine:
         """Sentences with the same key are searched together."""
         if self._can_join(sentence):
             return sentence.model, sentence.work >= _MUCH_WORK
-        return sentence.model, sentence.config
+        # the draws of sampling go by the places in a request
+        return sentence.model, sentence.config, sentence.request if sentence.config.sampling else None
 
     def _can_join(self, sentence: Sentence) -> bool:
         model, translator = sentence.model, self.translators[sentence.model]

@@ -17,9 +17,9 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
@@ -32,7 +32,7 @@ from fasttfm.decoding.workers import end_group, start_process
 from fasttfm.errors import UserError
 from fasttfm.serving.engine import QueueFull, Stopping
 from fasttfm.serving.metrics import Metrics
-from fasttfm.serving.queue import Answer, FairQueue, Sentence
+from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of
 from fasttfm.serving.worker import begin
 
 _MOST_TRIES = 2
@@ -96,11 +96,10 @@ class Pool:
         config: DecodingConfig,
         texts: Sequence[str],
         tokens: Sequence[int],
-        request: Hashable = None,
+        prefixes: Sequence[str] | None = None,
     ) -> list[Answer]:
         """See Engine."""
-        request = next(self._numbers) if request is None else request
-        new = [Sentence(model, config, text, size, Answer(), request) for text, size in zip(texts, tokens, strict=True)]
+        new = request_of(model, config, texts, tokens, prefixes, request=next(self._numbers))
         with self._changed:
             if self._stopping or self.failure is not None:
                 raise Stopping
@@ -235,10 +234,7 @@ class Pool:
             number = next(self._numbers)
             worker.sentences[number] = sentence
             sentence.answer.on_abandon = partial(_send, worker.connection, "abandon", number)
-            _send(
-                worker.connection, "translate", number, sentence.model, sentence.config, sentence.text, sentence.tokens,
-                sentence.request,
-            )  # fmt: skip
+            _send(worker.connection, "translate", number, replace(sentence, answer=None))  # type: ignore[arg-type]
         self.metrics.waiting(len(self._waiting))
 
     def _fail(self, message: str) -> None:

@@ -9,7 +9,7 @@ al. 1996.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -46,6 +46,10 @@ class Sentence:
     answer: Answer
     request: Hashable = None
     """Equal for the sentences that were asked for together."""
+    prefix: str = ""
+    """How the translation must begin."""
+    number: int = 0
+    """Its place in the request, which sampling draws by besides its seed."""
     tries: int = 0
     """Times that a Pool has handed it out."""
 
@@ -54,6 +58,22 @@ class Sentence:
         """Rows times steps that its search is expected to take."""
         rows = self.config.nbest if self.config.sampling else self.config.beam
         return rows * max(1, self.config.min_len, min(self.tokens, self.config.longest_output(self.tokens)))
+
+
+def request_of(
+    model: str,
+    config: DecodingConfig,
+    texts: Sequence[str],
+    tokens: Sequence[int],
+    prefixes: Sequence[str] | None,
+    *,
+    request: Hashable,
+) -> list[Sentence]:
+    """The sentences of a request; tokens: source tokens of each text; prefixes: how each translation must begin."""
+    return [
+        Sentence(model, config, text, size, Answer(), request, prefix, number)
+        for number, (text, size, prefix) in enumerate(zip(texts, tokens, prefixes or [""] * len(texts), strict=True))
+    ]
 
 
 @dataclass(slots=True)

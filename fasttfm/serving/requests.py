@@ -16,9 +16,12 @@ from fasttfm.errors import UserError
 from fasttfm.parsing import Malformed, parse_json
 from fasttfm.serving.limits import Limits
 
-OPTIONS = ("beam", "nbest", "length_penalty", "alpha", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram")
+OPTIONS = (
+    *("beam", "nbest", "length_penalty", "alpha", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram"),
+    *("sampling", "sampling_topk", "sampling_topp", "temperature", "sampling_seed"),
+)
 """Fields of DecodingConfig that a request may set."""
-_OTHERS = ("text", "model", "stream")
+_OTHERS = ("text", "prefix", "model", "stream")
 
 
 class Refused(Exception):
@@ -35,9 +38,14 @@ class Request:
     """A request that can be answered."""
 
     model: str
-    texts: list[str]
+    lines: list[str]
+    """The lines of all texts, one after the other."""
+    counts: list[int]
+    """Lines of each text."""
     tokens: list[int]
-    """Source tokens of each."""
+    """Source tokens of each line."""
+    prefixes: list[str]
+    """How the translation of each line must begin."""
     stream: bool
     config: DecodingConfig
 
@@ -52,25 +60,45 @@ def read_request(body: bytes, translators: Mapping[str, Translator], limits: Lim
         raise Refused(422, 'the body must be an object such as {"text": "A sentence."}')
     if unknown := sorted(set(given) - {*_OTHERS, *OPTIONS}):
         raise Refused(422, f"{unknown[0]!r} is unknown: known are {', '.join((*_OTHERS, *OPTIONS))}")
-    text, stream = given.get("text"), given.get("stream", False)
-    texts = [text] if isinstance(text, str) else text
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-        raise Refused(422, "text must be a text or a list of texts")
+    stream = given.get("stream", False)
     if not isinstance(stream, bool):
         raise Refused(422, "stream must be true or false")
-    if len(texts) > limits.sentences:
-        raise Refused(422, f"{len(texts):,} texts were given: {limits.sentences:,} at most are taken at once")
+    texts = _texts(given, "text")
+    counts = [text.count("\n") + 1 for text in texts]
+    if sum(counts) > limits.sentences:
+        what = "texts" if sum(counts) == len(texts) else "lines"
+        raise Refused(422, f"{sum(counts):,} {what} were given: {limits.sentences:,} at most are taken at once")
+    prefixes = _texts(given, "prefix") if "prefix" in given else [""] * len(texts)
+    if len(prefixes) != len(texts):
+        raise Refused(422, f"{len(prefixes):,} prefixes were given for {len(texts):,} texts: give one for each")
+    if any(map(bool, prefixes)) and sum(counts) > len(texts):
+        raise Refused(422, "a text of several lines has no prefix: give its lines as texts")
     model = given.get("model", next(iter(translators)))
     if not isinstance(model, str) or model not in translators:
         raise Refused(422, f"model {model!r} is unknown: known are {', '.join(translators)}")
     translator = translators[model]
-    lines = [one_line(each) for each in texts]
+    lines = [one_line(line) for text in texts for line in text.split("\n")]
     tokens = [len(translator.source_tokenizer.encode(line)) for line in lines]
-    for number, size in enumerate(tokens):
-        if size > limits.tokens:
-            raise Refused(422, f"text {number} has {size:,} tokens: {limits.tokens:,} at most are taken; split it")
+    forced = [len(translator.target_tokenizer.encode(prefix)) for prefix in prefixes]
+    for kind, sizes in (("text" if len(lines) == len(texts) else "line", tokens), ("prefix", forced)):
+        for number, size in enumerate(sizes):
+            if size > limits.tokens:
+                raise Refused(
+                    422, f"{kind} {number} has {size:,} tokens: {limits.tokens:,} at most are taken; split it"
+                )
     config = _config(given, translator.config, limits)
-    return Request(model=model, texts=lines, tokens=tokens, stream=stream, config=config)
+    if len(prefixes) < len(lines):
+        prefixes = [""] * len(lines)
+    return Request(
+        model=model, lines=lines, counts=counts, tokens=tokens, prefixes=prefixes, stream=stream, config=config
+    )
+
+
+def _texts(given: Mapping[str, Any], name: str) -> list[str]:
+    texts = [given.get(name)] if isinstance(given.get(name), str) else given.get(name)
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise Refused(422, f"{name} must be a text or a list of texts")
+    return texts
 
 
 def _config(given: Mapping[str, Any], config: DecodingConfig, limits: Limits) -> DecodingConfig:
@@ -83,7 +111,7 @@ def _config(given: Mapping[str, Any], config: DecodingConfig, limits: Limits) ->
                 raise Refused(422, f"{name} {changes[name]:,} is more than {most:,}, which this server allows")
         if changes.get("max_len_a", 0) > config.max_len_a:
             raise Refused(422, f"max_len_a {changes['max_len_a']:g} is more than {config.max_len_a:g}")
-        if changes.get("nbest", 1) > 1 and "beam" not in changes:
+        if changes.get("nbest", 1) > 1 and "beam" not in changes and not changes.get("sampling"):
             changes["beam"] = max(config.beam, changes["nbest"])
         return dataclasses.replace(config, **changes)
     except (UserError, ValueError) as error:
@@ -105,7 +133,8 @@ def openapi(translators: Mapping[str, Translator], version: str, *, token: bool)
         "required": ["text"],
         "additionalProperties": False,
         "properties": {
-            "text": {**texts, "description": "What to translate; a line each."},
+            "text": {**texts, "description": "What to translate; lines stay lines, each is translated by itself."},
+            "prefix": {**texts, "description": "How the translation of each text must begin."},
             "model": {"enum": list(translators), "description": "Which model, the first one where it is not said."},
             "stream": {"type": "boolean", "description": "Server-sent events, one a text, as each is ready."},
             **{name: _schema(name) for name in OPTIONS},

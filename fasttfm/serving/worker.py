@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
@@ -108,7 +109,6 @@ def _work(translators: Mapping[str, Translator], server: Connection) -> NoReturn
             if number in answers:
                 answers[number].abandon()
             continue
-        model, config, text, tokens, request = values
-        (answer,) = engine.submit(model, config, [text], [tokens], request)
+        (answer,) = engine.submit_sentences([replace(*values, answer=Answer())])
         answers = {key: each for key, each in answers.items() if not each.done()} | {number: answer}
         answer.add_done_callback(partial(told.answer, number))

@@ -204,5 +204,5 @@ def test_a_failure_is_told_to_those_it_concerns_and_the_next_are_translated(engi
 
 def test_what_takes_whole_batches_is_translated_batch_by_batch(engine, translator, monkeypatch):
     monkeypatch.setattr(ContinuousBatching, "step", None)
-    (answer,) = submit(engine, LINES[:1], sampling=True, nbest=1)
+    (answer,) = submit(engine, LINES[:1], mbr_samples=2)
     assert len(answer.result(PATIENCE)) == 1

@@ -54,11 +54,11 @@ class Slow:
         self.begun = threading.Event()
         self.batches = []
 
-    def translate_nbest(self, lines):
+    def translate_nbest(self, lines, prefixes, first_line):
         self.begun.set()
         assert self.may.wait(PATIENCE)
         self.batches.append(list(lines))
-        return self.original.translate_nbest(lines)
+        return self.original.translate_nbest(lines, prefixes, first_line)
 
 
 @contextmanager
@@ -160,6 +160,32 @@ def test_options_are_those_of_the_search(url, model_dir):
     actual = ask(url, text=LINES, beam=3, nbest=2, length_penalty="gnmt", alpha=1.0).json()["translations"]
     expected = ours.translate_nbest(LINES)
     assert actual == [[{"text": each.text, "score": each.score} for each in best] for best in expected]
+
+
+def test_lines_of_a_text_stay_lines(url, translator):
+    text = f"{LINES[0]}\n\n{LINES[1]}"
+    answer = ask(url, text=[text, LINES[2]], nbest=2)
+    wanted = [each[:1] if not line else each for line, each in zip(LINES, translator.translate_nbest(LINES))]
+    assert texts(answer) == ["\n".join([wanted[0][0].text, "", wanted[1][0].text]), wanted[2][0].text]
+    assert [len(best) for best in answer.json()["translations"]] == [2, 2]
+    assert ask(url, text="\n" * 256).status_code == 422
+
+
+def test_prefixes_and_draws_are_those_of_the_translator(url, model_dir):
+    drawn = Translator.from_directory(model_dir, workers=1, sampling=True, sampling_seed=7, nbest=2)
+    expected = drawn.translate_nbest(LINES[:3])
+    for _ in range(2):
+        answer = ask(url, text=LINES[:3], sampling=True, sampling_seed=7, nbest=2)
+        assert [[each["text"] for each in best] for best in answer.json()["translations"]] == [
+            [each.text for each in best] for best in expected
+        ]
+    plain = Translator.from_directory(model_dir, workers=1)
+    prefixes = ["eine", "", "der Hund"]
+    answer = ask(url, text=LINES[:3], prefix=prefixes)
+    assert texts(answer) == plain.translate(LINES[:3], prefixes)
+    for given in (["eine"], "eine", [1, 2, 3]):
+        assert ask(url, text=LINES[:3], prefix=given).status_code == 422
+    assert ask(url, text="a\nb", prefix="der").status_code == 422
 
 
 def test_sixteen_clients_each_get_the_answers_to_their_questions(url, translator):
