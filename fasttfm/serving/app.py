@@ -19,13 +19,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.serving import libretranslate
 from fasttfm.serving.connections import LOOPBACK, Gate
 from fasttfm.serving.engine import Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.pool import Pool
 from fasttfm.serving.queue import Answer
-from fasttfm.serving.requests import Refused, openapi, read_request
+from fasttfm.serving.requests import Refused, Request, openapi, read_body, read_request
 
 _GONE = 499  # what nginx logs for a client that has closed its connection
 _VERSION = metadata.version("fasttfm")
@@ -61,6 +62,7 @@ class App:
             routes=[
                 Route("/", self.page),
                 Route("/translate", self.translate, methods=["POST"]),
+                Route("/languages", self.languages),
                 Route("/health", self.health),
                 Route("/metrics", self.show_metrics),
                 Route("/openapi.json", self.describe),
@@ -75,6 +77,10 @@ class App:
         """The models that are served, and how many texts a request may have."""
         health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
         return JSONResponse({**health, "sentences": self.limits.sentences})
+
+    async def languages(self, _: HttpRequest) -> Response:
+        """The pairs of languages, as LibreTranslate tells them."""
+        return JSONResponse(libretranslate.languages(self.translators))
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """Prometheus' text."""
@@ -100,22 +106,40 @@ class App:
 
     async def _answer(self, http: HttpRequest) -> Response:
         self._refuse_strangers(http)
-        body = await self._body(http)
-        request = await asyncio.to_thread(read_request, body, self.translators, self.limits)
+        given = await asyncio.to_thread(read_body, await self._body(http))
+        if not libretranslate.is_libretranslate(given):
+            request = await self._read(given)
+            answers = self._submit(request)
+            if request.stream:
+                return StreamingResponse(self._events(answers, request.counts), media_type="text/event-stream")
+            return JSONResponse({"translations": await self._translations(http, request, answers)})
         try:
-            answers = self.engine.submit(request.model, request.config, request.lines, request.tokens, request.prefixes)
+            request = await self._read(libretranslate.read(given, list(self.translators)))
+            translations = await self._translations(http, request, self._submit(request))
+        except Refused as refused:  # its clients look for `error`
+            return JSONResponse({"error": refused.detail}, 400 if refused.status == 422 else refused.status)
+        return JSONResponse(libretranslate.answer(given, translations))
+
+    async def _read(self, given: Mapping[str, Any]) -> Request:
+        return await asyncio.to_thread(read_request, given, self.translators, self.limits)
+
+    def _submit(self, request: Request) -> list[Answer]:
+        try:
+            return self.engine.submit(request.model, request.config, request.lines, request.tokens, request.prefixes)
         except QueueFull:
             raise Refused(429, f"more than {self.limits.queue:,} sentences wait: ask again later") from None
         except Stopping:
             raise Refused(503, "the server is being stopped") from None
-        if request.stream:
-            return StreamingResponse(self._events(answers, request.counts), media_type="text/event-stream")
+
+    async def _translations(
+        self, http: HttpRequest, request: Request, answers: list[Answer]
+    ) -> list[list[dict[str, Any]]]:
+        """The translations of each text, best first."""
         try:
-            results = await self._unless_gone(http, answers)
+            lines = iter(await self._unless_gone(http, answers))
         finally:
             _abandon(answers)
-        lines = iter(results)
-        return JSONResponse({"translations": [_whole([next(lines) for _ in range(n)]) for n in request.counts]})
+        return [_whole([next(lines) for _ in range(count)]) for count in request.counts]
 
     def _refuse_strangers(self, http: HttpRequest) -> None:
         if self.token is None:

@@ -50,14 +50,19 @@ class Request:
     config: DecodingConfig
 
 
-def read_request(body: bytes, translators: Mapping[str, Translator], limits: Limits) -> Request:
-    """The request in a body; Refused for what cannot be answered."""
+def read_body(body: bytes) -> dict[str, Any]:
+    """The object in a body; Refused for what is not one."""
     try:
         given = parse_json(body)
     except Malformed as error:
         raise Refused(422, f"the body {error}") from None
     if not isinstance(given, dict):
         raise Refused(422, 'the body must be an object such as {"text": "A sentence."}')
+    return given
+
+
+def read_request(given: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
+    """The request that a body's object is; Refused for what cannot be answered."""
     if unknown := sorted(set(given) - {*_OTHERS, *OPTIONS}):
         raise Refused(422, f"{unknown[0]!r} is unknown: known are {', '.join((*_OTHERS, *OPTIONS))}")
     stream = given.get("stream", False)

@@ -1,0 +1,69 @@
+"""LibreTranslate's requests and answers, so that its clients can ask this server.
+
+A model serves the pair of languages that its name says: en-de translates from en to de. Where no model has such a name, the
+first one answers whatever languages are asked for. Source: the API of LibreTranslate, POST /translate and GET /languages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fasttfm.serving.requests import Refused
+
+_PAIR = re.compile(r"([a-z]{2,3})-([a-z]{2,3})")
+_FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
+
+
+def is_libretranslate(given: Mapping[str, Any]) -> bool:
+    """Whether a request has LibreTranslate's form."""
+    return "q" in given
+
+
+def languages(models: Collection[str]) -> list[dict[str, Any]]:
+    """What GET /languages answers: each source language with its targets, by the models' names."""
+    targets: dict[str, list[str]] = {}
+    for source, target in _pairs(models):
+        targets.setdefault(source, []).append(target)
+    return [{"code": code, "name": code, "targets": found} for code, found in targets.items()]
+
+
+def read(given: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
+    """The same request in this server's form; Refused for what cannot be answered."""
+    if unknown := sorted(set(given) - set(_FIELDS)):
+        raise Refused(400, f"{unknown[0]!r} is unknown: known are {', '.join(_FIELDS)}")
+    if given.get("format", "text") != "text":
+        raise Refused(400, f"format {given['format']!r} is not taken: give text")
+    alternatives = given.get("alternatives", 0)
+    if type(alternatives) is not int or alternatives < 0:
+        raise Refused(400, "alternatives must be a number, 0 or more")
+    options = {"nbest": 1 + alternatives} if alternatives else {}
+    return {"text": given["q"], "model": _model(given.get("source", "auto"), given.get("target"), models), **options}
+
+
+def answer(given: Mapping[str, Any], translations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """LibreTranslate's answer to a request with these translations of each text, best first."""
+    texts = [[each["text"] for each in best] for best in translations]
+    whole = isinstance(given["q"], list)
+    result: dict[str, Any] = {"translatedText": [best[0] for best in texts] if whole else texts[0][0]}
+    if given.get("alternatives"):
+        others = [best[1:] for best in texts]
+        result["alternatives"] = others if whole else others[0]
+    return result
+
+
+def _pairs(models: Collection[str]) -> list[tuple[str, str]]:
+    found = [_PAIR.fullmatch(name) for name in models]
+    return [(pair[1], pair[2]) for pair in found if pair]
+
+
+def _model(source: Any, target: Any, models: Sequence[str]) -> str:
+    pairs = _pairs(models)
+    if not pairs:
+        return models[0]
+    for pair in pairs:
+        if source in (pair[0], "auto") and target == pair[1]:
+            return "-".join(pair)
+    known = ", ".join("-".join(pair) for pair in pairs)
+    raise Refused(400, f"from {source!r} to {target!r} is not served: known are {known}")
