@@ -1,7 +1,7 @@
 """LibreTranslate's requests and answers, so that its clients can ask this server.
 
-A model serves the pair of languages that its name says: en-de translates from en to de. Where no model has such a name, the
-first one answers whatever languages are asked for. Source: the API of LibreTranslate, POST /translate and GET /languages.
+A model serves the pair of languages that its name says: en-de translates from en to de. Where no model has such a name,
+the first one answers whatever languages are asked for. Source: LibreTranslate's API, POST /translate, GET /languages.
 """
 
 from __future__ import annotations
