@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def notes(version: str, changelog: str) -> str:
-    """Return the text between a version's heading and the next one; raises SystemExit where there is no such heading."""
+    """Return the text between a version's heading and the next; raises SystemExit where there is no such heading."""
     section = re.search(rf"^## {re.escape(version)}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     if section is None:
         raise SystemExit(f"CHANGELOG.md has no section {version}: write it before tagging")

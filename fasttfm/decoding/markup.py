@@ -1,4 +1,5 @@
-"""Inline tags of the source: taken out before a line is translated, put into the translation by its alignment.
+"""Tags of the source: block elements separate what is translated (markup_blocks.py), inline tags are taken out before
+a text is translated, and put into the translation by its alignment.
 
 Every tag of the source comes once, inside the elements that it was in. An element encloses the run of the translation
 that holds most words linked to its own and fewest linked to others; one that has no words stands where its neighbours
@@ -8,21 +9,15 @@ went. What is between tags is text: entities such as &lt; are read, and &, < and
 from __future__ import annotations
 
 import html
-import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fasttfm.decoding.alignment import PARTS, Links
-from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.decoding.markup_blocks import TAG, VOID, split_blocks, unbalanced
+from fasttfm.decoding.translator import Translation, Translator, paired
 from fasttfm.errors import UserError
-
-_TAG = re.compile(
-    r"""<!--.*?--> | <\?.*?\?> | <(?P<close>/?)(?P<name>[A-Za-z_][\w:.-]*)(?:[^<>"']|"[^"]*"|'[^']*')*>""",
-    re.VERBOSE | re.DOTALL,
-)
-_VOID = {"area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
-"""HTML elements that are never closed."""
 
 
 @dataclass(slots=True)
@@ -54,7 +49,7 @@ class Marked:
         open_elements = [root]
         text, last = "", 0
         separate = False  # an empty element stands between two letters: they belong to two words
-        for match in [*_TAG.finditer(line), None]:
+        for match in [*TAG.finditer(line), None]:
             between = html.unescape(line[last : match.start() if match else len(line)])
             between = " ".join(between.splitlines()) if "\n" in between or "\r" in between else between
             if separate and text[-1:].isalnum() and between[:1].isalnum():
@@ -68,19 +63,19 @@ class Marked:
             if match["close"]:
                 element = open_elements.pop()
                 if not open_elements or _name(element.opening) != name:
-                    raise UserError(_unbalanced(f"{tag} closes nothing that is open"))
+                    raise UserError(unbalanced(f"{tag} closes nothing that is open"))
                 element.end, element.closing = len(text), tag
                 continue
             follows = line[last : last + 1]
             leans = bool(text) and not text[-1].isspace() and (not follows or follows.isspace())
             element = Element(tag, len(text), len(text), leans_left=leans)
             open_elements[-1].children.append(element)
-            if name is None or tag.endswith("/>") or name.lower() in _VOID:
+            if name is None or tag.endswith("/>") or name.lower() in VOID:
                 separate = True
             else:
                 open_elements.append(element)
         if len(open_elements) > 1:
-            raise UserError(_unbalanced(f"{open_elements[-1].opening} is not closed"))
+            raise UserError(unbalanced(f"{open_elements[-1].opening} is not closed"))
         return cls(text, root.children)
 
     def insert(self, translation: str, links: Links) -> str:
@@ -91,30 +86,85 @@ class Marked:
 def translate_marked(
     translator: Translator, lines: Iterable[str], prefixes: Iterable[str] | None = None
 ) -> Iterator[list[Translation]]:
-    """Translate lines with tags, as Translator.translate_stream() does; the translator must align PARTS. UserError
-    names a line whose tags are not balanced, after the translations of those before it."""
-    read: deque[Marked] = deque()
+    """Translate lines with tags, as Translator.translate_stream() does; the translator must align PARTS.
+
+    The text of each block element is translated by itself; a prefix is that of a line's first text. UserError names a
+    line whose tags are not balanced, after the translations of those before it.
+    """
+    waiting: deque[_Line] = deque()
+    beginnings: deque[str] = deque()  # of the texts that the translator has not asked for yet
+    first_texts: list[int] = []  # of each line, counted from 1
+    count = 0
 
     def plain() -> Iterator[str]:
-        for number, line in enumerate(lines, start=1):
+        nonlocal count
+        for number, (line, prefix) in enumerate(paired(lines, prefixes), start=1):
             try:
-                read.append(Marked.parse(line))
+                waiting.append(_Line.parse(line))
             except UserError as error:
                 raise UserError(f"standard input, line {number:,}: {error}") from None
-            yield read[-1].text
+            texts = [marked.text for marked in waiting[-1].texts.values()]
+            beginnings.extend([prefix, *[""] * (len(texts) - 1)])
+            first_texts.append(count + 1)
+            count += len(texts)
+            yield from texts
 
-    for translations in translator.translate_stream(plain(), prefixes):
-        marked = read.popleft()
-        yield [replace(each, text=marked.insert(each.text, each.alignment)) for each in translations]
+    def forced() -> Iterator[str]:
+        while beginnings:
+            yield beginnings.popleft()
+
+    translated: list[list[Translation]] = []
+    for translations in translator.translate_stream(plain(), None if prefixes is None else forced()):
+        translated.append(translations)
+        if len(translated) == len(waiting[0].texts):
+            yield waiting.popleft().render(translated)
+            translated = []
+    if translator.first_cut_line is not None:
+        translator.first_cut_line = bisect_right(first_texts, translator.first_cut_line)
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line as pieces, of which some are texts to translate."""
+
+    pieces: list[str]
+    """As of split_blocks(); of the texts among them the white space around is left."""
+    texts: dict[int, Marked]
+    """Their places among the pieces; at least one, possibly without any text."""
+
+    @classmethod
+    def parse(cls, line: str) -> _Line:
+        pieces = split_blocks(line)
+        texts = {place: Marked.parse(pieces[place].strip()) for place in range(0, len(pieces), 2)}
+        kept = {place: marked for place, marked in texts.items() if marked.text.strip() or marked.elements}
+        return cls(pieces, kept or {0: texts[0]})
+
+    def render(self, translated: list[list[Translation]]) -> list[Translation]:
+        """The translations of the line, best first: the n-th best of each text, whose last where it has fewer."""
+        results = []
+        for rank in range(max(map(len, translated))):
+            chosen = [best[min(rank, len(best) - 1)] for best in translated]
+            pieces = [*self.pieces]
+            for (place, marked), each in zip(self.texts.items(), chosen):
+                before, after = _white_space(pieces[place])
+                pieces[place] = before + marked.insert(each.text, each.alignment) + after
+            score = sum(each.score for each in chosen) / len(chosen)
+            probability = sum(each.log_probability for each in chosen)
+            alignment = chosen[0].alignment if len(chosen) == 1 else ()
+            results.append(Translation("".join(pieces), score, probability, alignment))
+        return results
+
+
+def _white_space(text: str) -> tuple[str, str]:
+    """The white space that a text begins with, and that it ends with."""
+    if not text.strip():
+        return text, ""
+    return text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
 
 
 def _name(tag: str) -> str:
-    match = _TAG.match(tag)
+    match = TAG.match(tag)
     return match["name"] if match else ""
-
-
-def _unbalanced(what: str) -> str:
-    return f"{what}: with --markup tags must be balanced, and < in text is written &lt;"
 
 
 @dataclass(slots=True)

@@ -265,7 +265,7 @@ class Translator:
         """
         begun = prefixes is not None
         first_line = 1
-        for buffer in _buffers(_paired(lines, prefixes), self.config.buffer_size):
+        for buffer in _buffers(paired(lines, prefixes), self.config.buffer_size):
             beginnings = [prefix for _, prefix in buffer] if begun else None
             yield from self.translate_nbest([line for line, _ in buffer], beginnings, first_line)
             first_line += len(buffer)
@@ -278,7 +278,7 @@ class Translator:
         """
         if self.terminology is not None:
             raise ValueError("a translation with terminology cannot be streamed: its search keeps several hypotheses")
-        begun = [*self.target_tokenizer.prefix, *self.target_tokenizer.encode(prefix)]
+        begun = self.beginning(prefix)
         sources = self.encode_lines([line], number)
         source = sources.get(0, [EOS])
         allowed = None if self.shortlist is None else self.shortlist.tokens(source)
@@ -327,7 +327,7 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+def paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
     """Each line with its prefix, "" where there are none; UserError where one of the two ends before the other."""
     if prefixes is None:
         yield from ((line, "") for line in lines)

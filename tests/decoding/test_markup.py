@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import random
 import re
+from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ import torch
 from fasttfm.decoding import DecodingConfig
 from fasttfm.decoding.alignment import PARTS
 from fasttfm.decoding.markup import Marked, translate_marked
-from fasttfm.decoding.translator import Translator
+from fasttfm.decoding.markup_blocks import split_blocks
+from fasttfm.decoding.translator import Translation, Translator, paired
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -132,6 +134,116 @@ def test_a_stream_keeps_lines_and_stops_at_a_bad_one(tokenizer):
     assert [next(stream)[0].text for _ in lines] == results
     with pytest.raises(UserError, match="line 5: <b> is not closed"):
         next(stream)
+
+
+@pytest.mark.parametrize(
+    ("line", "texts"),
+    [
+        ("<li>A</li><li>B</li>", ["A", "B"]),
+        ("<p>a <b>dog</b></p> <p>b</p>", ["a <b>dog</b>", "b"]),
+        ("one<br>two<br/>three", ["one", "two", "three"]),
+        ("<b>one<br>two</b>", ["one", "two"]),
+        ("<i><b><p>one</p>two</b></i> three", ["one", "two", " three"]),
+        ("<script>if (a < b) { '</b>' }</script><style>p > b {}</style>text", ["text"]),
+        ("<!DOCTYPE html><html><head><title>t</title></head><body>x</body></html>", ["t", "x"]),
+        ("<TABLE><tr><td>1</td><TD>2</TD></tr></TABLE>", ["1", "2"]),
+        ("<select><option value='a>b'>x</option><option>y</option></select>", ["x", "y"]),
+        ("a dog", ["a dog"]),
+        ("", []),
+    ],
+)
+def test_the_text_of_each_block_is_translated_by_itself(line, texts):
+    pieces = split_blocks(line)
+    assert "".join(pieces) == line
+    assert [piece for piece in pieces[::2] if piece] == texts
+
+
+class Echo:
+    """A translator that writes what it reads in capitals, word by word."""
+
+    first_cut_line = None
+
+    def __init__(self):
+        self.read: list[tuple[str, str]] = []
+
+    def translate_stream(self, lines, prefixes=None):
+        for line, prefix in paired(lines, prefixes):
+            self.read.append((line, prefix))
+            links = tuple((word, word) for word in range(len(PARTS.findall(line))))
+            yield [Translation(prefix + line.upper(), 0.0, 0.0, links)]
+
+
+class Document(HTMLParser):
+    """What a document holds, as a parser of HTML sees it: tags in order, and the words of each block."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.blocks = [], [[]]
+        self.feed(text)
+        self.close()
+
+    def block(self, tag):
+        if tag in ("p", "li", "ul", "td", "br", "div"):
+            self.blocks.append([])
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, attributes))
+        self.block(tag)
+
+    def handle_endtag(self, tag):
+        self.tags.append(f"/{tag}")
+        self.block(tag)
+
+    def handle_data(self, data):
+        self.blocks[-1] += data.upper().split()
+
+
+def document(draw: random.Random, depth: int = 0) -> str:
+    """A random balanced document, of blocks and inline elements in any order."""
+    parts = []
+    for _ in range(draw.randint(0, 4)):
+        kind, number = draw.random(), draw.randrange(10**6)
+        if kind < 0.45 or depth > 4:
+            parts.append(draw.choice(["dog", " a ", " big", ", ", "x &amp; y", " the end. ", "H"]))
+        elif kind < 0.55:
+            parts.append(draw.choice(["<br>", f'<br class="{number}">', f"<img alt='{number}'>"]))
+        else:
+            name = draw.choice(["p", "li", "ul", "td", "div", "b", "i", "a", "span"])
+            parts.append(f'<{name} id="{number}">{document(draw, depth + 1)}</{name}>')
+    return "".join(parts)
+
+
+def test_ten_thousand_documents_keep_their_tags_and_each_block_its_text():
+    draw = random.Random(1)
+    lines = [document(draw) for _ in range(10_000)]
+    assert sum("<p" in line and "<b" in line for line in lines) > 500
+    for line, (translation,) in zip(lines, translate_marked(Echo(), lines), strict=True):
+        before, after = Document(line), Document(translation.text)
+        assert sorted(map(str, after.tags)) == sorted(map(str, before.tags)), line
+        assert nested(after.tags), line
+        assert ["".join(block) for block in after.blocks] == ["".join(block) for block in before.blocks], line
+
+
+def nested(tags) -> bool:
+    """Whether every element is closed inside the one that it was opened in."""
+    around = []
+    for tag in tags:
+        if isinstance(tag, tuple):
+            if tag[0] not in ("br", "img"):
+                around.append(tag[0])
+        elif not around or around.pop() != tag[1:]:
+            return False
+    return not around
+
+
+def test_a_prefix_is_that_of_a_lines_first_text():
+    echo = Echo()
+    results = [best.text for (best,) in translate_marked(echo, ["<p>a</p><p>b</p>", "", "c"], ["x", "", "z"])]
+    assert results == ["<p>xA</p><p>B</p>", "", "zC"]
+    with pytest.raises(UserError, match="fewer prefixes than lines"):
+        list(translate_marked(Echo(), ["<p>a</p><p>b</p>", "c"], ["x"]))
+    with pytest.raises(UserError, match="more prefixes than lines"):
+        list(translate_marked(Echo(), ["<p>a</p>"], ["x", "y"]))
 
 
 def test_tags_may_be_nested_in_thousands():
