@@ -68,8 +68,8 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--markup",
         action="store_true",
-        help="lines hold HTML or XML tags: each block element is translated by itself, other tags come in the translation "
-        "around the words that theirs are aligned with; & and < of text are &amp; and &lt;, on both sides",
+        help="lines hold HTML or XML tags: each block element is translated by itself, other tags come in the "
+        "translation around the words that theirs are aligned with; & and < of text are &amp; and &lt;, on both sides",
     )
     parser.add_argument(
         "--split-sentences",
