@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ import torch
 
 from benchmarks import command, end_to_end
 from benchmarks.batch_orders import ConsecutiveShards, RandomLengths
-from benchmarks.measure.machine import ROOT
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
@@ -131,15 +130,14 @@ def curve(name: str, data: PreparedData, work: Path, updates: int) -> list[dict[
     return parse_json(kept.read_text())
 
 
-def draw(record: dict[str, Any], folder: Path) -> Path:
+def draw(comparison: str, runs: dict[str, list[dict[str, Any]]], folder: Path) -> Path:
     """Writes curves-NAME.png into a folder: losses by update, and by what was computed where that differs."""
-    runs = record["runs"]
     # cells of a run with bucketed batches hardly differ; those of random lengths do
     costs = [points[-1]["cells"] / points[-1]["target_tokens"] for points in runs.values()]
     axes = [("update", 1.0, "update")]
     if max(costs) > 1.1 * min(costs):
         axes.append(("cells", 1e-6, "computed places of source and target, padding included (millions)"))
-    target = folder / f"curves-{record['comparison']}.png"
+    target = folder / f"curves-{comparison}.png"
     folder.mkdir(parents=True, exist_ok=True)
     with drawing(figsize=(6.4 * len(axes), 4.4), dpi=110, layout="constrained") as figure:
         panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
@@ -156,21 +154,20 @@ def draw(record: dict[str, Any], folder: Path) -> Path:
     return target
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("curves", __doc__)
-    parser.add_argument("comparison", choices=COMPARISONS)
-    parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the prepared data and finished runs")
-    parser.add_argument("--updates", type=int, default=700, help="of each training (default: %(default)s)")
-    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of the figure")
-    args = parser.parse_args(argv)
+@command.program(
+    command.flag("comparison", choices=COMPARISONS),
+    command.flag("--text", type=Path, required=True, help="folder of train and valid files, en and de"),
+    command.flag("--work", type=Path, required=True, help="folder for the prepared data and finished runs"),
+    command.flag("--updates", type=int, default=700, help="of each training (default: %(default)s)"),
+    command.IMAGES,
+)
+def main(args: Any) -> dict[str, Any]:
     data = PreparedData.open(end_to_end.prepare(CORPUS, args.text, args.work))
     data.valid = data.valid.part(0, min(VALID, len(data.valid)))
     runs = COMPARISONS[args.comparison]
     points = {title: curve(name, data, args.work, args.updates) for title, name in runs.items()}
-    record = command.keep(args.results, "curves", comparison=args.comparison, runs=points)
-    print(draw(record, args.images))
-    return 0
+    print(draw(args.comparison, points, args.images))
+    return {"runs": points}
 
 
 if __name__ == "__main__":

@@ -82,12 +82,11 @@ def measure(sizes: Sequence[int]) -> list[dict[str, Any]]:
     return result
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("preparing", __doc__)
-    parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="(default: %(default)s)")
-    args = parser.parse_args(argv)
-    command.keep(args.results, "preparing", measured=measure(args.pairs))
-    return 0
+@command.program(
+    command.flag("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="(default: %(default)s)")
+)
+def main(args: Any) -> dict[str, Any]:
+    return {"measured": measure(args.pairs)}
 
 
 if __name__ == "__main__":

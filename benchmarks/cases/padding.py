@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import synthetic, training_step
-from benchmarks.limits import roofline_step
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import OURS, TORCH_NN, Provider
 from benchmarks.peers import plain_step, torch_nn
@@ -83,7 +82,7 @@ def _case(
         dtype=str(training_step.precision(setting)).removeprefix("torch."),
         passes="epoch",
         # products and Adam once for all tokens together: more batches than one read the weights more often
-        cost=roofline_step.cost(training_step.shape_of(config), tokens=tokens),
+        cost=training_step.cost(config, tokens=tokens),
         make=partial(_work, config, preset, lengths, pairs, max_tokens, tokens),
     )
 

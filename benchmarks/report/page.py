@@ -37,7 +37,7 @@ def lead(files: Loaded) -> list[Block]:
         notice = f"Timed on {', '.join(devices)}; figures marked CPU on a CPU. No other device has run these kernels."
     blocks: list[Block] = [
         "The encoder-decoder Transformer beside its peers, in one run each, with the physical limit in every row. What "
-        "is predicted of GPUs stands elsewhere: `python -m benchmarks roofline` and `static-evidence`.",
+        "is predicted of GPUs stands elsewhere: `python -m benchmarks static-evidence`.",
         f"> **{notice}**",
     ]
     if files.suite:
