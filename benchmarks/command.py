@@ -74,7 +74,11 @@ def program(
                 args.folder, args.more = Path(folder), more
                 found = measure(args)
             told = {key: _without_folders(value) for key, value in vars(args).items()}
-            keep(args.results, name, **{key: told[key] for key in SCHEMAS[name]["properties"] if key in told} | dict(found))
+            keep(
+                args.results,
+                name,
+                **{key: told[key] for key in SCHEMAS[name]["properties"] if key in told} | dict(found),
+            )
             return 0
 
         return main

@@ -24,8 +24,8 @@ from benchmarks import command
 from benchmarks.cases import GROUPS
 from benchmarks.measure import machine
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import load, shape_text, short_dtype
-from benchmarks.measure.text_table import aligned
+from benchmarks.measure.records import load
+from benchmarks.measure.text_table import aligned, shape_text, short_dtype
 from fasttfm.errors import UserError
 
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}

@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.cases import synthetic, training_step
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import OURS, TORCH_NN, Provider
-from benchmarks.peers import plain_step, torch_nn
+from benchmarks.peers import torch_nn
 from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.models import Transformer, TransformerConfig
@@ -174,7 +174,7 @@ def _work(
                 partial(_still_loss, ours(), partial(loss, packed=True), autocast),
             ),
             TORCH_NN: (
-                plain_step.Step(theirs(), torch_nn.loss, training, autocast),
+                torch_nn.Step(theirs(), torch_nn.loss, training, autocast),
                 partial(_still_loss, theirs(), torch_loss, autocast),
             ),
         }

@@ -22,8 +22,7 @@ from benchmarks.cases import synthetic
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
 from benchmarks.peers import huggingface, torch_nn
-from benchmarks.peers.plain_step import Step
-from benchmarks.peers.torch_nn import TorchTransformer
+from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch
 from fasttfm.kernels.proof import costs

@@ -30,8 +30,8 @@ import torch
 from benchmarks.cases import kernels
 from benchmarks.measure.case import Setting
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import RESULTS, Entry, Loaded, load, shape_text
-from benchmarks.measure.text_table import aligned
+from benchmarks.measure.records import RESULTS, Entry, Loaded, load
+from benchmarks.measure.text_table import aligned, shape_text
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 from fasttfm.kernels.compile_case import CHIPS

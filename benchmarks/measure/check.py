@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import records
-from benchmarks.measure.load import noisy
-from benchmarks.measure.machine import git, machine_name
+from benchmarks.measure.machine import git, machine_name, noisy
 from benchmarks.measure.records import ENDINGS, Record
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure.case import Case, Clock, Entry, Setting, Work
-from benchmarks.measure.load import disturbed, noisy, spread
+from benchmarks.measure.machine import disturbed, noisy, spread
 from benchmarks.measure.records import Record, rounded
 from fasttfm.kernels.proof.costs import Cost, Machine
 

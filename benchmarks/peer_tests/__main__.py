@@ -25,8 +25,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
-from benchmarks.peer_tests.review import Verdict, differences, judge
-from benchmarks.peer_tests.suites import SUITES, Suite
+from benchmarks.peer_tests.suites import SUITES, Suite, Verdict, differences, judge
 from fasttfm.errors import UserError
 from fasttfm.machine import version
 from fasttfm.parsing import parse_json

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.peers.plain_step import summed_cross_entropy
+from benchmarks.peers.torch_nn import summed_cross_entropy
 from fasttfm.data.batches import Batch
 from fasttfm.data.tokenizer import BOS, PAD, UNK
 from fasttfm.decoding.batches import padded

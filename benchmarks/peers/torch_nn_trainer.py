@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers import torch_nn
-from benchmarks.peers.plain_step import Step
-from benchmarks.peers.torch_nn import TorchTransformer
+from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.cli.parser import Parser
 from fasttfm.config.data import DataConfig
 from fasttfm.config.training import TrainingConfig
