@@ -1,7 +1,5 @@
 """How a program of the benchmarks begins and ends: its flags, the commands it runs, its record, its exit status."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -13,8 +13,6 @@ A run that is in --work is not run again. Appends a line to benchmarks/results/c
 docs/images/curves-NAME.png.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

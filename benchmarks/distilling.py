@@ -7,8 +7,6 @@ trains the first one's shape without a teacher, for the minutes each, at equal r
 same hidden tokens of the held-out text. Appends one line to benchmarks/results/distilling.jsonl. About four minutes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -13,8 +13,6 @@ The shapes are those of bert-tiny, batches of 1,024 tokens; rows and probes are 
 benchmarks/results/encoders.jsonl; electra draws docs/images/electra-curve.png.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

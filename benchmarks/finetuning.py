@@ -8,8 +8,6 @@ ones (--like), with the same data, recipe and number of updates, and scores both
 articles. --body takes a model that is pre-trained already. Appends one line to benchmarks/results/finetuning.jsonl.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -14,8 +14,6 @@ Prints the table and appends one line to benchmarks/results/gpt-and-bert.jsonl. 
 fine-tunings take about six minutes on two cores.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -8,8 +8,6 @@ turns among as many copies as exceed a core's cache, because a step of a search 
 line to benchmarks/results/int8-products.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -8,8 +8,6 @@ takes, so both are small, and a sort counts as one of more than 4,096. Prints th
 benchmarks/results/launch-counts.jsonl.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -10,8 +10,6 @@ share of the time ranks compute that divide an update's cells. Nothing is timed.
 benchmarks/results/mixing.jsonl.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

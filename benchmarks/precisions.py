@@ -8,8 +8,6 @@ precision is tried with it too. Also said is how many lines are translated as in
 Appends one line to benchmarks/results/precisions.jsonl.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

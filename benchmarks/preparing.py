@@ -8,8 +8,6 @@ that the vocabulary and the digests have real work. Each size is prepared by the
 process of its own, which tells its peak resident memory. Appends one line to benchmarks/results/preparing.jsonl.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time

@@ -11,8 +11,6 @@ code on the held-out end of the text, a BERT on tokens hidden in it, the same on
 their text. Appends one line to benchmarks/results/pretraining.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

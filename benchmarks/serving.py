@@ -8,8 +8,6 @@ the model translates without a server; one that differs ends the benchmark. Appe
 benchmarks/results/serving.jsonl.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

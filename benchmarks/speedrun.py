@@ -6,8 +6,6 @@ The clock runs from the start of `fasttfm prepare` to the score: preparing, trai
 with beam search, scoring. Appends one line to benchmarks/results/speedrun.jsonl.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -7,8 +7,6 @@ and as many processes as `fasttfm translate` takes, in turns; a first turn, whic
 Appends one line to benchmarks/results/students.jsonl.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 from functools import partial

@@ -9,8 +9,6 @@ group to group. Both have glibc keep freed memory. A row of ours is slower where
 rows, whose code is the same on both sides, say how far the machine moved: their median beside each row of ours.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

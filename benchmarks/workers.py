@@ -8,8 +8,6 @@ the lowest priority unless --nice says otherwise. Of a training the second half 
 shapes take time. Appends one line to benchmarks/results/workers.jsonl.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

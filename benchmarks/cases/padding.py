@@ -10,8 +10,6 @@ batches as hold `tokens` target tokens, the last one cut. The check: without dro
 loss summed over the first pairs of the corpus is the same however they were batched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

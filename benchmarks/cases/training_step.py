@@ -9,8 +9,6 @@ The check: the same weights and no dropout give the same loss a token and the sa
 torch.nn. What is counted against the roofline is the fused step on the tokens that are not padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar

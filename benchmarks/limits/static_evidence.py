@@ -16,8 +16,6 @@ traffic is counted, so that it is a hopeful prediction: a measurement far above 
 not know. Measured rows stand beside it where records have them.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence

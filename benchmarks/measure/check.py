@@ -7,8 +7,6 @@ records, such as a picture kept beside its record, is left out. Exit status 0 wh
 2 when one cannot be read.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Both overwrite the last-level cache before a run, both return when what the run 
 ever handed to a provider.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

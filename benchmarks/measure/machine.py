@@ -1,7 +1,5 @@
 """Where a measurement was made: device, driver, versions, commit, and what else the machine did meanwhile."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

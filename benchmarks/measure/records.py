@@ -4,8 +4,6 @@ One JSON line per case and provider. The programs that are older than the suite,
 their own; kind(record) tells them apart.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """From what the harness measured of a case and a provider to the line that is kept."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from typing import Any

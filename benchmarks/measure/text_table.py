@@ -1,7 +1,5 @@
 """Tables for terminals and pages, and numbers as they stand there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ explained by differences.yaml, and every line of that list must explain one: els
 replaces the suite's line in benchmarks/results/peer-tests.jsonl.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -1,8 +1,6 @@
 """Which test files of which projects are run, the version that their list of differences was reviewed with, how,
 and what became of them."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

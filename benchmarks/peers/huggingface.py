@@ -5,8 +5,6 @@ https://huggingface.co/docs/transformers/main_classes/text_generation      gener
 https://huggingface.co/docs/transformers/attention_interface               attn_implementation
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

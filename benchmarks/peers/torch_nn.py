@@ -10,8 +10,6 @@ of its own (what lies past a target's end is never looked at from before it, and
 its faster attention. Parameters carry the same names as fasttfm.models.Transformer's, so weights travel.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -9,8 +9,6 @@ between two tokens, so every token computes all before it anew, as torch.nn's us
 translated greedily at the end; what happened stands in OUT/log.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -14,8 +14,6 @@ refused or absent. The exit status is 1 when there is one, else 0. Between two m
 none: the ratios then tell those apart. End-to-end records have a table of their own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ what no record holds. A claim whose record is missing is left out. Every claim n
 what the one who measured it noted, such as other jobs on the machine.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ python -m benchmarks report              docs/benchmark-report/report.md and fig
 python -m benchmarks report --readme     README's figures too
 """
 
-from __future__ import annotations
-
 import io
 import statistics
 from collections import Counter

@@ -8,8 +8,6 @@ A sentence's translation is the same to the last bit whatever its batch holds (o
 time changes nothing but the time.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import threading

@@ -9,8 +9,6 @@ grammar.yaml has the words and weights, words.py reads and inflects them, clause
 phrases and sentences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -6,8 +6,6 @@ subordinate clause; before the end of the clause stand, in this order, pronouns 
 first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple

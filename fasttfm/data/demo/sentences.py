@@ -3,8 +3,6 @@
 What grammar.yaml has as a phrase is drawn by its name; the rest, and whole sentences, are methods.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The words of the demo corpus, as grammar.yaml has them, and German's inflection of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
