@@ -5,7 +5,6 @@
     python -m benchmarks end_to_end demo          from text to BLEU, in minutes; --full does that too
     python -m benchmarks report                   one page from all records
     python -m benchmarks compare OLD NEW          what changed between two files of records
-    python -m benchmarks roofline                 what each device allows, from P100 to B200
     python -m benchmarks static-evidence          times from machine code: predicted, not measured
 
 docs/benchmarks.md says how to read a row, what is measured how, and how to add a case or a provider.
@@ -46,7 +45,6 @@ COMMANDS = {
     "compare": "benchmarks.report.compare",
     "check": "benchmarks.measure.check",
     "end_to_end": "benchmarks.end_to_end",
-    "roofline": "benchmarks.limits.roofline",
     "static-evidence": "benchmarks.limits.static_evidence",
 }
 DTYPES = ("float32", "float16", "bfloat16")
@@ -179,14 +177,14 @@ def run_cases(
     """
     import torch
 
-    from benchmarks.measure import ceilings, harness, machine, records
-    from benchmarks.measure.clocks import Clocks, keep_freed_memory
+    from benchmarks.measure import harness, machine, records
+    from benchmarks.measure.clocks import Clocks, ceilings, keep_freed_memory
 
     keep_freed_memory()
     warnings.simplefilter("ignore")  # why a provider refused is in its row
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     clocks = Clocks(setting.device)
-    ceiling = ceilings.of(setting)
+    ceiling = ceilings(setting)
     described = machine.describe()  # after the ceilings: a device at rest would tell the clocks of one at rest
     in_dtype = {setting.dtype_name: ceiling}
     device = described.get("device") or described["processor"]
@@ -207,7 +205,7 @@ def run_cases(
         note(f"[{number}/{len(cases)}{_left(began, number - 1, len(cases))}] {case.group} {case.title}")
         if case.dtype not in in_dtype:  # a training step on a CPU runs in bfloat16 whatever the kernels are timed in
             other = dataclasses.replace(setting, dtype=getattr(torch, case.dtype))
-            in_dtype[case.dtype] = ceilings.of(other)
+            in_dtype[case.dtype] = ceilings(other)
         try:
             rows = harness.run(
                 case,

@@ -1,18 +1,17 @@
 """How a program of the benchmarks begins and ends: its flags, the commands it runs, its record, its exit status."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import machine
-from benchmarks.measure.records import RESULTS
+from benchmarks.measure.records import RESULTS, SCHEMAS
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted
 
@@ -22,6 +21,74 @@ def parser(name: str, docstring: str | None) -> Parser:
     result = Parser(prog=f"python -m benchmarks.{name}", description=(docstring or "").split("\n")[0])
     result.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     return result
+
+
+Flag = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def flag(*names: str, **options: Any) -> Flag:
+    """What argparse's add_argument() is given."""
+    return names, options
+
+
+def minutes(default: float, of: str) -> Flag:
+    """--minutes of each training."""
+    return flag("--minutes", type=float, default=default, help=f"of each {of} (default: %(default)s)")
+
+
+def rounds(default: int, of: str) -> Flag:
+    """--rounds in which ways take turns."""
+    return flag("--rounds", type=int, default=default, help=f"turns of {of} (default: %(default)s)")
+
+
+def vocab_size(default: int) -> Flag:
+    """--vocab-size of the text."""
+    return flag("--vocab-size", type=int, default=default, help="subwords (default: %(default)s)")
+
+
+TEXTS = flag("--text", type=Path, nargs="+", required=True, help="plain text, or packed; a document each")
+IMAGES = flag("--images", type=Path, default=machine.ROOT / "docs" / "images", help="folder of the figure")
+
+
+def program(
+    *flags: Flag, rest: bool = False
+) -> Callable[[Callable[[Any], Mapping[str, Any]]], Callable[[Sequence[str] | None], int]]:
+    """Makes main(argv) of a function that measures: from its arguments to what the record says beside them.
+
+    Its module's docstring is the program's. The arguments get `folder`, a temporary one, and with `rest` also `more`,
+    what follows --. Fields of the record's schema that the function leaves out are arguments of the same name.
+    """
+
+    def decorate(measure: Callable[[Any], Mapping[str, Any]]) -> Callable[[Sequence[str] | None], int]:
+        name = Path(measure.__globals__["__file__"]).stem
+
+        def main(argv: Sequence[str] | None = None) -> int:
+            given, more = split(argv) if rest else (argv, [])
+            reader = parser(name, measure.__globals__["__doc__"])
+            for names, options in flags:
+                reader.add_argument(*names, **options)
+            args = reader.parse_args(given)
+            with tempfile.TemporaryDirectory() as folder:
+                args.folder, args.more = Path(folder), more
+                found = measure(args)
+            told = {key: _without_folders(value) for key, value in vars(args).items()}
+            keep(
+                args.results,
+                name,
+                **{key: told[key] for key in SCHEMAS[name]["properties"] if key in told} | dict(found),
+            )
+            return 0
+
+        return main
+
+    return decorate
+
+
+def _without_folders(value: Any) -> Any:
+    """Files by their names: folders are a machine's."""
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    return value.name if isinstance(value, Path) else value
 
 
 def split(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:

@@ -13,8 +13,7 @@ A run that is in --work is not run again. Appends a line to benchmarks/results/c
 docs/images/curves-NAME.png.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -23,15 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import command, end_to_end
-from benchmarks.batch_orders import ConsecutiveShards, RandomLengths
-from benchmarks.measure.machine import ROOT
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.batches import TokenBatches
+from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens, PreparedData
+from fasttfm.data.shapes import round_length
 from fasttfm.drawing import drawing
 from fasttfm.models import Transformer
 from fasttfm.parsing import parse_json
@@ -46,6 +45,67 @@ POINTS = 25
 VALID = 500
 """Validation pairs, the first ones."""
 _MODEL = {"d_model": 128, "heads": 4, "d_ff": 512, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.1}
+
+
+class ConsecutiveShards:
+    """Equal parts of a corpus one after the other, as they stand in it: only the pairs within a part are mixed.
+
+    Speaks as TokenBatches does.
+    """
+
+    def __init__(self, pairs: ParallelTokens, max_tokens: int, seed: int, shards: int) -> None:
+        self.pairs, self.max_tokens = pairs, max_tokens
+        bounds = np.linspace(0, len(pairs), shards + 1).astype(int).tolist()
+        self._begins = bounds[:-1]
+        self._shards = [
+            TokenBatches(pairs.part(begin, end), max_tokens, seed) for begin, end in itertools.pairwise(bounds)
+        ]
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return sum(map(len, self._shards))
+
+    def epoch(self, epoch: int) -> Sequence[np.ndarray]:
+        """The batches of an epoch, as TokenBatches.epoch() gives them."""
+        return [
+            batch + begin
+            for begin, shard in zip(self._begins, self._shards, strict=True)
+            for batch in shard.epoch(epoch)
+        ]
+
+    def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+        """The batch of these pairs, as TokenBatches.batch() gives it."""
+        shard = int(np.searchsorted(self._begins, indices[0], "right")) - 1
+        return self._shards[shard].batch(indices - self._begins[shard], epoch)
+
+
+class RandomLengths:
+    """Batches of pairs of any length, in random order, of as many tokens on their longer side as those of TokenBatches.
+
+    Both sides are padded to their longest, which a batch of bucketed pairs need not do. Speaks as TokenBatches does.
+    """
+
+    def __init__(self, pairs: ParallelTokens, max_tokens: int, seed: int) -> None:
+        self.pairs, self.max_tokens, self.seed = pairs, max_tokens, seed
+        bucketed = TokenBatches(pairs, max_tokens, seed)
+        self._count = len(bucketed)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return self._count
+
+    def epoch(self, epoch: int) -> Sequence[np.ndarray]:
+        """The batches of an epoch, as many as TokenBatches.epoch() gives."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.pairs))
+        lengths = np.maximum(self.pairs.source_lengths, self.pairs.target_lengths)[order] + 1
+        ends = np.cumsum(lengths)
+        bounds = np.searchsorted(ends, np.linspace(0, ends[-1], self._count + 1)[1:-1])
+        return [batch for batch in np.split(order, bounds) if len(batch)]
+
+    def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+        """The batch of these pairs, as TokenBatches.batch() gives it."""
+        sides = [self.pairs.source(i) for i in indices], [self.pairs.target(i) for i in indices]
+        return collate(*sides, [round_length(max(map(len, side)) + 1) for side in sides])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,15 +191,14 @@ def curve(name: str, data: PreparedData, work: Path, updates: int) -> list[dict[
     return parse_json(kept.read_text())
 
 
-def draw(record: dict[str, Any], folder: Path) -> Path:
+def draw(comparison: str, runs: dict[str, list[dict[str, Any]]], folder: Path) -> Path:
     """Writes curves-NAME.png into a folder: losses by update, and by what was computed where that differs."""
-    runs = record["runs"]
     # cells of a run with bucketed batches hardly differ; those of random lengths do
     costs = [points[-1]["cells"] / points[-1]["target_tokens"] for points in runs.values()]
     axes = [("update", 1.0, "update")]
     if max(costs) > 1.1 * min(costs):
         axes.append(("cells", 1e-6, "computed places of source and target, padding included (millions)"))
-    target = folder / f"curves-{record['comparison']}.png"
+    target = folder / f"curves-{comparison}.png"
     folder.mkdir(parents=True, exist_ok=True)
     with drawing(figsize=(6.4 * len(axes), 4.4), dpi=110, layout="constrained") as figure:
         panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
@@ -156,21 +215,20 @@ def draw(record: dict[str, Any], folder: Path) -> Path:
     return target
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("curves", __doc__)
-    parser.add_argument("comparison", choices=COMPARISONS)
-    parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the prepared data and finished runs")
-    parser.add_argument("--updates", type=int, default=700, help="of each training (default: %(default)s)")
-    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of the figure")
-    args = parser.parse_args(argv)
+@command.program(
+    command.flag("comparison", choices=COMPARISONS),
+    command.flag("--text", type=Path, required=True, help="folder of train and valid files, en and de"),
+    command.flag("--work", type=Path, required=True, help="folder for the prepared data and finished runs"),
+    command.flag("--updates", type=int, default=700, help="of each training (default: %(default)s)"),
+    command.IMAGES,
+)
+def main(args: Any) -> dict[str, Any]:
     data = PreparedData.open(end_to_end.prepare(CORPUS, args.text, args.work))
     data.valid = data.valid.part(0, min(VALID, len(data.valid)))
     runs = COMPARISONS[args.comparison]
     points = {title: curve(name, data, args.work, args.updates) for title, name in runs.items()}
-    record = command.keep(args.results, "curves", comparison=args.comparison, runs=points)
-    print(draw(record, args.images))
-    return 0
+    print(draw(args.comparison, points, args.images))
+    return {"runs": points}
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ trains the first one's shape without a teacher, for the minutes each, at equal r
 same hidden tokens of the held-out text. Appends one line to benchmarks/results/distilling.jsonl. About four minutes.
 """
 
-from __future__ import annotations
-
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,18 +62,9 @@ def measure(texts: Sequence[Path], folder: Path, minutes: float, vocab_size: int
     return measured
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and record."""
-    parser = command.parser("distilling", __doc__)
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed")
-    parser.add_argument("--minutes", type=float, default=0.6, help="of each student; default: %(default)s")
-    parser.add_argument("--vocab-size", type=int, default=2000, help="subwords; default: %(default)s")
-    args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        measured = measure(args.text, Path(folder), args.minutes, args.vocab_size)
-    fields = {"vocab_size": args.vocab_size, "minutes": args.minutes, "measured": measured}
-    command.keep(args.results, "distilling", text=[path.name for path in args.text], **fields)
-    return 0
+@command.program(command.TEXTS, command.minutes(0.6, "student"), command.vocab_size(2000))
+def main(args: Any) -> dict[str, Any]:
+    return {"measured": measure(args.text, args.folder, args.minutes, args.vocab_size)}
 
 
 if __name__ == "__main__":

@@ -13,10 +13,7 @@ The shapes are those of bert-tiny, batches of 1,024 tokens; rows and probes are 
 benchmarks/results/encoders.jsonl; electra draws docs/images/electra-curve.png.
 """
 
-from __future__ import annotations
-
 import json
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +24,6 @@ import torch
 from torch import Tensor
 
 from benchmarks import command
-from benchmarks.measure.machine import ROOT
 from fasttfm.config import build_run, gather
 from fasttfm.data.documents import Documents, PreparedDocuments
 from fasttfm.data.masked_rows import Spans
@@ -204,26 +200,22 @@ def draw(curves: dict[str, list[dict[str, Any]]], target: Path) -> Path:
     return target
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("encoders", __doc__)
-    parser.add_argument("comparison", choices=("albert", "electra"))
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed; a document each")
-    parser.add_argument("--updates", type=int, default=120, help="of each row of albert; default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=1.5, help="of each side of electra; default: %(default)s")
-    parser.add_argument("--vocab-size", type=int, default=2000, help="subwords; default: %(default)s")
-    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of electra's figure")
-    args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        data = prepared(args.text, Path(folder) / "data", args.vocab_size)
-        if args.comparison == "albert":
-            found: dict[str, Any] = {"measured": albert(data, args.updates)}
-        else:
-            found = {"runs": electra(data, args.minutes)}
-            print(draw(found["runs"], args.images / "electra-curve.png"))
-    fields = {"vocab_size": args.vocab_size, "threads": torch.get_num_threads(), **found}
-    text = [path.name for path in args.text]
-    command.keep(args.results, "encoders", comparison=args.comparison, text=text, **fields)
-    return 0
+@command.program(
+    command.flag("comparison", choices=("albert", "electra")),
+    command.TEXTS,
+    command.flag("--updates", type=int, default=120, help="of each row of albert (default: %(default)s)"),
+    command.minutes(1.5, "side of electra"),
+    command.vocab_size(2000),
+    command.IMAGES,
+)
+def main(args: Any) -> dict[str, Any]:
+    data = prepared(args.text, args.folder / "data", args.vocab_size)
+    threads = {"threads": torch.get_num_threads()}
+    if args.comparison == "albert":
+        return threads | {"measured": albert(data, args.updates)}
+    curves = electra(data, args.minutes)
+    print(draw(curves, args.images / "electra-curve.png"))
+    return threads | {"runs": curves}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ With --peer the plain torch.nn trainer (peers/torch_nn_trainer.py) takes the pla
 the same prepared data, the preset's model and batches, the minutes given, greedy search. It starts anew each time.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -7,8 +7,6 @@ Runs tests/executed whole, chip after chip, and after each of them puts its line
 so that an interrupted run keeps the chips before. Ends with status 1 where a case failed; the record names it.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

@@ -8,9 +8,6 @@ ones (--like), with the same data, recipe and number of updates, and scores both
 articles. --body takes a model that is pre-trained already. Appends one line to benchmarks/results/finetuning.jsonl.
 """
 
-from __future__ import annotations
-
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,42 +42,28 @@ def finetune(flag: str, body: Path, qa: Path, folder: Path, epochs: int) -> dict
     return {**scores, "seconds": round(seconds, 1), "updates": last["step"], "train_nll": last["nll"]}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and record."""
-    parser = command.parser("finetuning", __doc__)
-    parser.add_argument("--text", type=Path, nargs="+", default=[], help="text to pre-train on, plain or packed")
-    parser.add_argument("--body", type=Path, help="a pre-trained model directory in place of --text")
-    parser.add_argument("--qa", type=Path, required=True, help=f"folder with {_TRAIN} and {_VALID}")
-    parser.add_argument("--minutes", type=float, default=2.0, help="of pre-training; default: %(default)s")
-    parser.add_argument("--epochs", type=int, default=2, help="of fine-tuning; default: %(default)s")
-    parser.add_argument("--preset", default="bert-tiny", help="of the model; default: %(default)s")
-    parser.add_argument("--vocab-size", type=int, default=4000, help="subwords; default: %(default)s")
-    args = parser.parse_args(argv)
+@command.program(
+    command.flag("--text", type=Path, nargs="+", default=[], help="text to pre-train on, plain or packed"),
+    command.flag("--body", type=Path, help="a pre-trained model directory in place of --text"),
+    command.flag("--qa", type=Path, required=True, help=f"folder with {_TRAIN} and {_VALID}"),
+    command.minutes(2.0, "pre-training"),
+    command.flag("--epochs", type=int, default=2, help="of fine-tuning (default: %(default)s)"),
+    command.flag("--preset", default="bert-tiny", help="of the model (default: %(default)s)"),
+    command.vocab_size(4000),
+)
+def main(args: Any) -> dict[str, Any]:
     if bool(args.text) == (args.body is not None):
         raise UserError("give --text FILE… or --body MODEL, one of them: what the fine-tuned model has learnt before")
     for name in (_TRAIN, _VALID):
         if not (args.qa / name).is_file():
             raise UserError(f"--qa {args.qa} has no {name}")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        body = args.body or pretrain(args.text, folder, args.preset, args.vocab_size, args.minutes)
-        measured = []
-        for name, flag in (("pre-trained", "--init-from"), ("fresh", "--like")):
-            row = {"weights": name, **finetune(flag, body, args.qa, folder, args.epochs)}
-            print(f"{name} weights: F1 {row['f1']:.2f}, exact match {row['exact']:.2f}", flush=True)
-            measured.append(row)
-    command.keep(
-        args.results,
-        "finetuning",
-        preset=args.preset,
-        text=[path.name for path in args.text],
-        body=None if args.body is None else args.body.name,
-        minutes=args.minutes if args.text else None,
-        epochs=args.epochs,
-        vocab_size=args.vocab_size if args.text else None,
-        measured=measured,
-    )
-    return 0
+    body = args.body or pretrain(args.text, args.folder, args.preset, args.vocab_size, args.minutes)
+    measured = []
+    for name, flag in (("pre-trained", "--init-from"), ("fresh", "--like")):
+        row = {"weights": name, **finetune(flag, body, args.qa, args.folder, args.epochs)}
+        print(f"{name} weights: F1 {row['f1']:.2f}, exact match {row['exact']:.2f}", flush=True)
+        measured.append(row)
+    return {"measured": measured} | ({} if args.text else {"minutes": None, "vocab_size": None})
 
 
 if __name__ == "__main__":

@@ -14,12 +14,9 @@ Prints the table and appends one line to benchmarks/results/gpt-and-bert.jsonl. 
 fine-tunings take about six minutes on two cores.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -203,19 +200,11 @@ def measure(texts: Sequence[Path], folder: Path, minutes: float, vocab_size: int
     return measured
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and record."""
-    parser = command.parser("gpt_and_bert", __doc__)
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed; at least two files")
-    parser.add_argument("--minutes", type=float, default=1.5, help="of each pre-training; default: %(default)s")
-    parser.add_argument("--vocab-size", type=int, default=2000, help="subwords; default: %(default)s")
-    args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        measured = measure(args.text, Path(folder), args.minutes, args.vocab_size)
-    fields = {"vocab_size": args.vocab_size, "minutes": args.minutes, "measured": measured}
-    command.keep(args.results, "gpt_and_bert", text=[path.name for path in args.text], **fields)
+@command.program(command.TEXTS, command.minutes(1.5, "pre-training"), command.vocab_size(2000))
+def main(args: Any) -> dict[str, Any]:
+    measured = measure(args.text, args.folder, args.minutes, args.vocab_size)
     print(table(measured, args.minutes))
-    return 0
+    return {"measured": measured}
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ Exit status 0 when the tests passed and the timings ran. Times are those of the 
 line names device, driver, versions and commit.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -8,11 +8,9 @@ turns among as many copies as exceed a core's cache, because a step of a search 
 line to benchmarks/results/int8-products.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -82,18 +80,17 @@ def measure(rows: int, shape: tuple[int, int], rounds: int, calls: int) -> dict[
     return {"rows": rows, "outputs": shape[0], "inputs": shape[1], "microseconds": microseconds}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("int8_products", __doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="turns of all candidates (default: %(default)s)")
-    parser.add_argument("--calls", type=int, default=40, help="of a candidate in a turn (default: %(default)s)")
-    args = parser.parse_args(argv)
+@command.program(
+    command.rounds(10, "all candidates"),
+    command.flag("--calls", type=int, default=40, help="of a candidate in a turn (default: %(default)s)"),
+)
+def main(args: Any) -> dict[str, Any]:
     measured = []
     for shape in SHAPES:
         for rows in ROWS:
             measured.append(measure(rows, shape, args.rounds, args.calls))
             print(json.dumps(measured[-1]), flush=True)
-    command.keep(args.results, "int8_products", threads=torch.get_num_threads(), measured=measured)
-    return 0
+    return {"threads": torch.get_num_threads(), "measured": measured}
 
 
 if __name__ == "__main__":

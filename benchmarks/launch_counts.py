@@ -8,12 +8,10 @@ takes, so both are small, and a sort counts as one of more than 4,096. Prints th
 benchmarks/results/launch-counts.jsonl.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -115,15 +113,14 @@ def counts() -> list[dict[str, Any]]:
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args = command.parser("launch_counts", __doc__).parse_args(argv)
+@command.program()
+def main(args: Any) -> dict[str, Any]:
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError("launches are counted through Triton's interpreter: set TRITON_INTERPRET=1")
     rows = counts()
     (args.results / "launch-counts.jsonl").unlink(missing_ok=True)
-    command.keep(args.results, "launch_counts", launches=rows)
     print(aligned([list(rows[0]), *([str(value) for value in row.values()] for row in rows)], names=3))
-    return 0
+    return {"launches": rows}
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ The two ways take turns; each time is the quickest of many short runs, and the m
 Appends one line to benchmarks/results/launch-overhead.jsonl.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -10,8 +10,6 @@ share of the time ranks compute that divide an update's cells. Nothing is timed.
 benchmarks/results/mixing.jsonl.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -118,27 +116,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("mixing", __doc__)
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="a folder a source")
-    parser.add_argument("--languages", nargs=2, default=["en", "de"], help="(default: en de)")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of an update (default: %(default)s)")
-    parser.add_argument("--together", type=int, default=8, help="batches of an update (default: %(default)s)")
-    parser.add_argument("--vocab-size", type=int, default=8000, help="(default: %(default)s)")
-    args = parser.parse_args(argv)
+@command.program(
+    command.flag("--text", type=Path, nargs="+", required=True, help="a folder a source"),
+    command.flag("--languages", nargs=2, default=["en", "de"], help="(default: en de)"),
+    command.flag("--tokens", type=int, default=TOKENS, help="of an update (default: %(default)s)"),
+    command.flag("--together", type=int, default=8, help="batches of an update (default: %(default)s)"),
+    command.vocab_size(8000),
+)
+def main(args: Any) -> dict[str, Any]:
     pairs, sources = read(args.text, args.languages, args.vocab_size)
     measured = measure(pairs, sources, args.tokens, args.together)
-    command.keep(
-        args.results,
-        "mixing",
-        text=[folder.name for folder in args.text],
-        pairs=np.bincount(sources).tolist(),
-        tokens=args.tokens,
-        vocab_size=args.vocab_size,
-        measured=measured,
-    )
     print(table(measured))
-    return 0
+    return {"pairs": np.bincount(sources).tolist(), "measured": measured}
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ torch.library.custom_op. Each time is the quickest of many short runs, since wha
 it; the median over the runs is kept beside it. Appends one line to benchmarks/results/operator-overhead.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

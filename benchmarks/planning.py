@@ -8,8 +8,6 @@ paper-base planned, and an epoch's order and first 1,000 batches made. Peak memo
 process had before it opened the pairs. Appends one line to benchmarks/results/planning.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

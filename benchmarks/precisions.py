@@ -8,12 +8,9 @@ precision is tried with it too. Also said is how many lines are translated as in
 Appends one line to benchmarks/results/precisions.jsonl.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +60,18 @@ def measure(
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("precisions", __doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
-    parser.add_argument("--src", type=Path, action="append", required=True, metavar="FILE", help="source lines")
-    parser.add_argument("--ref", type=Path, action="append", required=True, metavar="FILE", help="their references")
-    parser.add_argument("--shortlist", type=Path, metavar="FILE", help="a vocabulary map to try as well")
-    parser.add_argument("--workers", type=int, metavar="N", help="as of fasttfm translate")
-    args = parser.parse_args(argv)
+@command.program(
+    command.flag("model", type=Path, metavar="MODEL", help="model directory"),
+    command.flag("--src", type=Path, action="append", required=True, metavar="FILE", help="source lines"),
+    command.flag("--ref", type=Path, action="append", required=True, metavar="FILE", help="their references"),
+    command.flag("--shortlist", type=Path, metavar="FILE", help="a vocabulary map to try as well"),
+    command.flag("--workers", type=int, metavar="N", help="as of fasttfm translate"),
+)
+def main(args: Any) -> dict[str, Any]:
     if len(args.src) != len(args.ref):
         raise UserError(f"--src was given {len(args.src)} times and --ref {len(args.ref)}: give as many of both")
     pairs = zip(args.src, args.ref)
-    measured = [row for pair in pairs for row in measure(args.model, *pair, args.workers, args.shortlist)]
-    command.keep(args.results, "precisions", measured=measured)
-    return 0
+    return {"measured": [row for pair in pairs for row in measure(args.model, *pair, args.workers, args.shortlist)]}
 
 
 if __name__ == "__main__":

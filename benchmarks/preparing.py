@@ -8,8 +8,6 @@ that the vocabulary and the digests have real work. Each size is prepared by the
 process of its own, which tells its peak resident memory. Appends one line to benchmarks/results/preparing.jsonl.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time
@@ -82,12 +80,11 @@ def measure(sizes: Sequence[int]) -> list[dict[str, Any]]:
     return result
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("preparing", __doc__)
-    parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="(default: %(default)s)")
-    args = parser.parse_args(argv)
-    command.keep(args.results, "preparing", measured=measure(args.pairs))
-    return 0
+@command.program(
+    command.flag("--pairs", type=int, nargs="+", default=[100_000, 1_000_000], help="(default: %(default)s)")
+)
+def main(args: Any) -> dict[str, Any]:
+    return {"measured": measure(args.pairs)}
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ code on the held-out end of the text, a BERT on tokens hidden in it, the same on
 their text. Appends one line to benchmarks/results/pretraining.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,26 +124,22 @@ def measure(kind: str, preset: str, data: Path, folder: Path, minutes: float, ro
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("pretraining", __doc__)
-    parser.add_argument("kind", choices=sorted(KINDS))
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of each training (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of both (default: %(default)s)")
-    parser.add_argument("--preset", help="(default: the tiny one of the kind)")
-    parser.add_argument("--vocab-size", type=int, default=2000, help="subwords (default: %(default)s)")
-    args = parser.parse_args(argv)
-    preset = args.preset or KINDS[args.kind].preset
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data"
-        prepare = ["fasttfm", "lm", "prepare", "--text", *args.text, "--out", data]
-        command.python(*prepare, "--vocab-size", args.vocab_size)
-        measured = measure(args.kind, preset, data, Path(folder), args.minutes, args.rounds)
-    fields = {"vocab_size": args.vocab_size, "minutes": args.minutes, "measured": measured}
-    text = [path.name for path in args.text]
-    command.keep(args.results, "pretraining", kind=args.kind, preset=preset, text=text, **fields)
+@command.program(
+    command.flag("kind", choices=sorted(KINDS)),
+    command.TEXTS,
+    command.minutes(5.0, "training"),
+    command.rounds(3, "both"),
+    command.flag("--preset", help="(default: the tiny one of the kind)"),
+    command.vocab_size(2000),
+)
+def main(args: Any) -> dict[str, Any]:
+    args.preset = args.preset or KINDS[args.kind].preset
+    data = args.folder / "data"
+    prepare = ["fasttfm", "lm", "prepare", "--text", *args.text, "--out", data]
+    command.python(*prepare, "--vocab-size", args.vocab_size)
+    measured = measure(args.kind, args.preset, data, args.folder, args.minutes, args.rounds)
     print(json.dumps(measured, indent=2))
-    return 0
+    return {"measured": measured}
 
 
 if __name__ == "__main__":

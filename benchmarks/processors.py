@@ -11,8 +11,6 @@ machine's processor had there: cases, those that failed, the routes of int8, and
 where a case failed or took more than LIMIT seconds.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import subprocess

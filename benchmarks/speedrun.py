@@ -6,10 +6,8 @@ The clock runs from the start of `fasttfm prepare` to the score: preparing, trai
 with beam search, scoring. Appends one line to benchmarks/results/speedrun.jsonl.
 """
 
-from __future__ import annotations
-
+import argparse
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +42,6 @@ def run(text: Path, work: Path, seed: int, more: Sequence[str]) -> dict[str, Any
     mark("score")
     steps = [entry for entry in read_log(model) if entry["kind"] == "train"]
     return {
-        "seed": seed,
         "train_command": " ".join(["fasttfm", *train]),
         "minutes": round((time.monotonic() - begin) / 60, 2),
         "minutes_of": marks,
@@ -56,21 +53,19 @@ def run(text: Path, work: Path, seed: int, more: Sequence[str]) -> dict[str, Any
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments, more = command.split(argv)
-    parser = command.parser("speedrun", __doc__)
-    parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
-    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
-    parser.add_argument("--note", help="kept in the record as it is")
-    args = parser.parse_args(arguments)
+@command.program(
+    command.flag("--text", type=Path, required=True, help="folder of Multi30k's train and valid files"),
+    command.flag("--seed", type=int, default=1, help="(default: %(default)s)"),
+    command.flag("--note", default=argparse.SUPPRESS, help="kept in the record as it is"),
+    rest=True,
+)
+def main(args: Any) -> dict[str, Any]:
     # workers take a thread each by themselves; the search and SentencePiece take what there is
     os.environ.pop("OMP_NUM_THREADS", None)
-    with tempfile.TemporaryDirectory() as folder:
-        record = run(args.text, Path(folder), args.seed, more)
-    command.keep(args.results, "speedrun", **record, **({"note": args.note} if args.note else {}))
+    record = run(args.text, args.folder, args.seed, args.more)
     reached = "reached" if record["bleu"] >= GOAL and record["minutes"] <= MINUTES else "not reached"
     print(f"BLEU {record['bleu']:.2f} after {record['minutes']} minutes: {GOAL} in {MINUTES:g} minutes is {reached}")
-    return 0
+    return record
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ and as many processes as `fasttfm translate` takes, in turns; a first turn, whic
 Appends one line to benchmarks/results/students.jsonl.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,23 +39,21 @@ def measure(models: dict[str, Path], source: list[str], references: list[str], r
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and record."""
-    parser = command.parser("students", __doc__)
-    for name in ("teacher", "student"):
-        parser.add_argument(f"--{name}", type=Path, required=True, metavar="MODEL", help=f"the {name}'s directory")
-    parser.add_argument("--src", type=Path, required=True, metavar="FILE", help="text to translate, plain or packed")
-    parser.add_argument("--ref", type=Path, required=True, metavar="FILE", help="its translation by people")
-    parser.add_argument("--rounds", type=int, default=3, help="timed turns of both; default: %(default)s")
-    args = parser.parse_args(argv)
+@command.program(
+    command.flag("--teacher", type=Path, required=True, metavar="MODEL", help="the teacher's directory"),
+    command.flag("--student", type=Path, required=True, metavar="MODEL", help="the student's directory"),
+    command.flag("--src", type=Path, required=True, metavar="FILE", help="text to translate, plain or packed"),
+    command.flag("--ref", type=Path, required=True, metavar="FILE", help="its translation by people"),
+    command.rounds(3, "both"),
+)
+def main(args: Any) -> dict[str, Any]:
     source, references = list(read_lines(args.src)), list(read_lines(args.ref))
     if len(source) != len(references) or not source:
         raise UserError(f"--src has {len(source):,} lines and --ref {len(references):,}: both must align line by line")
     measured = measure({"teacher": args.teacher, "student": args.student}, source, references, max(1, args.rounds))
     for row in measured:
         print(f"{row['model']}: BLEU {row['bleu']}, {row['sentences_per_second']:,} sentences/s, beam {row['beam']}")
-    command.keep(args.results, "students", text=args.src.name, sentences=len(source), measured=measured)
-    return 0
+    return {"text": args.src.name, "sentences": len(source), "measured": measured}
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ group to group. Both have glibc keep freed memory. A row of ours is slower where
 rows, whose code is the same on both sides, say how far the machine moved: their median beside each row of ours.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -24,8 +22,8 @@ from benchmarks import command
 from benchmarks.cases import GROUPS
 from benchmarks.measure import machine
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import load, shape_text, short_dtype
-from benchmarks.measure.text_table import aligned
+from benchmarks.measure.records import load
+from benchmarks.measure.text_table import aligned, shape_text, short_dtype
 from fasttfm.errors import UserError
 
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}

@@ -8,16 +8,13 @@ the lowest priority unless --nice says otherwise. Of a training the second half 
 shapes take time. Appends one line to benchmarks/results/workers.jsonl.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,20 +71,18 @@ def measure(data: Path, folder: Path, rounds: int, minutes: float, nice: int) ->
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("workers", __doc__)
-    parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
-    parser.add_argument("--work", type=Path, help="folder for the prepared data (default: one that goes afterwards)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of all cases (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=2.0, help="of each training (default: %(default)s)")
-    parser.add_argument("--nice", type=int, default=19, help="priority of the neighbours (default: the lowest)")
-    args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        data = end_to_end.prepare(_CORPUS, args.text, args.work or Path(folder))
-        measured = measure(data, Path(folder), args.rounds, args.minutes, args.nice)
-    command.keep(args.results, "workers", minutes=args.minutes, nice=args.nice, measured=measured)
+@command.program(
+    command.flag("--text", type=Path, required=True, help="folder of Multi30k's train and valid files"),
+    command.flag("--work", type=Path, help="folder for the prepared data (default: one that goes afterwards)"),
+    command.rounds(3, "all cases"),
+    command.minutes(2.0, "training"),
+    command.flag("--nice", type=int, default=19, help="priority of the neighbours (default: the lowest)"),
+)
+def main(args: Any) -> dict[str, Any]:
+    data = end_to_end.prepare(_CORPUS, args.text, args.work or args.folder)
+    measured = measure(data, args.folder, args.rounds, args.minutes, args.nice)
     print(json.dumps(measured, indent=2))
-    return 0
+    return {"measured": measured}
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ LEVELS = (
     ("fasttfm.__main__", "fasttfm"),
     ("fasttfm.hub",),
     ("benchmarks.measure", "benchmarks.peers"),
-    ("benchmarks.command", "benchmarks.limits"),
+    ("benchmarks.command",),
     ("benchmarks.cases", "benchmarks"),
     (
         "benchmarks.limits.static_evidence",

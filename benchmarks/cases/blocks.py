@@ -4,8 +4,6 @@ Every layer carries the same weights and is told the same padding; sentences hav
 Padding's own rows are left out of the check and get no gradient, since packed layers do not compute them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import partial

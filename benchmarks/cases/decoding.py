@@ -14,8 +14,6 @@ decides). In less, where other words may win, 0.05 for the best hypothesis of th
 The cases called reuse take away what fasttfm keeps between two tokens, one thing after the other (decoding_steps.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ from the next in that one thing: the operators, the search and the vocabulary (o
 Nothing here is of use to anybody but the benchmark.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -5,8 +5,6 @@ level has every form, quick leaves out torch.compile where compiling takes longe
 rows and the big model's width, smoke has every form on a few tokens.
 """
 
-from __future__ import annotations
-
 from benchmarks.cases.kernels_attention import Form, dense, packed, weights
 from benchmarks.cases.kernels_rows import (
     cross_entropy,

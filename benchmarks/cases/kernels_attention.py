@@ -4,8 +4,6 @@ The inputs have a model's strides: query, key and value are seen in one projecti
 a form (a mask, dropout) says so by raising, which makes its row "refused".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial

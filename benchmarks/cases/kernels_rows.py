@@ -3,8 +3,6 @@
 M rows, N width, F hidden width, V vocabulary. Norms' weights are float32 beside half-precision rows, as under autocast.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

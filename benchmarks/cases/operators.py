@@ -1,7 +1,5 @@
 """What the cases of single operators share: a case with its cost, and who computes it with and without dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType

@@ -10,8 +10,6 @@ batches as hold `tokens` target tokens, the last one cut. The check: without dro
 loss summed over the first pairs of the corpus is the same however they were batched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +20,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import synthetic, training_step
-from benchmarks.limits import roofline_step
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import OURS, TORCH_NN, Provider
-from benchmarks.peers import plain_step, torch_nn
+from benchmarks.peers import torch_nn
 from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.models import Transformer, TransformerConfig
@@ -83,7 +80,7 @@ def _case(
         dtype=str(training_step.precision(setting)).removeprefix("torch."),
         passes="epoch",
         # products and Adam once for all tokens together: more batches than one read the weights more often
-        cost=roofline_step.cost(training_step.shape_of(config), tokens=tokens),
+        cost=training_step.cost(config, tokens=tokens),
         make=partial(_work, config, preset, lengths, pairs, max_tokens, tokens),
     )
 
@@ -175,7 +172,7 @@ def _work(
                 partial(_still_loss, ours(), partial(loss, packed=True), autocast),
             ),
             TORCH_NN: (
-                plain_step.Step(theirs(), torch_nn.loss, training, autocast),
+                torch_nn.Step(theirs(), torch_nn.loss, training, autocast),
                 partial(_still_loss, theirs(), torch_loss, autocast),
             ),
         }

@@ -5,8 +5,6 @@ the source's. The two here are fitted by eye to published means: WMT14 English-G
 a long tail, Multi30k about 14 and hardly any above 40.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""What a device allows: rooflines, machine code, old chips."""
+"""What a device allows: by machine code; old chips."""

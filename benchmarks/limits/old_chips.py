@@ -3,8 +3,6 @@
 python -m benchmarks.limits.old_chips          writes them anew; a test fails while they differ
 """
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from collections.abc import Callable

@@ -16,8 +16,6 @@ traffic is counted, so that it is a hopeful prediction: a measurement far above 
 not know. Measured rows stand beside it where records have them.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,28 +26,57 @@ from typing import Any
 import torch
 
 from benchmarks.cases import kernels
-from benchmarks.limits.devices import DEVICES, Device
-from benchmarks.limits.roofline_decode import GRAPH_LAUNCH_US
 from benchmarks.measure.case import Setting
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import RESULTS, Entry, Loaded, load, shape_text
-from benchmarks.measure.text_table import aligned
+from benchmarks.measure.records import RESULTS, Entry, Loaded, load
+from benchmarks.measure.text_table import aligned, shape_text
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.proof import budgets
-from fasttfm.kernels.proof.costs import Cost
+from fasttfm.kernels.proof.costs import Cost, Machine
 from fasttfm.kernels.proof.ledger import published
 from fasttfm.kernels.proof.ledger.latency import resident_threads
 from fasttfm.kernels.proof.ledger.products import PRODUCTS
 from fasttfm.kernels.proof.resources import Resources, occupancy
+from fasttfm.parsing import parse_yaml
 
 LABEL = "predicted, not measured"
 
 # What a prediction assumes beside the vendors' rates; leads until a device answers.
+GRAPH_LAUNCH_US = 1.5
+"""From one kernel to the next in a replayed CUDA graph: published figures lie between 1 and 2; measure before use."""
 MEMORY_LATENCY_S = 600e-9
 WAITING_SHARE = 0.25
 """Of a thread's registers, those that wait for a load at a time: what its bytes in flight are counted from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What bounds a kernel on one GPU, as its vendor prints it; rates are dense, without structured sparsity."""
+
+    name: str
+    chip: str
+    """As in the compile matrix: sm_90, gfx942."""
+    fp32: float
+    """TFLOP/s of float32 multiply-adds outside matrix units."""
+    half: float
+    """TFLOP/s of float16 products with float32 sums where the chip has matrix units for it, else of packed float16."""
+    bandwidth: float
+    """GB/s between the chip and its memory."""
+    processors: int
+    """Streaming multiprocessors or compute units."""
+    source: str
+    """Where the rates are printed, or what measured them."""
+
+    @property
+    def machine(self) -> Machine:
+        """The device as kernels.costs counts half-precision products with it."""
+        return Machine(flops=self.half * 1e12, bandwidth=self.bandwidth * 1e9)
+
+
+_TABLE = parse_yaml((Path(__file__).parent / "devices.yaml").read_bytes())
+DEVICES = {name: Device(name=name, **rates) for name, rates in _TABLE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +240,7 @@ def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence
         tiles.append(tile)
     if longest < GRAPH_LAUNCH_US * len(tiles):
         bound = "launch"
-    floor_us = 1e6 * work.cost.seconds(device.machine("bfloat16"))
+    floor_us = 1e6 * work.cost.seconds(device.machine)
     return Prediction(work, device, tuple(tiles), us, bound, floor_us)
 
 

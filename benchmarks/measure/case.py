@@ -1,7 +1,5 @@
 """A case of the benchmarks: what is run, on which inputs, by whom, and what a clock must be able to tell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -7,8 +7,6 @@ records, such as a picture kept beside its record, is left out. Exit status 0 wh
 2 when one cannot be read.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import records
-from benchmarks.measure.load import noisy
-from benchmarks.measure.machine import git, machine_name
+from benchmarks.measure.machine import git, machine_name, noisy
 from benchmarks.measure.records import ENDINGS, Record
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError

@@ -10,8 +10,8 @@ Work when the case's turn has come, because all works together would not fit in 
 
 A provider never sees the clock, and never the same input twice in a row: the harness draws ROTATION inputs, hands them
 round, empties the caches and synchronizes. Within a round of timed runs all providers get the same input, so that their
-times and throughputs are of the same work. A case whose times spread, or that was timed on a busy machine (load.py), is
-timed once more, and marked noisy when that is no better.
+times and throughputs are of the same work. A case whose times spread, or that was timed on a busy machine (machine.py),
+is timed once more, and marked noisy when that is no better.
 
 The harness refuses inputs that are constant, a provider whose numbers are wrong at the moment the clock stops, before
 the timed runs or after them (status "wrong", no time), one that writes over its inputs, one that answers from memory
@@ -28,8 +28,6 @@ out the dropout it was given. What a pass means:
 `run(case, setting, clock, seconds)` returns one record a provider (schemas.yaml says what is in it).
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import sys
@@ -45,7 +43,7 @@ from torch import Tensor, nn
 
 from benchmarks.measure import numerics, rows
 from benchmarks.measure.case import GRADIENT_PASSES, PURE_PASSES, Case, Clock, Entry, Setting, Work
-from benchmarks.measure.load import MOST_SPREAD, Watch, disturbed
+from benchmarks.measure.machine import MOST_SPREAD, Watch, disturbed
 from benchmarks.measure.providers import UNSEEN, Absent, Provider
 from benchmarks.measure.records import Record
 from fasttfm.kernels.proof.costs import Machine

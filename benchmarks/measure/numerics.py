@@ -6,8 +6,6 @@ tests; plain PyTorch itself must stay within half the dtype's digits. The floor 
 precision, whose results are rounded from float32, and 32 in float32, where sums differ by their order alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A provider's set-up stands in the case that uses it, short and beside a link to 
 answers whether it is installed: provider(name, device, make) is what make() sets up, or the Absent that its row shows.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass

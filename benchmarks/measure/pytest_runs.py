@@ -1,7 +1,5 @@
 """Runs of the project's tests in a process of their own, and what pytest reports of each case."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

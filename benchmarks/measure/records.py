@@ -1,18 +1,17 @@
-"""How a file of records is written, read and checked; schemas.yaml has what a record holds.
+"""How a file of records is written, read and checked; schemas.yaml has what a record holds, in short for JSON Schemas.
 
 One JSON line per case and provider. The programs that are older than the suite, or stand beside it, keep fields of
 their own; kind(record) tells them apart.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     import jsonschema
@@ -20,9 +19,46 @@ except ModuleNotFoundError:
     raise SystemExit('benchmarks: jsonschema is not installed: pip install "fasttfm[bench]"') from None
 
 from benchmarks.measure.machine import machine_name
-from benchmarks.measure.schemas import SCHEMAS
 from fasttfm.errors import UserError
-from fasttfm.parsing import parse_json
+from fasttfm.parsing import parse_json, parse_yaml
+
+Schema = dict[str, Any]
+_SHORT = parse_yaml((Path(__file__).parent / "schemas.yaml").read_bytes())
+
+
+def _schema(short: Any) -> Schema:
+    """The JSON Schema of a type's name, of one that is written out, or of an object's fields."""
+    if isinstance(short, str):
+        return _fields(_SHORT["machine"], more=True) if short == "machine" else _SHORT["types"][short]
+    first = next(iter(short))
+    if first in ("type", "enum", "const") and not isinstance(short[first], dict):
+        return short
+    if first == "or null":
+        return {"anyOf": [_schema(short[first]), {"type": "null"}]}
+    if first == "array":
+        return {"type": "array", "items": _schema(short[first])}
+    return _fields(short)
+
+
+def _fields(short: Schema, more: bool = False) -> Schema:
+    if "..." in short:
+        more, own = True, {name: kind for name, kind in short.items() if name != "..."}
+        short = own | _SHORT["machine"]
+    return {
+        "type": "object",
+        "properties": {name.rstrip("?"): _schema(kind) for name, kind in short.items()},
+        "required": [name for name in short if not name.endswith("?")],
+        "additionalProperties": more,
+    }
+
+
+SCHEMAS = {name: _schema(fields) for name, fields in _SHORT["kinds"].items()} | {
+    name: _fields({"benchmark": {"const": name}, **fields, "machine": "machine"})
+    for name, fields in _SHORT["programs"].items()
+}
+"""Kind of record -> its JSON Schema."""
+BENCHMARK = SCHEMAS["benchmark"]
+GROUPS, STATUSES = (tuple(BENCHMARK["properties"][name]["enum"]) for name in ("group", "status"))
 
 Record = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
@@ -143,3 +179,90 @@ def file_name(group: str, machine: Record) -> str:
     """kernels-nvidia-h200.jsonl, kernels-amd-epyc-avx-512-2-cores.jsonl: one file a group and machine."""
     name = machine_name(machine).removeprefix("CPU: ").replace(" with ", " ")
     return f"{group}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record where it stands."""
+
+    file: str
+    """Name in the folder."""
+    line: int
+    record: Record
+
+    @property
+    def kind(self) -> str:
+        return kind(self.record)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """Older kinds of records keep these fields beside their own."""
+        return self.record.get("machine", self.record)
+
+    @property
+    def timed(self) -> bool:
+        return self.record.get("status") == "timed"
+
+    @property
+    def provider(self) -> str:
+        return self.record["provider"]
+
+    @property
+    def p50(self) -> float:
+        """The median of a timed row, microseconds."""
+        return self.record["time_us"]["p50"]
+
+    @property
+    def location(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Every record of a folder, or of one file, in the order of file names and lines."""
+
+    folder: Path
+    entries: tuple[Entry, ...]
+
+    @property
+    def suite(self) -> tuple[Entry, ...]:
+        """Those that the suite's harness wrote: a case, a provider and a status each."""
+        return tuple(entry for entry in self.entries if entry.kind == "benchmark")
+
+    @property
+    def machines(self) -> list[str]:
+        """Every machine that a record names, CPUs called so."""
+        return sorted({machine_name(entry.machine) for entry in self.entries})
+
+    def of_kind(self, kind: str) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.kind == kind)
+
+
+def load(path: Path = RESULTS) -> Loaded:
+    """The records of a folder or file. Raises UserError, naming file and line, where there are none or a bad one."""
+    if path.is_file():
+        files = [path]
+    elif path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in ENDINGS)
+    else:
+        raise UserError(f"{path} does not exist: give a folder of records or one file of them")
+    entries = tuple(
+        Entry(file.name, line, record)
+        for file in files
+        for line, record in enumerate(read(file), 1)
+        if kind(record) not in COUNTED
+    )
+    if not entries:
+        raise UserError(f"{path} holds no records (lines in files named *.jsonl or *.json): run python -m benchmarks")
+    return Loaded(path, entries)
+
+
+Key = TypeVar("Key")
+
+
+def grouped(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key, list[Entry]]:
+    """Entries by key, in order of appearance."""
+    result: dict[Key, list[Entry]] = {}
+    for entry in entries:
+        result.setdefault(key(entry), []).append(entry)
+    return result

@@ -1,7 +1,5 @@
 """From what the harness measured of a case and a provider to the line that is kept."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure.case import Case, Clock, Entry, Setting, Work
-from benchmarks.measure.load import disturbed, noisy, spread
+from benchmarks.measure.machine import disturbed, noisy, spread
 from benchmarks.measure.records import Record, rounded
 from fasttfm.kernels.proof.costs import Cost, Machine
 

@@ -1,13 +1,12 @@
 """Tables for terminals and pages, and numbers as they stand there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fasttfm.kernels.proof.report import aligned
 
-__all__ = ["aligned", "duration", "markdown", "number"]
+__all__ = ["aligned", "duration", "markdown", "number", "shape_text", "short_dtype"]
 
 
 def number(value: float) -> str:
@@ -30,3 +29,21 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, names: int |
     """A table of cells that are Markdown; the first `names` columns stand left, as all do by default."""
     rule = ("---" if names is None or column < names else "--:" for column in range(len(head)))
     return "\n".join([f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def shape_text(shape: dict[str, Any]) -> str:
+    """B=2 H=8 L=27 causal; a flag that is off, and dropout 0, go without saying."""
+    words = []
+    for name, value in shape.items():
+        if value is True:
+            words.append(name)
+        elif value is not False and value is not None and not (name == "dropout" and value == 0):
+            words.append(f"{name}={value:,}" if isinstance(value, int) else f"{name}={value}")
+    return " ".join(words)
+
+
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def short_dtype(dtype: str) -> str:
+    return _DTYPES.get(dtype, dtype)

@@ -8,8 +8,6 @@ explained by differences.yaml, and every line of that list must explain one: els
 replaces the suite's line in benchmarks/results/peer-tests.jsonl.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -25,8 +23,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
-from benchmarks.peer_tests.review import Verdict, differences, judge
-from benchmarks.peer_tests.suites import SUITES, Suite
+from benchmarks.peer_tests.suites import SUITES, Suite, Verdict, differences, judge
 from fasttfm.errors import UserError
 from fasttfm.machine import version
 from fasttfm.parsing import parse_json

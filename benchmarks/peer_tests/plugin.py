@@ -5,8 +5,6 @@ report, and own: true where the project itself is tested. It writes a JSON line 
 passed, failed or skipped; text, the first line of the error or the reason; cases, 1 but for those left out together.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -5,8 +5,6 @@ https://opennmt.net/CTranslate2/quantization.html                          compu
 https://opennmt.net/CTranslate2/performance.html                           threads, batches
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,15 +5,13 @@ https://huggingface.co/docs/transformers/main_classes/text_generation      gener
 https://huggingface.co/docs/transformers/attention_interface               attn_implementation
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.peers.plain_step import summed_cross_entropy
+from benchmarks.peers.torch_nn import summed_cross_entropy
 from fasttfm.data.batches import Batch
 from fasttfm.data.tokenizer import BOS, PAD, UNK
 from fasttfm.decoding.batches import padded

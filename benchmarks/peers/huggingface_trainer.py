@@ -9,8 +9,6 @@ output says how many updates were done, at what rate in their second half, and b
 FOLDER.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

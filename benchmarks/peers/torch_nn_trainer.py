@@ -9,8 +9,6 @@ between two tokens, so every token computes all before it anew, as torch.nn's us
 translated greedily at the end; what happened stands in OUT/log.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -22,8 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers import torch_nn
-from benchmarks.peers.plain_step import Step
-from benchmarks.peers.torch_nn import TorchTransformer
+from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.cli.parser import Parser
 from fasttfm.config.data import DataConfig
 from fasttfm.config.training import TrainingConfig

@@ -8,8 +8,6 @@ Each type is compared (outputs, and gradients of every parameter, by attn_implem
 refused by name, or could not be made, with the reason. Status 1 where a type is none of these.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import warnings

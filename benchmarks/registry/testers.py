@@ -5,8 +5,6 @@ installed version: what a test file asks for and the installed transformers or t
 it, statement by statement, and only what then cannot be made is missing.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.abc

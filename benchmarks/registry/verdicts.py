@@ -1,7 +1,5 @@
 """A model of transformers on eager attention beside itself on fasttfm: outputs, and gradients of every parameter."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import unittest

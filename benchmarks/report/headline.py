@@ -5,8 +5,6 @@ what no record holds. A claim whose record is missing is left out. Every claim n
 what the one who measured it noted, such as other jobs on the machine.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -15,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.end_to_end import CORPORA
-from benchmarks.measure.load import noisy, spread
-from benchmarks.measure.machine import machine_name
+from benchmarks.measure.machine import machine_name, noisy, spread
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.result_files import Entry, Loaded, grouped, short_dtype
-from benchmarks.measure.text_table import duration
+from benchmarks.measure.records import Entry, Loaded, grouped
+from benchmarks.measure.text_table import duration, short_dtype
 
 _SUMMED_UP = {
     "kernels": "kernels",

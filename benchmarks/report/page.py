@@ -1,131 +1,315 @@
-"""All records as one page of Markdown with figures, and README's figures.
+"""All records as one page of Markdown with figures, and README's figures, between two markers.
 
 python -m benchmarks report              docs/benchmark-report/report.md and figures/
 python -m benchmarks report --readme     README's figures too
 """
 
-from __future__ import annotations
-
+import io
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.measure.machine import ROOT, is_cpu, machine_name
-from benchmarks.measure.result_files import RESULTS, Loaded, grouped, load
-from benchmarks.report import document as report_document
-from benchmarks.report import readme_table
-from benchmarks.report import runs as report_runs
-from benchmarks.report import suite as report_suite
-from benchmarks.report.document import Block, Section, Table
-from benchmarks.report.headline import GRID_NOTE, claims, grid, searches
+import matplotlib
+from matplotlib.figure import Figure
+
+from benchmarks.measure import text_table
+from benchmarks.measure.machine import ROOT, is_cpu, machine_name, noisy
+from benchmarks.measure.providers import OURS
+from benchmarks.measure.records import GROUPS, RESULTS, Entry, Loaded, grouped, load
+from benchmarks.measure.text_table import duration, number, shape_text, short_dtype
+from benchmarks.report.headline import (
+    GRID_NOTE,
+    Claim,
+    by_case,
+    claims,
+    corpus_and_peer,
+    grid,
+    leading_machine,
+    searches,
+)
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
 OUT = ROOT / "docs" / "benchmark-report"
-TITLE = "fasttfm: benchmark report"
+README = ROOT / "README.md"
+BEGIN = "<!-- measured: from benchmarks/results by `python -m benchmarks report --readme`; not to be edited -->"
+END = "<!-- end of measured -->"
+TITLES = {
+    "kernels": "Kernels",
+    "blocks": "Layers",
+    "training_step": "Training step",
+    "decoding": "Decoding",
+    "padding": "Padding and packing",
+}
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fasttfm", "font.family": "sans-serif", "font.size": 9}
+"""The same records give the same bytes, and text stays text."""
 
 
-def lead(files: Loaded) -> list[Block]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1, title: str = "") -> str:
+    """A table of plain text; `names` columns at the left hold words, the others numbers."""
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (head, *rows)]
+    return (f"{title}:\n\n" if title else "") + text_table.markdown(cells[0], cells[1:], names=names)
+
+
+def lead(files: Loaded) -> list[str]:
     """What a reader must know before any figure."""
     counts = Counter(entry.record["status"] for entry in files.suite)
     devices = sorted({machine_name(entry.machine) for entry in files.entries if not is_cpu(entry.machine)})
+    notice = f"Timed on {', '.join(devices)}; figures marked CPU on a CPU. No other device has run these kernels."
     if not devices:
         notice = (
             "CPU. Every time on this page was taken on a CPU. No GPU has run these kernels: nothing here is a GPU time."
         )
-    else:
-        notice = f"Timed on {', '.join(devices)}; figures marked CPU on a CPU. No other device has run these kernels."
-    blocks: list[Block] = [
-        "The encoder-decoder Transformer beside its peers, in one run each, with the physical limit in every row. What "
-        "is predicted of GPUs stands elsewhere: `python -m benchmarks roofline` and `static-evidence`.",
-        f"> **{notice}**",
-    ]
+    rows = "No row of the suite is recorded yet: `python -m benchmarks` writes them."
     if files.suite:
-        blocks.append(
+        rows = (
             f"{len(files.suite)} rows of the suite: {counts['timed']} timed, {counts['refused']} refused by their "
             f"provider, {counts['wrong']} wrong (no time is printed for wrong numbers), {counts['absent']} absent "
             "here. Numerics are checked before any time; providers take turns on the same random inputs and cold "
             "caches. A row is noisy whose times spread by more than a quarter of their median, or that was timed on a "
             "busy machine: its case is in no claim."
         )
-    else:
-        blocks.append("No row of the suite is recorded yet: `python -m benchmarks` writes them.")
-    return blocks
+    return [
+        "The encoder-decoder Transformer beside its peers, in one run each, with the physical limit in every row. What "
+        "is predicted of GPUs stands elsewhere: `python -m benchmarks static-evidence`.",
+        f"> **{notice}**",
+        rows,
+    ]
 
 
-def _machines(files: Loaded) -> Section:
+def _claims(files: Loaded) -> list[str]:
+    rows = [
+        (claim.what, claim.figure.replace("\\|", "|"), f"`{claim.command}`", claim.origin, claim.locations)
+        for claim in claims(files)
+    ]
+    machines = grouped(searches(files), lambda entry: machine_name(entry.machine))
+    return [
+        "## Claims and their records",
+        "Every measured figure, README's among them, where it stands in `benchmarks/results` (file:line) "
+        "and how to run it again. A claim is of the cases of which no row is noisy.",
+        *(
+            block
+            for machine, entries in machines.items()
+            for block in (f"Searches with paper-base, {machine}. {GRID_NOTE}", table(*grid(entries)))
+        ),
+        table(("claim", "figure", "command", "of commit", "record"), rows, names=5),
+    ]
+
+
+def _suite(files: Loaded) -> list[str]:
+    """A section for every group that has rows: who is how fast at what, and every row, those without a time too."""
+    result = []
+    by_group = grouped(files.suite, lambda e: e.record["group"])
+    for group in filter(by_group.__contains__, GROUPS):
+        result.append(f"## {TITLES[group]}")
+        settings = grouped(by_group[group], lambda e: (machine_name(e.machine), e.record["dtype"], e.record["threads"]))
+        for (machine, dtype, threads), entries in settings.items():
+            on = f", {threads} thread{'s' * (threads != 1)}" if machine.startswith("CPU") else ""
+            result.append(f"### {machine}{on}, {dtype}")
+            if any(entry.record["level"] == "smoke" for entry in entries):
+                result.append(
+                    "> **Some rows were run with `--smoke`, to see that everything runs: their times mean nothing.**"
+                )
+            result += _against_each(entries)
+            title = f"All {len(entries)} rows of {TITLES[group].lower()} on {machine}, {short_dtype(dtype)}"
+            result.append(table(_HEAD, [_row(entry) for entry in entries], names=5, title=title))
+    return result
+
+
+def ratios(entries: Sequence[Entry]) -> dict[str, list[float]]:
+    """For every other provider, its median time over ours in each case that both ran."""
+    result: dict[str, list[float]] = {}
+    for rows in by_case([entry for entry in entries if entry.timed]):
+        times = {row.provider: row.p50 for row in rows}
+        for provider, time in times.items():
+            if OURS in times and provider != OURS:
+                result.setdefault(provider, []).append(time / times[OURS])
+    return result
+
+
+def _against_each(entries: Sequence[Entry]) -> list[str]:
+    """Time of each provider in units of fasttfm's."""
+    rows = []
+    for provider, values in sorted(ratios(entries).items(), key=lambda item: -statistics.geometric_mean(item[1])):
+        shown = (statistics.geometric_mean(values), min(values), max(values))
+        rows.append([provider, *(f"{value:.2f}x" for value in shown), str(len(values))])
+    head = ("time in units of fasttfm's", "geometric mean", "least", "most", "cases that both ran")
+    return [table(head, rows)] if rows else []
+
+
+_HEAD = (
+    *("case", "shape", "pass", "provider", "status"),
+    *("p20", "p50", "p80", "runs", "throughput", "TFLOP/s", "GB/s", "of limit", "peak MiB", "launches", "first call s"),
+    *("error", "allowed", "record"),
+)
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    def shown(value: float | None) -> str:
+        return "" if value is None else number(value)
+
+    r = entry.record
+    time, error, roof, rate = r["time_us"] or {}, r["error"] or {}, r["roofline"] or {}, r["throughput"] or {}
+    return (
+        r["case"].replace("_", " "),
+        shape_text(r["shape"]),
+        r["pass"],
+        r["provider"],
+        f"{r['status']}: {r['reason']}" if r["reason"] else "timed, noisy" if noisy(r) else r["status"],
+        *(duration(time[q]) if time else "" for q in ("p20", "p50", "p80")),
+        str(time.get("runs", "")),
+        f"{number(rate['value'])} {rate['unit']}" if rate else "",
+        shown(r["tflop_per_s"]),
+        shown(r["gb_per_s"]),
+        f"{roof['share']:.0%}" if roof else "",
+        shown(r["peak_bytes"] / 2**20) if r["peak_bytes"] is not None else "",
+        "" if r["launches"] is None else str(r["launches"]),
+        shown(r["compile_s"]),
+        *(f"{error[name]:.1e}" if error else "" for name in ("value", "allowed")),
+        entry.location,
+    )
+
+
+def draw(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """(minutes, BLEU) of each trainer as SVG."""
+    with matplotlib.rc_context(_STYLE):
+        drawing = Figure(figsize=(4.4, 2.8), layout="constrained")
+        axes = drawing.add_subplot()
+        for label, points in curves.items():
+            axes.plot(*zip(*points), "-o", label=label, markersize=4)
+        axes.set(xlabel="minutes of training", ylabel="BLEU of the validation set", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        buffer = io.StringIO()
+        drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _end_to_end(files: Loaded, figures: dict[str, str]) -> list[str]:
+    """Whole runs: validation curves, which are put into figures by their names, and final scores."""
+    entries = files.of_kind("end_to_end")
+    if not entries:
+        return []
+    blocks = [
+        "## From text to BLEU",
+        "From raw text to a scored translation with the commands that a user types. The curve is of the "
+        "validation set.",
+    ]
+    by_corpus = grouped(entries, lambda e: (corpus_and_peer(e.record["corpus"])[0], machine_name(e.machine)))
+    for index, ((corpus, machine), runs) in enumerate(by_corpus.items()):
+        curves: dict[str, list[tuple[float, float]]] = {}
+        finals = []
+        for entry in runs:
+            label = corpus_and_peer(entry.record["corpus"])[1] or OURS
+            curve = entry.record["validation_curve"]
+            points = [(v["seconds"] / 60, v["bleu"]) for v in curve if {"seconds", "bleu"} <= v.keys()]
+            curves |= {label: points} if points else {}
+            finals.append(f"{label} {entry.record['bleu']:.2f} ({entry.location})")
+        if curves:
+            title, name = f"{corpus}: BLEU against minutes", f"bleu-{index}"
+            figures[name] = draw(curves)
+            blocks.append(f"**{title}**\n\n{machine}; test {', '.join(finals)}\n\n![{title}](figures/{name}.svg)")
+    rows = [
+        (
+            e.record["corpus"],
+            machine_name(e.machine),
+            f"`{e.record['train_command']}`",
+            e.record.get("note", ""),
+            f"{e.record['bleu']:.2f}",
+            f"{e.record['training_minutes']:.1f}",
+            f"{e.record['updates']:,}",
+            f"{e.record['target_tokens_per_second']:,}",
+            f"{e.record['padding']:.1%}",
+            f"{e.record['translate_seconds']:.1f}",
+            f"{e.record['chrf']:.1f}",
+            e.location,
+        )
+        for e in entries
+    ]
+    head = (
+        *("corpus", "machine", "command", "note", "test BLEU", "minutes", "updates", "target tokens/s", "padding"),
+        *("translate s", "chrF", "record"),
+    )
+    return [*blocks, table(head, rows, names=4)]
+
+
+def _absent(files: Loaded) -> list[str]:
+    result = Counter(
+        (entry.provider, f"`{entry.record['reason']}`", machine_name(entry.machine))
+        for entry in files.suite
+        if entry.record["status"] == "absent"
+    )
+    rows = [(*cells, str(count)) for cells, count in sorted(result.items())]
+    head = ("provider", "to have it", "machine", "rows")
+    return ["## Absent providers", table(head, rows, names=3)] if rows else []
+
+
+def _machines(files: Loaded) -> list[str]:
     fields = ("system", "torch", "triton", "fasttfm", "python", "driver", "cuda")
     result = Counter(
         (machine_name(entry.machine), *(str(entry.machine.get(name) or "") for name in fields))
         for entry in files.entries
     )
     rows = [(*cells, str(count)) for cells, count in sorted(result.items())]
-    return Section("Machines", [Table(("machine", *fields, "records"), rows, names=8)])
-
-
-def _claims(files: Loaded) -> Section:
-    rows = [
-        (claim.what, claim.figure.replace("\\|", "|"), f"`{claim.command}`", claim.origin, claim.locations)
-        for claim in claims(files)
-    ]
-    return Section(
-        "Claims and their records",
-        [
-            "Every measured figure, README's among them, where it stands in `benchmarks/results` (file:line) "
-            "and how to run it again. A claim is of the cases of which no row is noisy.",
-            *_grids(files),
-            Table(("claim", "figure", "command", "of commit", "record"), rows, names=5),
-        ],
-    )
-
-
-def _grids(files: Loaded) -> list[Block]:
-    """The times of all searches, for each machine."""
-    machines = grouped(searches(files), lambda entry: machine_name(entry.machine))
-    return [
-        block
-        for machine, entries in machines.items()
-        for block in (f"Searches with paper-base, {machine}. {GRID_NOTE}", Table(*grid(entries)))
-    ]
-
-
-def _absent(files: Loaded) -> Section | None:
-    result = Counter(
-        (entry.provider, str(entry.record["reason"]), machine_name(entry.machine))
-        for entry in files.suite
-        if entry.record["status"] == "absent"
-    )
-    if not result:
-        return None
-    rows = [(provider, f"`{why}`", machine, str(count)) for (provider, why, machine), count in sorted(result.items())]
-    head = ("provider", "to have it", "machine", "rows")
-    return Section("Absent providers", [Table(head, rows, names=3)])
-
-
-def sections(files: Loaded) -> list[Section]:
-    """The sections of the page, in order."""
-    result = [
-        _claims(files),
-        *report_suite.sections(files),
-        report_runs.end_to_end(files),
-        _absent(files),
-        _machines(files),
-    ]
-    return [section for section in result if section is not None]
+    return ["## Machines", table(("machine", *fields, "records"), rows, names=8)]
 
 
 def write(files: Loaded, out: Path) -> None:
     """report.md and figures/ in the folder; figures that are no longer shown go."""
-    parts = sections(files)
+    figures: dict[str, str] = {}
+    blocks = [
+        "# fasttfm: benchmark report",
+        *lead(files),
+        *_claims(files),
+        *_suite(files),
+        *_end_to_end(files, figures),
+        *_absent(files),
+        *_machines(files),
+    ]
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
         for old in (out / "figures").glob("*.svg"):
             old.unlink()
-        (out / "report.md").write_text(report_document.markdown(TITLE, lead(files), parts), encoding="utf-8")
-        for figure in report_document.figures(parts):
-            (out / "figures" / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
+        (out / "report.md").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+        for name, svg in figures.items():
+            (out / "figures" / f"{name}.svg").write_text(svg, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out {out} cannot be written to ({error.strerror}): name another folder") from error
+
+
+def readme_table(files: Loaded) -> str:
+    """What stands between README's markers."""
+    all_cpu = all(is_cpu(entry.machine) for entry in files.entries)
+    lines = [
+        "The [benchmark report](docs/benchmark-report/report.md) has all figures and their commands. "
+        + ("All are of CPUs: no GPU has run this yet." if all_cpu else "What says CPU ran on one.")
+    ]
+    machine = leading_machine(files, "decoding")
+    rows = [entry for entry in searches(files) if machine_name(entry.machine) == machine]
+    if rows:
+        lines[0] += f" Searches with paper-base, {machine}, {Claim('', '', tuple(rows)).origin}. {GRID_NOTE}"
+        lines += ["", text_table.markdown(*grid(rows))]
+    leading = (f"- {c.what}: {c.figure}; commit {c.origin}".replace("\\|", "|") for c in claims(files) if c.leads)
+    return "\n".join([*lines, "", *leading])
+
+
+def updated(text: str, files: Loaded) -> str:
+    """README with its table as the records have it. Raises UserError without both markers, in order."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"README has no table to write: it needs the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{readme_table(files)}\n{END}{after}"
+
+
+def write_readme(files: Loaded, readme: Path = README) -> bool:
+    """Rewrites README's table; whether it changed."""
+    text = readme.read_text(encoding="utf-8")
+    new = updated(text, files)
+    readme.write_text(new, encoding="utf-8")
+    return new != text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,6 +324,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     write(files, args.out)
     print(f"{len(files.entries)} records: {args.out / 'report.md'}")
     if args.readme:
-        changed = readme_table.write(files)
-        print(f"README's figures {'are new' if changed else 'are as the records have them'}")
+        print(f"README's figures {'are new' if write_readme(files) else 'are as the records have them'}")
     return 0

@@ -1,8 +1,6 @@
 """What the encoder-only models are made of: BERT, and by the fields in which they differ from it ALBERT, ELECTRA,
 classifiers and students."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Checks that several sections make of their fields: each raises ValueError, whose message begins with the field."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import typing

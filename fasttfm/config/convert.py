@@ -4,8 +4,6 @@ Numbers are written as JSON has them, with a sign + and a bare decimal point all
 reads as a number is refused, because nobody can know what was meant: 1_0 (ten), 010 (ten or eight), 1:30 (ninety).
 """
 
-from __future__ import annotations
-
 import math
 import types
 import typing

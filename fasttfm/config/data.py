@@ -1,7 +1,5 @@
 """The `data:` section of a configuration: how what a kind of model learns from becomes rows and batches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """How translations are searched for: one frozen dataclass, the `decoding:` section of a configuration."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

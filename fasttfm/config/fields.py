@@ -7,8 +7,6 @@ These are of the kind transformer; what other kinds of model have in their place
 over all sections of a kind, so `--d-model 128` says by itself that it means model.d_model.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import difflib

@@ -1,7 +1,5 @@
 """One command-line flag for every field of the configuration: names, help and types are those of the dataclasses."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import typing

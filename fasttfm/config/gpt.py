@@ -1,7 +1,5 @@
 """What a GPT is made of: one frozen dataclass; GPT-1, 2 and 3 are sizes and an order of the norms."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

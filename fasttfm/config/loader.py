@@ -4,8 +4,6 @@ What the prepared data decide (the sizes of the vocabularies, the padding's id) 
 too, as the config.yaml of every model does, but not otherwise.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping

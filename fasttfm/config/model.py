@@ -1,7 +1,5 @@
 """What a Transformer is made of: one frozen dataclass."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

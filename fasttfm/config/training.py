@@ -3,8 +3,6 @@
 Names are fairseq's where the meaning is the same. Source: Vaswani et al. 2017, section 5.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

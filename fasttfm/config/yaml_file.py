@@ -1,7 +1,5 @@
 """Configuration files: sections of fields in YAML, every complaint with its line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

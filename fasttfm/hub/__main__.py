@@ -1,7 +1,5 @@
 """`python -m fasttfm.hub --out DIR`: write the kernels as a package for Hugging Face's `kernels`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

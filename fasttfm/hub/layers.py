@@ -8,8 +8,6 @@ The annotations of a class name what it reads of the layer that takes its forwar
 its docstring does, dropout's generator apart (Philox from one seed drawn from torch's).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

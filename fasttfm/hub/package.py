@@ -7,8 +7,6 @@
 Source: https://huggingface.co/docs/kernels/kernel-requirements (0.17).
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The source files that a module needs of this package, with relative imports alone."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from pathlib import Path, PurePosixPath

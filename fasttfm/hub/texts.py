@@ -1,7 +1,5 @@
 """The files of a kernel repository that are not sources."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from string import Template
 

@@ -1,7 +1,5 @@
 """The pages of the server: POST /translate, GET /health, /metrics, /openapi.json and a page to type into."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

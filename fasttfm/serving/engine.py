@@ -11,8 +11,6 @@ sentence's translation is the same to the last bit whatever is searched beside i
 changes nothing but the time. Sentences that nobody waits for any more leave at the next step.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import threading

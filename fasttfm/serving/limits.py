@@ -1,7 +1,5 @@
 """What a server takes: one frozen dataclass."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

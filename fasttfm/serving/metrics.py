@@ -1,7 +1,5 @@
 """What a server counts, as Prometheus reads it."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest

@@ -8,8 +8,6 @@ A worker that is killed is replaced by another, and its sentences are given to o
 is killed, or workers keep ending, the server ends and says so.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

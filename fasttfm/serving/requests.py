@@ -1,7 +1,5 @@
 """What POST /translate takes: read from JSON, checked, and described in OpenAPI from the same dataclass."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ ends when nobody listens there any more; a worker ends with the connection to th
 left to the server.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import curves
-from benchmarks.batch_orders import ConsecutiveShards, RandomLengths
+from benchmarks.curves import ConsecutiveShards, RandomLengths
 from benchmarks.measure import records
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.demo import write_demo_corpus

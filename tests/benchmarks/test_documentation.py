@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure import harness, machine, records, schemas
+from benchmarks.measure import harness, machine, records
 from benchmarks.measure.case import Setting
 from benchmarks.measure.clocks import Clocks
 
@@ -37,7 +37,7 @@ def test_the_examples_are_short():
 
 
 def test_the_page_has_every_group_field_and_status():
-    for name in (*schemas.GROUPS, *schemas.STATUSES):
+    for name in (*records.GROUPS, *records.STATUSES):
         assert f"`{name}`" in PAGE
     told = {
         "schema",
@@ -53,5 +53,5 @@ def test_the_page_has_every_group_field_and_status():
         "threads",
         "details",
     }
-    for field in set(schemas.BENCHMARK["properties"]) - told:
+    for field in set(records.BENCHMARK["properties"]) - told:
         assert f"`{field}`" in PAGE, field

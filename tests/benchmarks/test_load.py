@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.measure import load
+from benchmarks.measure import machine as load
 from benchmarks.measure.machine import instruction_sets, machine_name
 
 BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
@@ -23,7 +23,7 @@ def test_the_seconds_of_living_and_of_ended_children_are_our_own():
         [sys.executable, "-c", f"{BURN}\nprint(1, flush=True); input()"], stdin=-1, stdout=-1
     ) as child:
         child.stdout.readline()
-        assert load._own() - ended >= 0.3
+        assert round(load._own() - ended, 2) >= 0.3  # Linux counts in hundredths
         child.communicate(b"\n")
 
 

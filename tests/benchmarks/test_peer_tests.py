@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peer_tests import __main__ as program
-from benchmarks.peer_tests.review import LIST, Difference, differences, judge
-from benchmarks.peer_tests.suites import SUITES, Suite
+from benchmarks.peer_tests.suites import LIST, SUITES, Difference, Suite, differences, judge
 
 PYTORCH = next(suite for suite in SUITES if suite.name == "pytorch")
 

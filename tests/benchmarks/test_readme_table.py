@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from benchmarks.measure.result_files import RESULTS, load
-from benchmarks.report import headline, readme_table
+from benchmarks.measure.records import RESULTS, load
+from benchmarks.report import headline, page
 from fasttfm.errors import UserError
 
 
 def test_readme_is_as_the_records_have_it():
-    text = readme_table.README.read_text(encoding="utf-8")
-    assert readme_table.updated(text, load(RESULTS)) == text, (
+    text = page.README.read_text(encoding="utf-8")
+    assert page.updated(text, load(RESULTS)) == text, (
         "README's table has drifted from benchmarks/results: run python -m benchmarks report --readme"
     )
 
@@ -21,14 +21,14 @@ def test_readme_is_as_the_records_have_it():
 def test_a_changed_record_makes_readme_drift(tmp_path):
     for file in RESULTS.glob("end-to-end-*.jsonl"):
         (tmp_path / file.name).write_text(file.read_text())
-    text = readme_table.updated(readme_table.README.read_text(encoding="utf-8"), load(tmp_path))
+    text = page.updated(page.README.read_text(encoding="utf-8"), load(tmp_path))
     file = tmp_path / "end-to-end-multi30k.jsonl"
     file.write_text(file.read_text().replace('"bleu": 3', '"bleu": 2'))
-    assert readme_table.updated(text, load(tmp_path)) != text
+    assert page.updated(text, load(tmp_path)) != text
 
 
 def test_what_no_record_holds_is_left_out(write, record):
-    text = readme_table.table(load(write("a.jsonl", record())))
+    text = page.readme_table(load(write("a.jsonl", record())))
     assert "BLEU" not in text
     assert "\n|" not in text
     assert "\n-" not in text  # one provider is no comparison
@@ -107,7 +107,7 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
         ["1 × 27", "fasttfm 20.0 ms ±2%<br>CTranslate2 25.0 ms ±0.3%", "too noisy to say"],
         ["32 × 27", "**fasttfm 90.0 ms ±2%**<br>CTranslate2 70.0 ms ±2%", ""],
     ]
-    text = readme_table.table(files)
+    text = page.readme_table(files)
     assert "| 32 × 27 | **fasttfm 90.0 ms ±2%**" in text
     assert "Searches with paper-base, CPU: AMD EPYC, 2 cores, 0123456 of 2026-01-02." in text
 
@@ -117,7 +117,7 @@ def test_a_claim_names_its_commit_and_what_was_noted(write):
     made |= {"corpus": "multi30k", "commit": "ab" * 20, "uncommitted_changes": True, "note": "other jobs ran"}
     made["command"] = "python -m benchmarks decoding --only batch=32 beam=4 --full --note x"
     files = load(write("a.jsonl", made))
-    assert "; commit abababa of 2026-11-20 with changes; other jobs ran" in readme_table.table(files)
+    assert "; commit abababa of 2026-11-20 with changes; other jobs ran" in page.readme_table(files)
     assert headline.claims(files)[0].command == "python -m benchmarks decoding --only 'batch=32 beam=4' --full"
 
 
@@ -131,12 +131,12 @@ def test_smoke_rows_and_wrong_rows_claim_nothing(write, record):
 def test_the_table_replaces_what_stands_between_the_markers_and_nothing_else(tmp_path, write, record):
     files = load(write("a.jsonl", record()))
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n")
-    assert readme_table.write(files, readme) is True
+    readme.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    assert page.write_readme(files, readme) is True
     text = readme.read_text()
-    assert text.startswith(f"before\n{readme_table.BEGIN}\nThe [benchmark report]")
-    assert text.endswith(f"{readme_table.END}\nafter\n")
+    assert text.startswith(f"before\n{page.BEGIN}\nThe [benchmark report]")
+    assert text.endswith(f"{page.END}\nafter\n")
     assert "old" not in text
-    assert readme_table.write(files, readme) is False
+    assert page.write_readme(files, readme) is False
     with pytest.raises(UserError, match="README has no table to write"):
-        readme_table.updated("no markers", files)
+        page.updated("no markers", files)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.measure.result_files import RESULTS, load
+from benchmarks.measure.records import RESULTS, load
 from benchmarks.report import page as report
 from fasttfm.errors import UserError
 
@@ -94,7 +94,7 @@ def test_each_provider_stands_beside_ours(folder, tmp_path):
 
 
 def test_ratios_of_providers_are_of_shared_cases(folder):
-    results = report.report_suite.ratios(load(folder).suite)
+    results = report.ratios(load(folder).suite)
     assert results["torch eager"] == [2.0]
     assert "xformers" not in results
 

@@ -7,10 +7,8 @@ import dataclasses
 import pytest
 
 from benchmarks.limits import static_evidence
-from benchmarks.limits.devices import DEVICES
-from benchmarks.limits.roofline_decode import GRAPH_LAUNCH_US
-from benchmarks.limits.static_evidence import Compiled, Work, predict
-from benchmarks.measure.result_files import load
+from benchmarks.limits.static_evidence import DEVICES, GRAPH_LAUNCH_US, Compiled, Work, predict
+from benchmarks.measure.records import load
 from fasttfm.errors import UserError
 from fasttfm.kernels.proof.costs import Cost
 from fasttfm.kernels.proof.ledger import published

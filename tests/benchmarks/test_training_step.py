@@ -10,7 +10,7 @@ import torch
 from benchmarks.cases import synthetic, training_step
 from benchmarks.measure.case import Setting
 from benchmarks.peers import huggingface, torch_nn
-from benchmarks.peers.plain_step import Step
+from benchmarks.peers.torch_nn import Step
 from fasttfm.config.training import TrainingConfig
 from fasttfm.models import Transformer, TransformerConfig
 

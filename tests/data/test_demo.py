@@ -5,12 +5,11 @@ import itertools
 
 import pytest
 
-from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, german, write_demo_corpus
+from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, write_demo_corpus
 from fasttfm.data.demo import clause as say
-from fasttfm.data.demo.clause import Clause, NounPhrase, Phrase
-from fasttfm.data.demo.draw import Phrases, assemble, digits, number
-from fasttfm.data.demo.sentences import Sentences
-from fasttfm.data.demo.words import ADJECTIVES, MODALS, NOUNS, TRANSITIVE, VERBS
+from fasttfm.data.demo.clause import Clause, NounPhrase, Phrase, assemble
+from fasttfm.data.demo.sentences import Phrases, Sentences, digits, number
+from fasttfm.data.demo.words import ADJECTIVES, MODALS, NOUNS, PERSONS, TRANSITIVE, VERBS, contracted
 from fasttfm.errors import UserError
 
 
@@ -112,11 +111,11 @@ def test_some_adjectives_change_their_stem_and_an_article_its_form():
 
 
 def test_prepositions_contract_as_german_does():
-    assert german.with_preposition("zu", "der alten Frau") == "zur alten Frau"
-    assert german.with_preposition("in", "das Haus") == "ins Haus"
-    assert german.with_preposition("an", "dem See") == "am See"
-    assert german.with_preposition("in", "diesem Haus") == "in diesem Haus"
-    assert german.with_preposition("mit", "dem Hund") == "mit dem Hund"
+    assert contracted("zu der alten Frau") == "zur alten Frau"
+    assert contracted("in das Haus") == "ins Haus"
+    assert contracted("an dem See") == "am See"
+    assert contracted("in diesem Haus") == "in diesem Haus"
+    assert contracted("mit dem Hund") == "mit dem Hund"
 
 
 def test_the_verb_stands_where_the_clause_wants_it():
@@ -183,9 +182,9 @@ def test_numbers_and_times_are_said_as_each_language_does():
     ],
 )
 def test_verbs_are_conjugated(en: str, present: str, past: str, participle: str):
-    assert [german.present(verb(en), person) for person in german.PERSONS[:4]] == present.split()
-    assert [german.preterite(verb(en), person) for person in german.PERSONS[:4]] == past.split()
-    assert german.present(verb(en), "3p") == german.present(verb(en), "1p")
+    assert [verb(en).present(person) for person in PERSONS[:4]] == present.split()
+    assert [verb(en).preterite(person) for person in PERSONS[:4]] == past.split()
+    assert verb(en).present("3p") == verb(en).present("1p")
     assert verb(en).participle == participle
 
 

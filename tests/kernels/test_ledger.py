@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks.measure import check, records
-from benchmarks.measure.result_files import load
+from benchmarks.measure.records import load
 from fasttfm.errors import UserError
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.proof import budgets, matrix

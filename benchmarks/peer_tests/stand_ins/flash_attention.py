@@ -5,8 +5,6 @@ return_attn_probs, which fasttfm refuses; here it is left out, and where dropout
 that the call drew, by fasttfm.reference.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import math

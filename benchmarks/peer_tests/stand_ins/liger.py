@@ -1,7 +1,5 @@
 """fasttfm in liger_kernel's place: its autograd functions, which its modules and functions all call, are ours."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +20,6 @@ def install(folder: Path) -> None:
     for name, function in APPLIED.items():
         assert hasattr(ops, name), name
         setattr(ops, name, type(name, (), {"apply": staticmethod(function)}))
-
-
-def _absent(**given: tuple[Any, Any]) -> None:
-    for name, (value, off) in given.items():
-        if value is not off and value != off:
-            pytest.skip(f"no counterpart in fasttfm: {name}")
 
 
 def rms_norm(
@@ -64,64 +56,52 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = Non
     return tuple(F.rotary(x, *tables, positions) for x in (q, k))
 
 
-def cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int = -100,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> tuple[Tensor, None, None, None]:
+_OFF: dict[str, Any] = {
+    "weight": None,
+    "bias": None,
+    "ce_weight": None,
+    "lse_square_scale": 0.0,
+    "softcap": None,
+    "return_z_loss": False,
+    "use_token_scaling": False,
+    "return_token_accuracy": False,
+    "return_predicted_tokens": False,
+}
+"""Arguments of the losses that fasttfm has no counterpart to -> the value that says nothing."""
+_LOSS = "ignore_index lse_square_scale label_smoothing reduction softcap return_z_loss"
+_AFTER_LOGITS = f"weight {_LOSS} return_token_accuracy return_predicted_tokens".split()
+_AFTER_TARGET = (
+    f"bias ce_weight {_LOSS} accum_dtype use_token_scaling return_token_accuracy return_predicted_tokens".split()
+)
+
+
+def _options(names: list[str], given: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
+    """ignore_index, label_smoothing and reduction; a test that asks for what fasttfm has not is skipped."""
+    named = dict(zip(names, given)) | more
+    for name, off in _OFF.items():
+        if named.get(name, off) is not off and named[name] != off:
+            pytest.skip(f"no counterpart in fasttfm: {name}")
+    return {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"} | {
+        name: named[name] for name in ("ignore_index", "label_smoothing", "reduction") if name in named
+    }
+
+
+def cross_entropy(logits: Tensor, target: Tensor, *given: Any, **more: Any) -> tuple[Tensor, None, None, None]:
     """cross_entropy()."""
-    _absent(
-        weight=(weight, None),
-        lse_square_scale=(lse_square_scale, 0.0),
-        softcap=(softcap, None),
-        return_z_loss=(return_z_loss, False),
-        return_token_accuracy=(return_token_accuracy, False),
-        return_predicted_tokens=(return_predicted_tokens, False),
-    )
-    options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
-    return F.cross_entropy(logits, target, **options)[0], None, None, None
+    return F.cross_entropy(logits, target, **_options(_AFTER_LOGITS, given, more))[0], None, None, None
 
 
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None = None,
-    ce_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    accum_dtype: torch.dtype | None = None,
-    use_token_scaling: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
+    hidden: Tensor, weight: Tensor, target: Tensor, *given: Any, **more: Any
 ) -> tuple[Tensor, None, None, None]:
     """linear_cross_entropy(), divided by the rows that count for a mean."""
-    _absent(
-        bias=(bias, None),
-        ce_weight=(ce_weight, None),
-        lse_square_scale=(lse_square_scale, 0.0),
-        softcap=(softcap, None),
-        return_z_loss=(return_z_loss, False),
-        use_token_scaling=(use_token_scaling, False),
-        return_token_accuracy=(return_token_accuracy, False),
-        return_predicted_tokens=(return_predicted_tokens, False),
-        reduction=(reduction if reduction == "none" else "", ""),
-    )
-    loss, _ = F.linear_cross_entropy(hidden, weight, target, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    options = _options(_AFTER_TARGET, given, more)
+    reduction = options.pop("reduction")
+    if reduction == "none":
+        pytest.skip("no counterpart in fasttfm: reduction")
+    loss, _ = F.linear_cross_entropy(hidden, weight, target, **options)
     if reduction == "mean":
-        loss = loss / (target != ignore_index).sum()
+        loss = loss / (target != options["ignore_index"]).sum()
     return loss, None, None, None
 
 

@@ -1,7 +1,5 @@
 """fasttfm.nn in torch.nn's place: every module that replace_modules() exchanges is fasttfm.nn's by torch.nn's name."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -5,11 +5,9 @@ order, separable and modal verbs, compounds, numbers said unit first, dates, rel
 of the English, so a model can reach the reference exactly. Every sentence occurs once in all three splits together, on
 either side: nothing that is tested was seen in training.
 
-grammar.yaml has the words and weights, words.py reads them, clause.py and german.py inflect and order them, draw.py
-draws phrases and sentences.py sentences.
+grammar.yaml has the words and weights, words.py reads and inflects them, clause.py orders them, sentences.py draws
+phrases and sentences.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path

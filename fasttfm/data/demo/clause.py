@@ -6,14 +6,11 @@ subordinate clause; before the end of the clause stand, in this order, pronouns 
 first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from fasttfm.data.demo import german as inflection
-from fasttfm.data.demo.words import LISTS, Verb
+from fasttfm.data.demo.words import CASES, LISTS, SEIN, Adjective, Noun, Verb, contracted, declined, ending
 
 
 class Phrase(NamedTuple):
@@ -63,38 +60,16 @@ class Clause:
     """A predicate of "be"."""
 
 
-def statement(clause: Clause) -> Phrase:
-    """The clause in English and in German."""
-    return Phrase(english(clause), german(clause))
-
-
-def english(clause: Clause, order: str = "statement") -> str:
-    """statement: the man does not buy the book; rest: the same without its subject; question; infinitive: to buy …"""
-    if order == "infinitive":
-        return _join("to", *_english_objects(clause.verb.en, clause))
-    auxiliary, main = _english_verb(clause, is_question=order == "question")
-    subject = clause.subject.en
-    begin = {"statement": (subject, auxiliary), "rest": (auxiliary,), "question": (auxiliary, subject)}[order]
-    return _join(*begin, *_english_adverbs(clause), *_english_objects(main, clause))
-
-
-def german(clause: Clause, order: str = "statement", front: str = "") -> str:
-    """The clause in German, as english() gives it in English. final: the subordinate order, verb last; final rest:
-    without its subject.
-
-    front: what stands before the verb of a statement (time, or a whole subordinate clause) in place of the subject.
-    """
-    subject, middle, verb = clause.subject.de["nom"], _german_middle(clause), clause.verb
-    if order == "infinitive":
-        return _join(*middle, f"{verb.prefix}zu{'' if verb.prefix else ' '}{verb.infinitive}")
-    finite, end, prefix = inflection.verb_parts(verb, clause.tense, clause.subject.person, clause.modal[5:])
-    if order in ("final", "final rest"):
-        return _join(subject if order == "final" else "", *middle, end, prefix + finite)
-    if order == "rest" or (order == "statement" and not front):
-        return _join(subject if order == "statement" else "", finite, *middle, end, prefix)
-    pronouns = sum(1 for part in (clause.accusative, clause.dative) if part and part.pronoun)
-    before = 0 if clause.subject.pronoun else pronouns
-    return _join(front, finite, *middle[:before], subject, *middle[before:], end, prefix)
+def assemble(determiner: str, adjectives: Sequence[Adjective], noun: Noun, plural: bool) -> NounPhrase:
+    """determiner: English and German, "the d" or "twenty-one einundzwanzig"."""
+    en, de = determiner.split()
+    words = [*(adjective.en for adjective in adjectives), noun.en_plural if plural else noun.en]
+    return NounPhrase(
+        en=" ".join(["an" if en == "a" and words[0][0] in "aeiou" else en, *words]),
+        de={case: declined(de, adjectives, noun, case, plural) for case in CASES},
+        person="3p" if plural else "3s",
+        gender="p" if plural else noun.gender,
+    )
 
 
 def with_relative(phrase: NounPhrase, clause: Clause, role: str) -> NounPhrase:
@@ -104,10 +79,10 @@ def with_relative(phrase: NounPhrase, clause: Clause, role: str) -> NounPhrase:
     """
     if role == "nom":
         inner = replace(clause, subject=replace(phrase, pronoun=False))
-        en, tail = _join(phrase.en, "who", english(inner, "rest")), german(inner, "final rest")
+        en, tail = f"{phrase.en} who {english(inner, 'rest')}", german(inner, "final rest")
     else:
-        en, tail = _join(phrase.en, "which", english(clause)), german(clause, "final")
-    pronoun = inflection.relative_pronoun(phrase.gender, role)
+        en, tail = f"{phrase.en} which {english(clause)}", german(clause, "final")
+    pronoun = ending("d", phrase.gender, role)
     return replace(phrase, en=en, de={case: f"{text} , {pronoun} {tail} ," for case, text in phrase.de.items()})
 
 
@@ -124,9 +99,44 @@ def of(head: NounPhrase, owner: NounPhrase) -> NounPhrase:
 
 
 def finish(text: str, mark: str = ".") -> str:
-    """One written sentence: commas closed up, first letter large, the mark at its end."""
-    sentence = " ".join(text.split()).replace(" ,", ",").replace(",,", ",").rstrip(",")
+    """One written sentence: commas closed up, German's contractions, first letter large, the mark at its end."""
+    sentence = contracted(" ".join(text.split())).replace(" ,", ",").replace(",,", ",").rstrip(",")
     return sentence[0].upper() + sentence[1:] + mark
+
+
+def statement(clause: Clause) -> Phrase:
+    """The clause in English and in German."""
+    return Phrase(english(clause), german(clause))
+
+
+def english(clause: Clause, order: str = "statement") -> str:
+    """statement: the man does not buy the book; rest: the same without its subject; question; infinitive: to buy …"""
+    if order == "infinitive":
+        return _join("to", *_english_objects(clause.verb.en, clause))
+    auxiliary, main = _english_verb(clause, is_question=order == "question")
+    subject = clause.subject.en
+    begin = {"statement": (subject, auxiliary), "rest": (auxiliary,), "question": (auxiliary, subject)}[order]
+    adverbs = "not" if clause.negative else "", clause.frequency.en if clause.frequency else ""
+    return _join(*begin, *adverbs, *_english_objects(main, clause))
+
+
+def german(clause: Clause, order: str = "statement", front: str = "") -> str:
+    """The clause in German, as english() gives it in English. final: the subordinate order, verb last; final rest:
+    without its subject.
+
+    front: what stands before the verb of a statement (time, or a whole subordinate clause) in place of the subject.
+    """
+    subject, middle, verb = clause.subject.de["nom"], _german_middle(clause), clause.verb
+    if order == "infinitive":
+        return _join(*middle, f"{verb.prefix}zu{'' if verb.prefix else ' '}{verb.infinitive}")
+    finite, end, prefix = verb.parts(clause.tense, clause.subject.person, clause.modal[5:])
+    if order in ("final", "final rest"):
+        return _join(subject if order == "final" else "", *middle, end, prefix + finite)
+    if order == "rest" or (order == "statement" and not front):
+        return _join(subject if order == "statement" else "", finite, *middle, end, prefix)
+    pronouns = sum(1 for part in (clause.accusative, clause.dative) if part and part.pronoun)
+    before = 0 if clause.subject.pronoun else pronouns
+    return _join(front, finite, *middle[:before], subject, *middle[before:], end, prefix)
 
 
 def _join(*parts: str) -> str:
@@ -143,21 +153,15 @@ def _english_verb(clause: Clause, is_question: bool = False) -> tuple[str, str]:
     if clause.modal:
         forms = clause.modal[2:5] if is_question else clause.modal[:2]
         return third(*forms[:2]), _join(*forms[2:], verb.en)
-    if verb is inflection.SEIN and tense in ("present", "past"):
+    if verb is SEIN and tense in ("present", "past"):
         if tense == "past":
             return "was" if person in ("1s", "3s") else "were", ""
         return {"1s": "am", "3s": "is"}.get(person, "are"), ""
-    if tense == "perfect":
-        return third("has", "have"), verb.en_participle
-    if tense == "future":
-        return "will", verb.en
+    if tense in ("perfect", "future"):
+        return ("will", verb.en) if tense == "future" else (third("has", "have"), verb.en_participle)
     if is_question or clause.negative:
         return "did" if tense == "past" else third("does", "do"), verb.en
     return "", verb.en_past if tense == "past" else third(verb.en_third, verb.en)
-
-
-def _english_adverbs(clause: Clause) -> list[str]:
-    return ["not" if clause.negative else "", clause.frequency.en if clause.frequency else ""]
 
 
 def _english_objects(verb: str, clause: Clause) -> list[str]:

@@ -1,0 +1,66 @@
+"""What a device allows, on cases that can be counted by hand and against the figures of the predictions' page."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.cases import training_step
+from benchmarks.limits.static_evidence import DEVICES
+from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof import costs
+from fasttfm.kernels.proof.costs import H200, Cost, Machine
+
+
+def test_a_tiny_product():
+    cost = costs.linear(2, 3, 5, 4)  # (2, 3) times (5, 3) transposed, float32
+    assert cost == Cost(flops=2 * 2 * 3 * 5, bytes=4 * (6 + 15 + 10), launches=1)
+    by_products = Machine(flops=10, bandwidth=1000)
+    assert (cost.seconds(by_products), cost.bound(by_products)) == (6, "products")
+    by_memory = Machine(flops=60, bandwidth=31)
+    assert (cost.seconds(by_memory), cost.bound(by_memory)) == (4, "memory")
+
+
+def test_one_attention_of_two_tokens():
+    # two queries, two keys, four channels: q, k, v and the output are 8 numbers each, a log-sum-exp a row
+    full = costs.attention(1, 1, 2, 2, 4, 4, causal=False, dropout=False)
+    assert full == Cost(flops=2 * (2 * 2 * 2 * 4), bytes=4 * (4 * 8 + 2), launches=1)
+    causal = costs.attention(1, 1, 2, 2, 4, 4, causal=True, dropout=False)
+    assert causal.flops == full.flops * 3 // 4  # the first query sees one key
+
+
+@pytest.mark.parametrize(("preset", "floor"), [("paper-base", 15.9), ("paper-big", 48.3)])
+def test_the_floor_of_a_step_on_one_h200(preset, floor):
+    """The figures of docs/gpu-predictions.md: pieces one after the other."""
+    config = training_step.model_config(preset)
+    shape = costs.Shape(d_model=config.d_model, heads=config.heads, d_ff=config.d_ff, vocabulary=config.vocab_size)
+    pieces = costs.training_step(shape, tokens=25_000, length=training_step.LENGTH, size=2).values()
+    assert 1e3 * sum(piece.seconds(H200) for part in pieces for piece in part) == pytest.approx(floor, abs=0.1)
+    whole = training_step.cost(config, tokens=25_000)
+    assert whole.flops == sum(piece.flops for part in pieces for piece in part)
+
+
+def test_a_better_device_is_never_slower():
+    machines = [DEVICES[name].machine for name in ("P100", "V100", "A100", "H100", "H200", "B200")]
+    cost = training_step.cost(training_step.model_config("paper-base"), tokens=25_000)
+    floors = [cost.seconds(machine) for machine in machines]
+    assert floors == sorted(floors, reverse=True)
+
+
+def test_every_device_is_a_chip_of_the_compile_matrix_and_names_its_source():
+    for device in DEVICES.values():
+        assert device.chip in CHIPS
+        assert device.source
+        assert device.half >= device.fp32
+
+
+def test_the_suites_command_line_knows_what_is_made_from_records(tmp_path, capsys):
+    for command in ("static-evidence", "report", "compare"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0
+        assert f"python -m benchmarks {command}" in capsys.readouterr().out
+    missing = tmp_path / "none"
+    assert main(["report", "--results", str(missing)]) == 2
+    refusal = f"benchmarks: {missing} does not exist: give a folder of records or one file of them\n"
+    assert capsys.readouterr().err == refusal
