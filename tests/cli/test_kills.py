@@ -69,10 +69,10 @@ def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     write_model_dir(Path("M"), trained=False)
     Path("alignment").write_text("old")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a dog\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a dog\n")))
     capfd.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        assert main("translate M --device cpu --max-len-b 3 --alignment alignment".split()) == 2
+        assert main(["translate", "M", "--device", "cpu", "--max-len-b", "3", "--alignment", "alignment"]) == 2
     assert "fasttfm translate: alignment: No space left on device: free some space" in capfd.readouterr().err
     assert Path("alignment").read_text() == "old"
