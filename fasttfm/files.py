@@ -85,7 +85,9 @@ def writing(path: Path) -> Iterator[BinaryIO]:
                 file.close()  # an open file could not be renamed there
             os.replace(beside, target)
         sync(target.parent)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = os.fspath(path)  # a full disk does not say which file it had no room for
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise

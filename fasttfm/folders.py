@@ -26,7 +26,9 @@ from fasttfm.files import refuse_dangling_link, sha256, sync, unreadable, write_
 from fasttfm.locks import LOCK_FILE, locked
 
 MANIFEST = "sha256sums"
-_HEADER = "# written by fasttfm, which replaces no other files than these\n"
+_HEADER = "# written by fasttfm ({}), which replaces no other files than these\n"
+_HEADERS = re.compile(r"# written by fasttfm(?: \(([^()\n]+)\))?, which replaces no other files than these\n")
+"""What is in the folder; version 0.1 did not say."""
 _NEW, _READY = ".new", ".ready"
 _SHOWN = 3
 _SMALL = 4 << 20
@@ -45,17 +47,18 @@ class Replacement:
 
 
 @contextmanager
-def replacing(folder: Path, doing: str) -> Iterator[Replacement]:
+def replacing(folder: Path, doing: str, content: str) -> Iterator[Replacement]:
     """Collect files that take the place of those in `folder` when the block ends well, and vanish when it does not.
 
-    doing: what a second process is told that this one does. Raises UserError for a folder that holds files which its
-    manifest does not list, for files that were changed since, while another process writes into it, and for an error of
-    the operating system in the block, such as a full disk.
+    doing: what a second process is told that this one does. content: what the files are, such as `prepared pairs`;
+    the manifest keeps it. Raises UserError for a folder that holds other content, files which its manifest does not
+    list, or files that were changed since, while another process writes into it, and for an error of the operating
+    system in the block, such as a full disk.
     """
     refuse_dangling_link(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: exists and is not a directory: choose another --out")
-    _refuse_strangers(folder)
+    _refuse_strangers(folder, content)
     existed = folder.exists()
     try:
         with locked(folder, doing):
@@ -70,9 +73,9 @@ def replacing(folder: Path, doing: str) -> Iterator[Replacement]:
                 with _told(folder):
                     yield replacement
                     if replacement.wanted:
-                        _write_manifest(fresh)
+                        _write_manifest(fresh, content)
                 if replacement.wanted:
-                    _refuse_strangers(folder)  # again: minutes may have passed
+                    _refuse_strangers(folder, content)  # again: minutes may have passed
                     fresh.rename(folder / _READY)  # from here on it is the new files that count
                     sync(folder)
                     _move_ready(folder)
@@ -210,6 +213,11 @@ def is_unfinished(folder: Path) -> bool:
 
 def read_manifest(folder: Path) -> dict[str, str]:
     """Name -> SHA-256 of each file that was written. Raises UserError where the manifest is missing or damaged."""
+    return _read_manifest(folder)[1]
+
+
+def _read_manifest(folder: Path) -> tuple[str | None, dict[str, str]]:
+    """What a folder holds, None where that was not written down, and the digests of read_manifest()."""
     path = folder / MANIFEST
     remedy = "make the folder anew, under another name"
     try:
@@ -222,9 +230,10 @@ def read_manifest(folder: Path) -> dict[str, str]:
         raise unreadable(path, error) from error
     matches = [re.fullmatch(r"([0-9a-f]{64})  ([^/\n][^\n]*)\n", line) for line in lines]
     names = [match[2] for match in matches if match]
-    if header != _HEADER or not names or len(names) < len(matches) or any(".." in name.split("/") for name in names):
+    begins = _HEADERS.fullmatch(header)
+    if not begins or not names or len(names) < len(matches) or any(".." in name.split("/") for name in names):
         raise UserError(f"{path}: is {'damaged' if header else 'empty'}: {remedy}")
-    return {match[2]: match[1] for match in matches if match}
+    return begins[1], {match[2]: match[1] for match in matches if match}
 
 
 class Verification:
@@ -302,24 +311,32 @@ def _files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _write_manifest(folder: Path) -> None:
+def _write_manifest(folder: Path, content: str) -> None:
     """Write the manifest of a folder's files; all of them, and it, are on the disk afterwards."""
     names = _files(folder)
     lines = (f"{sha256(folder / name)}  {name}\n" for name in names)
-    write_file(folder / MANIFEST, (_HEADER + "".join(lines)).encode())
+    write_file(folder / MANIFEST, (_HEADER.format(content) + "".join(lines)).encode())
     for name in names:
         sync(folder / name)
     for root, _, _ in os.walk(folder, topdown=False):
         sync(Path(root))
 
 
-def _refuse_strangers(folder: Path) -> None:
-    """Raise UserError for a folder that holds what no manifest lists, or other content than listed."""
+def _refuse_strangers(folder: Path, content: str) -> None:
+    """Raise UserError for a folder that holds another kind of content, what no manifest lists, or what was changed."""
     known: dict[str, set[str]] = {}
+    kinds = set()
     for root in (folder, folder / _READY):
         with suppress(UserError):
-            for name, digest in read_manifest(root).items():
+            kind, digests = _read_manifest(root)
+            kinds.add(kind)
+            for name, digest in digests.items():
                 known.setdefault(name, set()).add(digest)
+    for kind in kinds - {content, None}:
+        raise UserError(
+            f"{folder}: holds other files ({kind}) than are written here ({content}), which are not replaced: choose "
+            "another --out, or move them away"
+        )
     helpers = {LOCK_FILE, _NEW, _READY, *([MANIFEST] if known else [])}
     parents = {parent.as_posix() for name in known for parent in Path(name).parents}
     present, strangers = [], []

@@ -1,12 +1,14 @@
 """Ctrl-C, SIGTERM and SIGHUP: noticed at any moment of a command, and never swallowed.
 
 What a signal raises in the middle of an import or of a `__del__` may be dropped by the code around it: Python ignores
-exceptions there, and some packages catch all of them. A signal that strikes there is therefore raised again a moment
-later, when that code is over, and a command that ends as if nothing had happened is reported as stopped.
+exceptions there, and some packages catch all of them. llvmlite, numba's door to LLVM, frees a module twice if something
+is raised after LLVM has taken it: the process ends by SIGSEGV. A signal that strikes in such code is therefore raised
+again a moment later, when that code is over, and a command that ends as if nothing had happened is reported as stopped.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -19,6 +21,7 @@ from typing import Any
 from fasttfm.errors import ENDING_SIGNALS, Stopped
 
 _RETRY = 0.02  # seconds
+_LLVM = f"{os.sep}llvmlite{os.sep}binding{os.sep}"
 _REPEAT = 20.0
 """Seconds after a SIGTERM or SIGHUP that stops a command in which another one means no more than the first: GNU timeout
 sends two, a launcher one to each process beside that of the terminal. It must not cut the command's last words."""
@@ -93,17 +96,20 @@ def _handle(number: int, frame: FrameType | None) -> None:
     if not is_retry and _request.number is None:
         _request.number = number
     assert _request.number is not None
-    if hasattr(signal, "setitimer") and not is_second_interrupt and _drops_exceptions(frame):
+    if hasattr(signal, "setitimer") and not is_second_interrupt and _must_not_raise(frame):
         signal.setitimer(signal.ITIMER_REAL, _RETRY)
         return
     ignore_repeats()
     raise Stopped(number=_request.number)
 
 
-def _drops_exceptions(frame: FrameType | None) -> bool:
-    """Whether the command is in an import or in a `__del__`."""
+def _must_not_raise(frame: FrameType | None) -> bool:
+    """Whether the command is in an import, in a `__del__` or in llvmlite."""
     while frame is not None and frame is not _request.command:
-        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_code.co_name == "__del__":
+        code = frame.f_code
+        if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__":
+            return True
+        if _LLVM in code.co_filename:
             return True
         frame = frame.f_back
     return False

@@ -65,7 +65,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder full of traps, in which a recipe has run through all its commands with the workers that are default."""
     folder = tmp_path_factory.mktemp("recipe")
     draw = random.Random(1)
-    with replacing(folder / "data" / "multi30k", "a test") as fresh:
+    with replacing(folder / "data" / "multi30k", "a test", "text of a dataset") as fresh:
         for stem, count in (("train.1", 400), ("valid", 8), ("test.flickr2016", 4)):
             for language in ("en", "de"):
                 (fresh.path / f"{stem}.{language}").write_text(lines(draw, count))

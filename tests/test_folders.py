@@ -16,7 +16,7 @@ from fasttfm.folders import Verification, is_unfinished, read_manifest, replacin
 
 
 def write(folder: Path, **files: str) -> None:
-    with replacing(folder, "writing") as fresh:
+    with replacing(folder, "writing", "files") as fresh:
         for name, content in files.items():
             (fresh.path / name).write_text(content)
 
@@ -97,7 +97,7 @@ def test_a_file_that_was_changed_since_is_not_replaced(tmp_path: Path):
 
 
 def late(folder: Path) -> None:
-    with replacing(folder, "writing") as fresh:
+    with replacing(folder, "writing", "files") as fresh:
         (fresh.path / "a").write_text("2")
         (folder / "late").write_text("mine")
 
@@ -115,12 +115,12 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, existed: bool):
     folder = tmp_path / "deep" / "folder"
     if existed:
         write(folder, a="1")
-    with contextlib.suppress(RuntimeError), replacing(folder, "writing") as fresh:
+    with contextlib.suppress(RuntimeError), replacing(folder, "writing", "files") as fresh:
         (fresh.path / "a").write_text("2")
         raise RuntimeError
     assert folder.exists() is existed
     assert not existed or content(folder) == {"a": "1"}
-    with replacing(folder, "writing") as fresh:
+    with replacing(folder, "writing", "files") as fresh:
         (fresh.path / "a").write_text("2")
         fresh.wanted = False
     assert folder.exists() is existed
@@ -158,7 +158,7 @@ for name in ("rename", "replace", "unlink", "mkdir"):
     setattr(os, name, dying(getattr(os, name)))
 for name in ("rename", "unlink", "mkdir"):
     setattr(Path, name, dying(getattr(Path, name)))
-with replacing(Path(sys.argv[1]), "writing") as fresh:
+with replacing(Path(sys.argv[1]), "writing", "files") as fresh:
     for name in "bcd":
         (fresh.path / name).write_text("new")
 """
@@ -176,7 +176,7 @@ def test_a_kill_after_any_change_leaves_old_or_new_files_and_the_next_run_goes_o
         if not is_unfinished(folder):
             left = {name: text for name, text in content(folder).items() if "/" not in name}
             assert left in ({"a": "old", "b": "old"}, {"b": "new", "c": "new", "d": "new"})
-        with contextlib.suppress(RuntimeError), replacing(folder, "writing"):
+        with contextlib.suppress(RuntimeError), replacing(folder, "writing", "files"):
             raise RuntimeError("the next run stops too, after cleaning up")
         assert not is_unfinished(folder)
         after = content(folder)
@@ -188,7 +188,7 @@ def test_a_kill_after_any_change_leaves_old_or_new_files_and_the_next_run_goes_o
 
 
 def test_two_processes_do_not_write_at_the_same_time(tmp_path: Path):
-    with replacing(tmp_path / "folder", "preparing data into it") as fresh:
+    with replacing(tmp_path / "folder", "preparing data into it", "files") as fresh:
         (fresh.path / "a").write_text("1")
         with pytest.raises(UserError, match=r"another process .* is writing; wait for it"):
             write(tmp_path / "folder", a="2")
@@ -225,3 +225,17 @@ def test_a_manifest_that_is_missing_or_damaged_does_not_switch_verification_off(
         Verification(folder)
     with pytest.raises(UserError, match="holds other files"):
         write(folder, a="2")
+
+
+def test_files_of_another_kind_are_not_replaced(tmp_path: Path):
+    folder = tmp_path / "folder"
+    write(folder, a="1")
+    with pytest.raises(UserError, match=r"holds other files \(files\) than are written here \(model\)"):  # noqa: SIM117
+        with replacing(folder, "writing", "model"):
+            pass
+    manifest = folder / "sha256sums"
+    manifest.write_text(manifest.read_text().replace(" (files)", ""))  # as version 0.1 wrote it
+    with replacing(folder, "writing", "model") as fresh:
+        (fresh.path / "b").write_text("2")
+    assert manifest.read_text().startswith("# written by fasttfm (model), which")
+    assert not (folder / "a").exists()

@@ -58,6 +58,24 @@ def test_a_signal_in_a_destructor(tmp_path):
     assert_stopped(run(tmp_path, signal.SIGTERM, "Dropped()\ntime.sleep(30)\nprint('went on')", setup), signal.SIGTERM)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_llvm_takes_a_module_waits_until_it_has_it(tmp_path, number):
+    """Raised between the two, it left a module that was freed twice."""
+    pytest.importorskip("llvmlite")
+    setup = (
+        "import llvmlite.binding as llvm\n"
+        "from llvmlite.binding import ffi\n"
+        "link, call = ffi.lib.LLVMPY_LinkModules, ffi._lib_fn_wrapper.__call__\n"
+        "def struck(function, *arguments):\n"
+        "    result = call(function, *arguments)\n"
+        "    if function is link: os.kill(os.getpid(), NUMBER)\n"
+        "    return result\n"
+        "ffi._lib_fn_wrapper.__call__ = struck"
+    )
+    body = "one, other = llvm.parse_assembly(''), llvm.parse_assembly('')\none.link_in(other)\ntime.sleep(30)"
+    assert_stopped(run(tmp_path, number, body, setup), number)
+
+
 def test_code_that_drops_everything_does_not_end_the_command_with_success(tmp_path):
     body = "try:\n    os.kill(os.getpid(), NUMBER)\n    time.sleep(1)\nexcept BaseException:\n    pass"
     assert_stopped(run(tmp_path, signal.SIGTERM, body), signal.SIGTERM)

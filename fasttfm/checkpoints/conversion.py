@@ -65,7 +65,7 @@ def quantize_model(model_dir: Path, checkpoint: str, out: Path) -> tuple[int, in
         description = _description(model_dir)
     step = meta.get("step") or max(meta.get("average_of") or [0])
     meta = {"step": step, "best_step": step, "vocabulary": meta.get("vocabulary"), "precision": "int8"}
-    with replacing(out, "writing a model into it") as fresh:
+    with replacing(out, "writing a model into it", "8-bit model") as fresh:
         for name, content in description.items():
             write_file(fresh.path / name, content)
         target = step_folder(fresh.path, step)

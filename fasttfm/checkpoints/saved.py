@@ -31,7 +31,7 @@ def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConf
 
 def write_run(folder: Path, config: RunConfig, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
     """Write a model directory without checkpoints, all of it or nothing; tokenizer: a TextTokenizer."""
-    with replacing(folder, "writes a model") as fresh:
+    with replacing(folder, "writes a model", "model") as fresh:
         write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
         write_tensors(fresh.path / MODEL_FILE, weights)
         tokenizer.save(fresh.path)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
 
     module = importlib.import_module(FORMATS[args.format][0])
     model = load(args.model, args.checkpoint)
-    with replacing(args.out, "exports a model") as replacement:
+    with replacing(args.out, "exports a model", "exported model") as replacement:
         told = module.export(model, replacement.path)
     output = Output.of(args, "export")
     output.result(

@@ -34,7 +34,7 @@ def text_of_folder(
     if out.resolve() == folder.resolve():
         raise UserError(f"--data-dir {data_dir}: the text would be written into {folder} itself: choose another")
     pairs = {name: tuple(out / f"{name}.{language}" for language in languages) for name in splits}
-    with replacing(out, "writing a dataset into it") as fresh:
+    with replacing(out, "writing a dataset into it", "text of a dataset") as fresh:
         for name, rows in splits.items():
             sides = ((_one_line(source), _one_line(target)) for source, target in _pairs(rows, languages, folder))
             count = write_pairs(sides, *(fresh.path / path.name for path in pairs[name]))

@@ -110,7 +110,7 @@ def fetch_dataset(
         path = download(file, downloads, mirrors=mirrors, say=say, progress=progress(file.name))
         if file.digest is None:
             say(f"warning: {path}: no digest of it is known, so that only its length was checked")
-    with replacing(folder, "writing a dataset into it") as fresh:
+    with replacing(folder, "writing a dataset into it", "text of a dataset") as fresh:
         sides = [*zip(*texts.train, strict=True), *zip(*texts.valid, strict=True), *texts.tests.values()]
         for part, (source, target) in zip(parts, sides, strict=True):
             try:

@@ -153,7 +153,7 @@ def prepare(
         "train": ParallelText(sources, targets, *invalid),
         "valid": ParallelText(valid_sources, valid_targets, *invalid),
     }
-    with replacing(out, "preparing data into it") as fresh:
+    with replacing(out, "preparing data into it", "prepared pairs") as fresh:
         most = {"train": options.subset, "valid": None}
         tags = {"train": options.source_tags, "valid": options.valid_source_tags}
         stored = {name: StoredText(text, fresh.path, name, most[name], tags[name]) for name, text in texts.items()}

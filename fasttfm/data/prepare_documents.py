@@ -73,7 +73,7 @@ def prepare_documents(
     for path in [*texts, *valid_texts]:
         if path.resolve().parent == out.resolve():
             raise UserError(f"{path}: stands in the directory that --out replaces: choose another --out")
-    with replacing(out, "preparing documents into it") as fresh:
+    with replacing(out, "preparing documents into it", "prepared documents") as fresh:
         train, valid = _copied(texts, valid_texts, fresh.path, options)
         given = None if model is None else _given(model)
         fingerprint: dict[str, Any] = {

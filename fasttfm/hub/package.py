@@ -35,7 +35,7 @@ def write_package(out: Path, *, repo_id: str = "fasttfm/fasttfm", version: int =
     files = _sources()
     digest = hashlib.sha256(repr((version, sorted(files.items()))).encode()).hexdigest()[:8]
     ids = {backend: f"_{NAME}_{backend}_{digest}" for backend in BACKENDS}
-    with replacing(out, "writing the package into it") as fresh:
+    with replacing(out, "writing the package into it", "package of kernels") as fresh:
         root = fresh.path
         _write(root, {"build.toml": texts.build(repo_id, version, BACKENDS), "flake.nix": texts.FLAKE})
         _write(root, {"CARD.md": texts.card(repo_id, version, __version__)})

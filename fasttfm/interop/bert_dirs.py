@@ -50,7 +50,7 @@ def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTo
     vocabulary = masking_vocabulary(tokenizer)
     special: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
     special |= {"cls_token_id": vocabulary.begin, "sep_token_id": vocabulary.end, "mask_token_id": vocabulary.mask}
-    with replacing(out, "writes a model") as fresh:
+    with replacing(out, "writes a model", "exported model") as fresh:
         for name, part in bert.parts(model).items():
             bert.write_part(part, fresh.path / name, special)
             tokenizer.save(fresh.path / name)

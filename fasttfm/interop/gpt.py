@@ -112,7 +112,7 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> N
         if kind != "gpt2":
             raise UserError(f"d_ff {config.d_ff}: Hugging Face's GPT-1 has {4 * config.d_model}, 4 times d_model")
         fields["n_inner"] = config.d_ff
-    with replacing(folder, "writes a model") as fresh:
+    with replacing(folder, "writes a model", "exported model") as fresh:
         write_files(fresh.path, fields, {f"transformer.{name}": weight for name, weight in weights.items()})
         if isinstance(tokenizer, ImportedTokenizer):
             tokenizer.save(fresh.path)

@@ -105,7 +105,7 @@ def write_pretrained(
     """
     if decoding is None:
         decoding = build(read_values(model_dir)).decoding if model_dir is not None else DecodingConfig()
-    with replacing(folder, "writes a model") as replacement:
+    with replacing(folder, "writes a model", "model") as replacement:
         write_model(replacement.path, config, weights, decoding, tokenizers=tokenizers, model_dir=model_dir)
 
 

@@ -1,22 +1,25 @@
 """Situations of every command and verb, drawn from its parser: a command that is added is tried without a word here.
 
 Arguments that are needed get values, and up to three flags more, each by its type: a choice, a number, an odd value, or
-a path: one that is new, or one of the world's, input of this command or not. Files that hold JSON or YAML are changed
-in their structure, and the working folder may hold .py files named like what fasttfm imports.
+a path: one that is new, one of the world, input of this command or not, or a link to one. Files that hold JSON or YAML
+are changed in their structure, the working folder may hold .py files named like what fasttfm imports, and other faults
+of situations.py come too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from situations import Situation
+from situations import Situation, break_file, break_text, close_output, deny, fill_disk, send_signal
 
 from fasttfm.cli.main import COMMANDS, build_parser
+from fasttfm.cli.paths import PathKind
 
 _NEVER = {"--help", "--dataset", "--mirror", "--data-dir", "--threads", "--port", "--train"}
 """Flags that print and exit, reach for the network, or take what is on this machine."""
@@ -81,7 +84,7 @@ def draw_any(draw: random.Random, words: list[str], parser: argparse.ArgumentPar
     for action in [*needed, *fixed, *(each for each in free if each not in fixed)]:
         arguments += _drawn(draw, action)
     situation = Situation(draw, words[0], arguments, Path("valid.src").read_bytes())
-    for fault in draw.sample([mutate, plant, mutate], draw.choice([0, 1, 1, 2])):
+    for fault in draw.sample(FAULTS, draw.choice([0, 1, 1, 2])):
         situation.faults.append(fault(situation))
     return situation
 
@@ -103,11 +106,27 @@ def _value(draw: random.Random, action: argparse.Action, flag: list[str]) -> str
         return "model"
     if action.dest == "data" and draw.random() < 0.7:
         return "data"
-    if action.dest == "out" and draw.random() < 0.6:
-        return draw.choice(_NEW)
-    if action.type is Path or (action.type is None and draw.random() < 0.5):
+    if isinstance(action.type, PathKind):
+        return _path(draw, action.type)
+    if action.type is None and draw.random() < 0.5:
         return draw.choice([*_NEW, *_paths()])
     return draw.choice(_NUMBERS if action.type in (int, float) else [*_WORDS, *_NUMBERS])
+
+
+def _path(draw: random.Random, kind: PathKind) -> str:
+    """A new name, above all for what is written; else one of the world's, or a link to it; both may be inputs too."""
+    if draw.random() < (0.5 if kind.writes else 0.1):
+        return draw.choice(_NEW)
+    files = _paths() if kind.is_file is None else [path for path in _paths() if Path(path).is_file() is kind.is_file]
+    path = draw.choice(files if files and draw.random() < 0.8 else _paths())
+    if draw.random() < 0.2:
+        link = f"link-{draw.randrange(10**6)}"
+        if draw.random() < 0.5 and Path(path).is_file():
+            os.link(path, link)
+        else:
+            Path(link).symlink_to(path)
+        return link
+    return path
 
 
 def _paths() -> list[str]:
@@ -172,3 +191,17 @@ def plant(situation: Situation) -> str:
     for name in PLANTED:
         Path(f"{name}.py").write_text(f"open('planted', 'a').write({name!r})\n")
     return "planted .py files"
+
+
+FAULTS: list[Callable[[Situation], str]] = [
+    mutate,
+    mutate,
+    mutate,
+    plant,
+    break_file,
+    break_text,
+    deny,
+    fill_disk,
+    send_signal,
+    close_output,
+]

@@ -1,6 +1,8 @@
 """SIGKILL before every call of the operating system of every command that writes, and a disk that is full."""
 
 import ast
+import errno
+import io
 import os
 import resource
 import subprocess
@@ -58,3 +60,19 @@ def test_a_full_disk_leaves_nothing_half_made(name, size, tmp_path, monkeypatch,
     assert status == 2
     assert not Path("out").exists()
     assert main(COMMANDS[name].split()) == 0
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path, monkeypatch, capfd):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(tmp_path)
+    write_model_dir(Path("M"), trained=False)
+    Path("alignment").write_text("old")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a dog\n")))
+    capfd.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert main(["translate", "M", "--device", "cpu", "--max-len-b", "3", "--alignment", "alignment"]) == 2
+    assert "fasttfm translate: alignment: No space left on device: free some space" in capfd.readouterr().err
+    assert Path("alignment").read_text() == "old"

@@ -151,7 +151,7 @@ def test_a_folder_that_is_replaced_holds_no_input(name, output, other, world):
 def test_no_file_of_a_model_or_data_folder_is_an_output(name, output, world):
     write_model_dir(Path("MODEL"), trained=False)
     Path("DATA").mkdir()
-    with folders.replacing(Path("DATA"), "writing") as fresh:
+    with folders.replacing(Path("DATA"), "writing", "files") as fresh:
         (fresh.path / "train.src.npy").write_text("ids")
         (fresh.path / "notes").write_text("x")
     Path("MODEL/notes.txt").write_text("mine")
@@ -243,10 +243,35 @@ def test_translate_keeps_model_input_and_companions_from_its_alignment(path, mod
 def test_training_begins_in_no_directory_of_a_model_that_was_imported(world):
     from fasttfm.checkpoints.model_dir import refuse_strangers
 
-    with folders.replacing(Path("MODEL"), "writing") as fresh:
+    with folders.replacing(Path("MODEL"), "writing", "files") as fresh:
         (fresh.path / "config.yaml").write_text("kind: gpt\n")
     with pytest.raises(UserError, match="is a model that another command made, which training would overwrite"):
         refuse_strangers(Path("MODEL"))
+
+
+WRITERS = {
+    "prepare": "prepare --src text --tgt text --valid-src text --valid-tgt text --no-byte-fallback --threads 1 "
+    "--vocab-size 60 --spm MODEL/spm.model --out",
+    "lm prepare": "lm prepare --bytes --text text --valid text --out",
+    "quantize": "quantize MODEL --out",
+    "export": "export MODEL --format marian-hf --out",
+    "import": "import theirs --format marian-hf --out",
+}
+
+
+@pytest.mark.parametrize("first", WRITERS)
+def test_no_command_replaces_a_folder_that_another_made(first, model, capfd):
+    """`quantize MODEL --out DATA` put a model in the place of the prepared data, with status 0."""
+    assert main([*WRITERS["export"].split(), "theirs"]) == 0
+    assert main([*WRITERS[first].split(), "out"]) == 0
+    before = {each: each.read_bytes() for each in Path("out").rglob("*") if each.is_file()}
+    for second, words in WRITERS.items():
+        capfd.readouterr()
+        if second != first:
+            assert main([*words.split(), "out"]) == 2
+            assert "out: holds other files (" in capfd.readouterr().err
+    assert {each: each.read_bytes() for each in Path("out").rglob("*") if each.is_file()} == before
+    assert main([*WRITERS[first].split(), "out"]) == 0
 
 
 # What reads a folder

@@ -24,7 +24,7 @@ SMALL = (
 def place(data_dir: Path, dataset: str, corpora: Path) -> None:
     """The text of a dataset as downloading would leave it, from real news: the first lines of each split."""
     languages = DATASETS[dataset].languages
-    with replacing(data_dir / dataset, "a test") as fresh:
+    with replacing(data_dir / dataset, "a test", "text of a dataset") as fresh:
         stems = {f"train.{n}": ("train", 500) for n in range(1, len(DATASETS[dataset].train) + 1)}
         stems |= {"valid": ("valid", 12)} | {f"test.{name}": ("test", 6) for name in DATASETS[dataset].tests}
         for stem, (split, count) in stems.items():

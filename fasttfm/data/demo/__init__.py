@@ -45,7 +45,7 @@ def write_demo_corpus(directory: Path) -> list[Path]:
     Raises UserError for a directory that holds other files.
     """
     names = []
-    with replacing(directory, "writing the demo corpus into it") as fresh:
+    with replacing(directory, "writing the demo corpus into it", "demo corpus") as fresh:
         for split, pairs in demo_corpus().items():
             for side, language in enumerate(("en", "de")):
                 names.append(f"{split}.{language}")
