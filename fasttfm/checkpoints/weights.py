@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fasttfm.errors import UserError
+
+M = TypeVar("M", bound=torch.nn.Module)
 
 
 def model_weights(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -22,8 +25,27 @@ def model_weights(model: torch.nn.Module) -> dict[str, Tensor]:
     return weights
 
 
+def with_weights(make: Callable[[], M], weights: Mapping[str, Tensor], source: Path) -> M:
+    """The model that make() gives, with `weights` in it. UserError as load_weights().
+
+    What does not fit is refused before memory is taken: a configuration may tell of any size.
+    """
+    with torch.device("meta"):
+        _refuse_others(make(), weights, source)
+    model = make()
+    load_weights(model, weights, source)
+    return model
+
+
 def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
     """Copy `weights` into `model`; UserError naming `source` and the first parameter that does not fit."""
+    _refuse_others(model, weights, source)
+    with torch.no_grad():
+        for name, tensor in model_weights(model).items():
+            tensor.copy_(weights[name])
+
+
+def _refuse_others(model: torch.nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
     wanted = model_weights(model)
     for name, tensor in wanted.items():
         if name not in weights:
@@ -40,9 +62,6 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor], source: 
             raise UserError(
                 f"{source}: is of another model: it has {name}, which this one has not; give this model's own"
             )
-    with torch.no_grad():
-        for name, tensor in wanted.items():
-            tensor.copy_(weights[name])
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fasttfm.config.checks import (
+    MOST_LAYERS,
     require_choices,
     require_finite,
     require_positive,
@@ -58,7 +59,8 @@ class BertConfig:
     """Token that fills short sequences: it is never attended to and carries no loss."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "vocab_size", "layers", "max_length", "segments", "embedding_size")
+        require_whole(self, 1, "vocab_size", "max_length", "segments", "embedding_size")
+        require_whole(self, 1, "layers", most=MOST_LAYERS)
         require_choices(self)
         require_positive(self, "init_std")
         if self.sentence_head and not self.pooler:

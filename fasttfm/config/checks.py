@@ -6,6 +6,11 @@ import typing
 from functools import cache
 from typing import Any, Literal
 
+MOST_LAYERS = 10_000
+"""Of a stack: a file that tells of more is damaged, and to build a thousand million of them takes hours."""
+MOST_WIDTH = 1_000_000
+"""Of a layer: the square of a larger number is the size of no tensor."""
+
 
 def require_choices(config: Any) -> None:
     """Every field of a Literal type has one of its values."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fasttfm.config.checks import require_finite, require_whole, shared_fields
+from fasttfm.config.checks import MOST_LAYERS, require_finite, require_whole, shared_fields
 from fasttfm.config.model import TransformerConfig
 
 
@@ -37,7 +37,7 @@ class GPTConfig:
     """Positions that have a learned vector: no row and no generated text may be longer."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "layers")
+        require_whole(self, 1, "layers", most=MOST_LAYERS)
         self.layer_config()
 
     def layer_config(self) -> TransformerConfig:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fasttfm.config.checks import require_choices, require_positive, require_whole
+from fasttfm.config.checks import MOST_LAYERS, MOST_WIDTH, require_choices, require_positive, require_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +56,9 @@ class TransformerConfig:
     """Token that fills short sequences: embeds to zero, is never attended to, carries no loss."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "vocab_size", "source_vocab_size", "d_model", "heads", "d_ff", "max_length")
-        require_whole(self, 1, "encoder_layers", "decoder_layers")
+        require_whole(self, 1, "vocab_size", "source_vocab_size", "heads", "max_length")
+        require_whole(self, 1, "d_model", "d_ff", most=MOST_WIDTH)
+        require_whole(self, 1, "encoder_layers", "decoder_layers", most=MOST_LAYERS)
         require_whole(self, 0, "first_position")
         if self.d_model % self.heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of heads {self.heads}")

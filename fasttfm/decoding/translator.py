@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ import torch
 from fasttfm.checkpoints.checkpoint import is_quantized, read_weights
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
-from fasttfm.checkpoints.weights import load_weights
+from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import Values, build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.cpu.int8 import warn_without_route
@@ -152,10 +153,9 @@ class Translator:
             models = []
             for folder, shape in ((path, config.model), *others):
                 _check_same_tokenizers(path, folder)
-                model = Transformer(shape)
                 saved = resolve_checkpoint(folder, checkpoint)
                 check_vocabulary(saved, folder)
-                load_weights(model, read_weights(saved), saved)
+                model = with_weights(partial(Transformer, shape), read_weights(saved), saved)
                 precision_of_model = precision or ("int8" if is_quantized(saved) else "fp32")
                 if precision == "int8" and chosen.type != "cpu":
                     raise UserError(f"--precision int8 is for a CPU, the device is {chosen}: give bf16 or fp16")

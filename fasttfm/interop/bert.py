@@ -47,8 +47,6 @@ _FIELDS = (
     Field("init_std", "initializer_range", 0.02),
     Field("layer_norm_eps", "layer_norm_eps", 1e-12),
 )
-_MOST_SHARED = 1000
-"""Layers that may share their weights, which do not tell how many there are."""
 _THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 _TABLES = {
     "embeddings.word": "embeddings.word_embeddings",
@@ -118,7 +116,7 @@ def read_body(folder: Path) -> Bert:
     """
     family, config, weights = _read(folder)
     config = dataclasses.replace(config, sentence_head=False, pooler=_has(weights, family, family.pooler))
-    body = Albert(config) if isinstance(config, AlbertConfig) else Bert(config)
+    body = _body(config)
     _fill(body, weights, _body_parameters(body, family))
     return body.eval()
 
@@ -251,25 +249,12 @@ def _read(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
         weights = {name if name in heads else family.prefix + name: each for name, each in weights.items()}
     # what TensorFlow called gamma and beta
     renamed = {name.replace("gamma", "weight").replace("beta", "bias"): each for name, each in weights.items()}
-    _refuse_other_sizes(config, family, renamed, folder)
-    return family, config, TheirWeights(folder, renamed)
-
-
-def _refuse_other_sizes(config: BertConfig, family: _Family, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """UserError where config.json tells of more layers or larger tables than there are: nothing is built of that."""
-    last = family.prefix + family.layer.format(config.layers - 1)
-    shared = isinstance(config, AlbertConfig) and config.share == "all"
-    if not any(name.startswith(last) for name in weights) and not (shared and config.layers <= _MOST_SHARED):
-        raise UserError(
-            f"{folder}: its weights have no {last.rstrip('.')}, but config.json says {config.layers:,} layers: copy "
-            "both from one model"
-        )
-    table = weights.get(f"{family.prefix}{_TABLES['embeddings.word']}.weight")
-    if table is not None and len(table) != config.vocab_size:
-        raise UserError(
-            f"{folder}: config.json has vocab_size {config.vocab_size:,}, the weights have {len(table):,}: "
-            "copy both from one model"
-        )
+    weights = TheirWeights(folder, renamed)
+    with torch.device("meta"):  # of whatever size config.json tells, nothing is built before it fits the weights
+        body = _body(dataclasses.replace(config, sentence_head=False, pooler=False))
+    for _ in _fitting(body, weights, _body_parameters(body, family)):
+        pass
+    return family, config, weights
 
 
 def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
@@ -303,9 +288,21 @@ def _has(weights: Mapping[str, Tensor], family: _Family, name: str) -> bool:
     return bool(name) and f"{family.prefix}{name}.weight" in weights
 
 
+def _body(config: BertConfig) -> Bert:
+    return Albert(config) if isinstance(config, AlbertConfig) else Bert(config)
+
+
 @torch.no_grad()
 def _fill(module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]) -> None:
     """Put another tool's tensors into these parameters of a module."""
+    for parameter, tensor in _fitting(module, weights, names):
+        parameter.copy_(tensor)
+
+
+def _fitting(
+    module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """These parameters of a module with another tool's tensors; UserError for one of another shape."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name in names:
         parameter = parameters[name.ours]
@@ -315,7 +312,7 @@ def _fill(module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]) 
                 f"{weights.path}: {', '.join(name.theirs)} is {tuple(tensor.shape)}, where its config.json says "
                 f"{tuple(parameter.shape)}: copy both from one model"
             )
-        parameter.copy_(tensor)
+        yield parameter, tensor
 
 
 def _body_parameters(body: Bert, family: _Family) -> Iterator[Parameter]:

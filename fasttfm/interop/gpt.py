@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
-from fasttfm.checkpoints.weights import load_weights, model_weights
+from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.data.text_tokenizer import TOKENIZER_FILE, ImportedTokenizer, TextTokenizer, load_tokenizer_file
@@ -78,9 +78,8 @@ def read(folder: Path) -> GPT:
     stripped = {name.removeprefix("transformer."): each for name, each in read_tensors(folder).items()}
     if "lm_head.weight" in stripped:  # tied; a model with two heads is saved with this name of the two
         stripped.setdefault(f"{family.embedding}.weight", stripped["lm_head.weight"])
-    model = GPT(config)
     weights = TheirWeights(folder, _transposed(stripped))
-    load_weights(model, weights.ours(_parameters(config, family)), folder)
+    model = with_weights(lambda: GPT(config), weights.ours(_parameters(config, family)), folder)
     weights.tell_rest(r"lm_head\.weight", r"h\.\d+\.attn\.(masked_)?bias", "position_ids")
     return model.eval()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.saved import read_run
-from fasttfm.checkpoints.weights import load_weights
+from fasttfm.checkpoints.weights import with_weights
 from fasttfm.errors import UserError
 from fasttfm.models.bert import Bert, BertPretraining
 from fasttfm.models.electra import Electra
@@ -28,8 +28,7 @@ def read_encoder(folder: Path, checkpoint: str = "best") -> BertPretraining | El
             f"{folder}: is of a model of kind {kind}: {', '.join(ENCODERS)} are needed; fasttfm mlm makes one"
         )
     config, weights, saved = read_run(folder, kind, checkpoint)
-    model: BertPretraining | Electra = model_class(kind)(config.model)
-    load_weights(model, weights, saved)
+    model: BertPretraining | Electra = with_weights(lambda: model_class(kind)(config.model), weights, saved)
     return model.eval()
 
 

@@ -22,7 +22,7 @@ from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
 from fasttfm.checkpoints.saved import read_run
-from fasttfm.checkpoints.weights import load_weights
+from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack, reset_parameters
 from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
@@ -66,9 +66,7 @@ class GPT(Model):
         interop.gpt.read(). Raises UserError naming what is missing, damaged or of another model.
         """
         config, weights, saved = read_run(Path(folder), "gpt", checkpoint)
-        model = cls(config.model)
-        load_weights(model, weights, saved)
-        return model.eval()
+        return with_weights(lambda: cls(config.model), weights, saved).eval()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -15,7 +15,7 @@ from fasttfm.blocks.embedding import Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
-from fasttfm.checkpoints.weights import load_weights, model_weights
+from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.model import TransformerConfig
 from fasttfm.cpu.decoder_step import DecoderStep, runs_straight
 from fasttfm.cpu.step_cache import StepCache
@@ -90,9 +90,7 @@ class Transformer(Model):
         UserError naming what is missing, damaged or of another model.
         """
         config, weights, saved = read_pretrained(Path(folder), checkpoint)
-        model = cls(config)
-        load_weights(model, weights, saved)
-        return model.eval()
+        return with_weights(lambda: cls(config), weights, saved).eval()
 
     def save_pretrained(self, folder: str | Path, model_dir: str | Path | None = None) -> None:
         """Write config.json, model.safetensors and a model card to a directory: what from_pretrained() reads.

@@ -11,7 +11,7 @@ import torch
 from fasttfm.checkpoints.model_dir import DATA_FILE, read_kind
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.saved import read_run
-from fasttfm.checkpoints.weights import load_weights
+from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import RunConfig
 from fasttfm.data.answers import Predictions
 from fasttfm.data.squad import SquadData
@@ -50,8 +50,7 @@ class FineTuned:
                 f"{path}: is a model of kind {kind}, which has no task: fasttfm finetune --init-from {path}"
             )
         config, weights, saved = read_run(path, kind, checkpoint)
-        model = task_model(kind, config.model)
-        load_weights(model, weights, saved)
+        model = with_weights(lambda: task_model(kind, config.model), weights, saved)
         device = device or torch.device("cpu")
         description, where = read_plain_yaml(path / DATA_FILE), str(path / DATA_FILE)
         labels, columns = texts(description, "labels", where), texts(description, "columns", where)

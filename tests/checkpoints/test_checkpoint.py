@@ -24,7 +24,7 @@ from fasttfm.checkpoints.checkpoint import (
 from fasttfm.checkpoints.ownership import recover
 from fasttfm.checkpoints.steps import prune, resolve_checkpoint, saved_steps, step_folder, way_on
 from fasttfm.checkpoints.vocabulary import check_vocabulary
-from fasttfm.checkpoints.weights import load_weights, model_weights
+from fasttfm.checkpoints.weights import load_weights, model_weights, with_weights
 from fasttfm.errors import UserError
 from fasttfm.training.average import average_last
 
@@ -50,6 +50,14 @@ def test_saving_a_step_again_replaces_it_and_leaves_nothing_beside_it(tmp_path):
     save(tmp_path, 7, 2.0)
     assert read_weights(step_folder(tmp_path, 7))["weight"][0, 0] == 2.0
     assert os.listdir(tmp_path / "checkpoints") == ["step-000000007"]
+
+
+def test_weights_are_looked_at_before_a_model_of_their_size_is_built(tmp_path):
+    weights = {"weight": torch.ones(2, 3)}
+    model = with_weights(lambda: nn.Linear(3, 2, bias=False), weights, tmp_path)
+    assert torch.equal(model.weight, weights["weight"])
+    with pytest.raises(UserError, match=r"weight is \(2, 3\), this model needs \(2, 1000000000000000\)"):
+        with_weights(lambda: nn.Linear(10**15, 2, bias=False), weights, tmp_path)
 
 
 def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path):

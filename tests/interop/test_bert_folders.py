@@ -218,8 +218,11 @@ def test_electra_is_two_folders(tmp_path):
         (lambda folder, config: config.update(hidden_act="mish"), "hidden_act mish is not supported"),
         (lambda folder, config: config.update(intermediate_size=25), "copy both from one model"),
         (lambda folder, config: config.update(num_hidden_layers=4), "weights have no bert.encoder.layer.3"),
-        (lambda folder, config: config.update(num_hidden_layers=10**9), "config.json says 1,000,000,000 layers"),
-        (lambda folder, config: config.update(vocab_size=10**12), "config.json has vocab_size 1,000,000,000,000"),
+        (lambda folder, config: config.update(num_hidden_layers=10**9), "layers 1000000000 must be at most 10,000"),
+        (lambda folder, config: config.update(vocab_size=10**12), r"config.json says \(1000000000000, 16\): copy both"),
+        (lambda folder, config: config.update(intermediate_size=10**6), "copy both from one model"),
+        (lambda folder, config: config.update(hidden_size=10**9), "d_model 1000000000 must be at most 1,000,000"),
+        (lambda folder, config: config.update(max_position_embeddings=10**12), "copy both from one model"),
         (lambda folder, config: config.update(is_decoder=True), "is_decoder True is not supported"),
     ],
 )

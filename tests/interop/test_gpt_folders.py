@@ -94,6 +94,11 @@ def test_what_is_no_gpt_ends_in_one_line(tmp_path):
         ({"embd_pdrop": 0.3}, "must be the same"),
         ({"n_layer": 4}, r"have no h\.3"),
         ({"n_embd": 20}, "another"),
+        ({"n_layer": 10**9}, "layers 1000000000 must be at most 10,000"),
+        ({"n_embd": 10**9}, "d_model 1000000000 must be at most 1,000,000"),
+        ({"n_inner": 10**6}, "another model"),
+        ({"n_positions": 10**12}, "another model"),
+        ({"vocab_size": 10**12}, "another vocabulary"),
     ):
         (tmp_path / "M" / "config.json").write_text(json.dumps(described | changes))
         with pytest.raises(UserError, match=said):
