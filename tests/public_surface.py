@@ -112,6 +112,16 @@ def functions(
     }
 
 
+def compat_names() -> set[str]:
+    """Every public function of compat."""
+    return {
+        name
+        for module in (flash_attn, varlen)
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+    }
+
+
 def modules(width: int = 16, dropout: float = 0.0) -> dict[str, torch.nn.Module]:
     """Of nn by name, batch first where there is a choice, in training mode."""
     nn, heads, hidden = fasttfm.nn, width // 8, 2 * width

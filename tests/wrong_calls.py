@@ -22,6 +22,7 @@ from torch import Tensor
 import fasttfm
 import fasttfm.nn
 from fasttfm import functional as F
+from fasttfm.compat import flash_attn, varlen
 
 ROOT = Path(fasttfm.__file__).parent
 SEED = torch.tensor([11])
@@ -90,6 +91,29 @@ def functions() -> dict[str, Target]:
     return {name: Target(getattr(F, name), call, getattr(F, name)) for name, call in calls.items()}
 
 
+def signatures() -> dict[str, Target]:
+    """Every function of fasttfm.compat with all its arguments."""
+    f = torch.randn
+    starts = torch.tensor([0, 4, 9], dtype=torch.int32)
+    options = {"dropout_p": 0.25, "softmax_scale": 0.5, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+               "alibi_slopes": None, "deterministic": False, "return_attn_probs": False}  # fmt: skip
+    lengths = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 5, "max_seqlen_k": 5} | options
+    dense, packed = {name: f(2, 5, 2, 8) for name in "qkv"}, {name: f(9, 2, 8) for name in "qkv"}
+    flash: dict[str, dict[str, Any]] = {
+        "flash_attn_func": dense | options,
+        "flash_attn_qkvpacked_func": {"qkv": f(2, 5, 3, 2, 8)} | options,
+        "flash_attn_kvpacked_func": {"q": dense["q"], "kv": f(2, 5, 2, 2, 8)} | options,
+        "flash_attn_varlen_func": packed | lengths | {"block_table": None},
+        "flash_attn_varlen_qkvpacked_func": {"qkv": f(9, 3, 2, 8), "cu_seqlens": starts, "max_seqlen": 5} | options,
+        "flash_attn_varlen_kvpacked_func": {"q": packed["q"], "kv": f(9, 2, 2, 8)} | lengths,
+    }
+    targets = {name: Target(getattr(flash_attn, name), call, getattr(flash_attn, name)) for name, call in flash.items()}
+    arguments = {"cu_seq_q": starts, "cu_seq_k": starts, "max_q": 5, "max_k": 5, "scale": 0.5, "window_size": (-1, -1),
+                 "enable_gqa": False, "seqused_k": None, "block_table": None, "dropout_p": 0.25}  # fmt: skip
+    query = {name: f(9, 2, 8) for name in ("query", "key", "value")}
+    return targets | {"varlen_attn": Target(varlen.varlen_attn, query | arguments, varlen.varlen_attn)}
+
+
 def modules() -> dict[str, Target]:
     """The forward pass of every module of fasttfm.nn."""
     nn, f = fasttfm.nn, torch.randn
@@ -153,11 +177,14 @@ def constructors() -> dict[str, Target]:
 
 def wrong_calls() -> Iterator[tuple[Target, Wrong]]:
     torch.manual_seed(0)
-    for name, target in (functions() | modules() | constructors()).items():
+    for name, target in (functions() | signatures() | modules() | constructors()).items():
         hints = get_type_hints(target.signature)
+        alone = sum(isinstance(value, Tensor) for value in target.arguments.values()) == 1
         for argument, value in target.arguments.items():
             kinds = _kinds(hints[argument])
             for change, always, changed in _changes(argument, value, kinds):
+                if change == "meta" and alone and not isinstance(target.call, torch.nn.Module):  # all on meta
+                    continue
                 yield target, Wrong(name, argument, change, always, changed)
 
 
@@ -187,6 +214,7 @@ def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, 
         yield "floats" if whole else "whole numbers", True, value.to(torch.float32 if whole else torch.int64)
         yield "meta", True, value.to("meta")
         yield "sparse", False, value.float().to_sparse() if value.dim() else value
+        yield "nested", True, torch.nested.nested_tensor([value, value])
         yield "rank 0", False, value.flatten()[0]
         yield "a rank more", False, value[None]
         yield "two ranks more", False, value[None, None]

@@ -1,4 +1,4 @@
-"""What the signatures share: refusals, a check of key heads, and the causal triangle in the lower right corner."""
+"""What the signatures share: refusals, checks of ranks and heads, and the causal triangle in the lower right corner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from fasttfm.functional.signature import is_flag
 
 
 def refuse(function: str, **given: tuple[Any, Any]) -> None:
@@ -27,9 +29,12 @@ def causal_of_window(
     window: None, or None in it, is no window, and so is a side that reaches past lengths, those of the longest queries
     and keys: the last query sees the last key, and what it lets all see hides nothing.
     """
-    left, right = (-1 if side is None else side for side in (window or (-1, -1)))
+    is_flag("causal", causal)
+    if window is not None and (not isinstance(window, tuple | list) or len(window) != 2):
+        raise TypeError(f"{function}: window_size={window!r} must be (left, right), or None")
+    shown = (-1, -1) if window is None else tuple(window)
+    left, right = (-1 if side is None else side for side in shown)
     queries, keys = lengths
-    shown = tuple(window or (-1, -1))
     if left >= keys - 1:  # the last query, which looks back furthest, sees the first key
         left = -1
     if causal:
@@ -41,13 +46,23 @@ def causal_of_window(
     return right == 0
 
 
-def check_heads(function: str, query: Tensor, *shared: Tensor) -> None:
-    """Raises ValueError where keys or values (..., Hk, D) do not have a divisor of the query's heads (..., H, D)."""
-    heads = query.shape[-2]
-    for x in shared:
+def check_rank(function: str, rank: int, parts: int | None = None, **tensors: Tensor) -> None:
+    """Raises ValueError unless each tensor has that many dimensions, the third from the right of parts."""
+    for name, x in tensors.items():
+        if x.dim() != rank or (parts is not None and x.shape[-3] != parts):
+            wanted = f"{rank} dimensions" + ("" if parts is None else f", {parts} in the third from the right")
+            raise ValueError(f"{function}: {name} {tuple(x.shape)} must have {wanted}")
+
+
+def check_heads(function: str, **tensors: Tensor) -> None:
+    """Raises ValueError where keys or values (..., Hk, D) do not have a divisor of the query's heads (..., H, D); the
+    query comes first."""
+    (query, x), *others = tensors.items()
+    heads = x.shape[-2]
+    for name, x in others:
         if x.shape[-2] != heads and (not x.shape[-2] or heads % x.shape[-2]):
             raise ValueError(
-                f"{function}: {heads} query heads need a divisor of them as key and value heads, not {x.shape[-2]}"
+                f"{function}: {query} has {heads} heads and {name} {x.shape[-2]}: a divisor of them is needed"
             )
 
 

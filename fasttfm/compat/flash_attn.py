@@ -12,23 +12,25 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import causal_of_window, check_heads, corner_offset, refuse
+from fasttfm.compat.arguments import causal_of_window, check_heads, check_rank, corner_offset, refuse
 from fasttfm.functional import attention, varlen_attention
-from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 Window = tuple[int | None, int | None] | None
 
 
-def _check_rank(function: str, rank: int, parts: int | None = None, **tensors: Tensor) -> None:
-    """Raises TypeError or ValueError unless each tensor has that many dimensions, the third from the right of parts."""
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{function}: {name} is a {type(x).__name__}: a tensor is needed")
-        if x.dim() != rank or (parts is not None and x.shape[-3] != parts):
-            wanted = f"{rank} dimensions" + ("" if parts is None else f", {parts} in the third from the right")
-            raise ValueError(f"{function}: {name} {tuple(x.shape)} must have {wanted}")
+_QUERY = {"query": "q", "key": "k", "value": "v"}
+_STARTS = {
+    "query_starts": "cu_seqlens_q",
+    "key_starts": "cu_seqlens_k",
+    "max_query": "max_seqlen_q",
+    "max_key": "max_seqlen_k",
+    "scale": "softmax_scale",
+}
+"""By what functional calls an argument, what flash_attn calls it."""
 
 
+@own_names(**_QUERY, scale="softmax_scale")
 @names_arguments
 def flash_attn_func(
     q: Tensor,
@@ -45,12 +47,13 @@ def flash_attn_func(
 ) -> Tensor:
     """softmax(Q K^T * softmax_scale) V: (B, L, H, D). Raises ValueError for what is not computed."""
     name = "flash_attn_func"
-    _check_rank(name, 4, q=q, k=k, v=v)
+    is_flag("deterministic", deterministic)
+    check_rank(name, 4, q=q, k=k, v=v)
     causal = causal_of_window(name, window_size, (q.shape[1], k.shape[1]), causal)
     refuse(
         name, softcap=(softcap, 0.0), alibi_slopes=(alibi_slopes, None), return_attn_probs=(return_attn_probs, False)
     )
-    check_heads(name, q, k, v)
+    check_heads(name, q=q, k=k, v=v)
     output = attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -63,6 +66,7 @@ def flash_attn_func(
     return output.transpose(1, 2)
 
 
+@own_names(flash_attn_func="flash_attn_qkvpacked_func", q="qkv", k="qkv", v="qkv")
 @names_arguments
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
@@ -76,12 +80,13 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for qkv (B, L, 3, H, D)."""
-    _check_rank("flash_attn_qkvpacked_func", 5, 3, qkv=qkv)
+    check_rank("flash_attn_qkvpacked_func", 5, 3, qkv=qkv)
     q, k, v = qkv.unbind(2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_func(q, k, v, *options)
 
 
+@own_names(flash_attn_func="flash_attn_kvpacked_func", k="kv", v="kv")
 @names_arguments
 def flash_attn_kvpacked_func(
     q: Tensor,
@@ -96,12 +101,13 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for kv (B, S, 2, Hk, D)."""
-    _check_rank("flash_attn_kvpacked_func", 5, 2, kv=kv)
+    check_rank("flash_attn_kvpacked_func", 5, 2, kv=kv)
     k, v = kv.unbind(2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_func(q, k, v, *options)
 
 
+@own_names(**_QUERY, **_STARTS)
 @names_arguments
 def flash_attn_varlen_func(
     q: Tensor,
@@ -126,6 +132,7 @@ def flash_attn_varlen_func(
     causal with two sets of starts needs one surplus of keys in all sequences, else ValueError.
     """
     name = "flash_attn_varlen_func"
+    is_flag("deterministic", deterministic)
     refuse(
         name,
         softcap=(softcap, 0.0),
@@ -133,9 +140,9 @@ def flash_attn_varlen_func(
         return_attn_probs=(return_attn_probs, False),
         block_table=(block_table, None),  # before ranks: keys in pages have one dimension more
     )
-    _check_rank(name, 3, q=q, k=k, v=v)
+    check_rank(name, 3, q=q, k=k, v=v)
     causal = causal_of_window(name, window_size, (max_seqlen_q, max_seqlen_k), causal)
-    check_heads(name, q, k, v)
+    check_heads(name, q=q, k=k, v=v)
     return varlen_attention(
         q,
         k,
@@ -151,6 +158,10 @@ def flash_attn_varlen_func(
     )
 
 
+@own_names(
+    flash_attn_varlen_func="flash_attn_varlen_qkvpacked_func", q="qkv", k="qkv", v="qkv",
+    cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens", max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen",
+)  # fmt: skip
 @names_arguments
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
@@ -166,12 +177,13 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for qkv (T, 3, H, D)."""
-    _check_rank("flash_attn_varlen_qkvpacked_func", 4, 3, qkv=qkv)
+    check_rank("flash_attn_varlen_qkvpacked_func", 4, 3, qkv=qkv)
     q, k, v = qkv.unbind(1)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options)
 
 
+@own_names(flash_attn_varlen_func="flash_attn_varlen_kvpacked_func", k="kv", v="kv")
 @names_arguments
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
@@ -190,7 +202,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor:
     """The same for q (Tq, H, D) and kv (Tk, 2, Hk, D)."""
-    _check_rank("flash_attn_varlen_kvpacked_func", 4, 2, kv=kv)
+    check_rank("flash_attn_varlen_kvpacked_func", 4, 2, kv=kv)
     k, v = kv.unbind(1)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)

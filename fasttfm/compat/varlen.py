@@ -6,11 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import causal_of_window, check_heads, corner_offset, refuse
+from fasttfm.compat.arguments import causal_of_window, check_heads, check_rank, corner_offset, refuse
 from fasttfm.functional import varlen_attention
-from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 
+@own_names(query_starts="cu_seq_q", key_starts="cu_seq_k", max_query="max_q", max_key="max_k")
 @names_arguments
 def varlen_attn(
     query: Tensor,
@@ -37,13 +38,15 @@ def varlen_attn(
     on a split. dropout_p in [0, 1] is an addition. Returns (Tq, H, D).
     """
     name = "varlen_attn"
+    is_flag("enable_gqa", enable_gqa)
+    check_rank(name, 3, query=query, key=key, value=value)
     causal = causal_of_window(name, window_size, (max_q, max_k))
     refuse(name, return_aux=(return_aux, None), seqused_k=(seqused_k, None), block_table=(block_table, None))
     if key.shape[-2] != query.shape[-2] and not enable_gqa:
         raise ValueError(
             f"{name}: {query.shape[-2]} query heads and {key.shape[-2]} key heads: give enable_gqa=True to share them"
         )
-    check_heads(name, query, key, value)
+    check_heads(name, query=query, key=key, value=value)
     cu_seq_k = cu_seq_q if cu_seq_k is None else cu_seq_k
     return varlen_attention(
         query,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import re
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -55,6 +56,33 @@ def checks_arguments(function: Callable[Arguments, Result]) -> Callable[Argument
     return call
 
 
+def own_names(**names: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """A decorator of a function that passes its arguments on under other names: its errors speak of its own.
+
+    names: by what the argument is called further in, what the function calls it.
+    """
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            try:
+                return function(*args, **kwargs)
+            except (TypeError, ValueError) as error:
+                if _compiling():
+                    raise
+                raise renamed(error, names) from None
+
+        return call
+
+    return decorate
+
+
+def renamed(error: Exception, names: dict[str, str]) -> Exception:
+    """The error of a function, in the words of its caller's arguments: names has one for each of the function's."""
+    words = re.compile(r"\b(" + "|".join(names) + r")\b")
+    return type(error)(words.sub(lambda word: names[word[0]], str(error)))
+
+
 def is_flag(name: str, value: Any) -> None:
     """Raises ArgumentTypeError unless value is True or False."""
     if value is not True and value is not False:
@@ -76,9 +104,16 @@ def wrong_argument(function: Callable[..., Any], args: tuple, kwargs: dict[str, 
         if not any(_is_one(value, kind) for kind in kinds):
             words = " or ".join(_words(kind) for kind in sorted(kinds, key=lambda kind: kind is type(None)))
             return ArgumentTypeError(f"{known.name}: {name} is {shown(value)}: {words} is needed")
-        if isinstance(value, Tensor) and value.layout not in (torch.strided, torch.jagged):
-            return ArgumentError(f"{known.name}: {name} has layout {value.layout}: a strided tensor is needed")
+        if isinstance(value, Tensor) and (layout := _wrong_layout(value)):
+            return ArgumentError(f"{known.name}: {name} {layout}: a strided tensor is needed")
     return None
+
+
+def _wrong_layout(tensor: Tensor) -> str:
+    """What keeps a tensor from being one of rows and columns, as a predicate; '' where nothing does."""
+    if tensor.layout is torch.strided:
+        return "is a nested tensor" if tensor.is_nested else ""
+    return "" if tensor.layout is torch.jagged else f"has layout {tensor.layout}"
 
 
 class _Known(NamedTuple):

@@ -14,9 +14,9 @@ from fasttfm.blocks.inspect import ordinary, untouched
 from fasttfm.blocks.residual import Output, linear_output
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
-from fasttfm.functional.signature import checks_arguments
+from fasttfm.functional.signature import checks_arguments, renamed
 from fasttfm.nn.attention import MultiheadAttention
-from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting, renamed
+from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting
 from fasttfm.nn.feed_forward import activation_function
 from fasttfm.nn.norms import LayerNorm
 

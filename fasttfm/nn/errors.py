@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -42,12 +41,6 @@ def check_tensor(name: str, tensor: Tensor, width: int, argument: str, weight: T
         raise ArgumentTypeError(
             f"{name} has dtype {tensor.dtype} but the module has {weight.dtype}: convert one of them, or use autocast"
         )
-
-
-def renamed(error: ArgumentError | ArgumentTypeError, names: dict[str, str]) -> ArgumentError | ArgumentTypeError:
-    """The error of an attention, in the words of its caller's arguments: names has one for each of the attention's."""
-    words = re.compile(r"\b(" + "|".join(names) + r")\b")
-    return type(error)(words.sub(lambda word: names[word[0]], str(error)))
 
 
 def refuse_scripting(module: nn.Module) -> Any:

@@ -111,7 +111,7 @@ def test_keys_in_pages_are_refused_by_name_whatever_their_rank():
 def test_heads_and_corners_that_do_not_fit_are_refused():
     q, k, v = tensors((6, H, D), (8, 3, D), (8, 3, D))
     starts, key_starts = torch.tensor([0, 3, 6]), torch.tensor([0, 3, 8])
-    with pytest.raises(ValueError, match="4 query heads need a divisor of them as key and value heads, not 3"):
+    with pytest.raises(ValueError, match="query has 4 heads and key 3: a divisor of them is needed"):
         varlen.varlen_attn(q, k, v, starts, key_starts, 3, 5, enable_gqa=True)
     with pytest.raises(ValueError, match="give enable_gqa=True"):
         varlen.varlen_attn(q, k, v, starts, key_starts, 3, 5)

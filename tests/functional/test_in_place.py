@@ -5,11 +5,10 @@ import re
 
 import pytest
 import torch
-from public_surface import NO_FUNCTIONS, NO_MODULES, first, functions, input_count, modules, public_name
+from public_surface import NO_FUNCTIONS, NO_MODULES, compat_names, first, functions, input_count, modules, public_name
 
 import fasttfm.nn
 from fasttfm import functional as F
-from fasttfm.compat import flash_attn, varlen
 from fasttfm.cpu import training_passes
 from fasttfm.functional.backends import chosen
 
@@ -31,12 +30,7 @@ FUSED |= {"flash_attn_kvpacked_func"}
 
 
 def test_every_public_name_has_a_use():
-    assert {public_name(name) for name in functions()} == (set(F.__all__) - NO_FUNCTIONS) | {
-        name
-        for module in (flash_attn, varlen)
-        for name, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
-    }
+    assert {public_name(name) for name in functions()} == (set(F.__all__) - NO_FUNCTIONS) | compat_names()
     assert {public_name(name) for name in modules()} == set(fasttfm.nn.__all__) - NO_MODULES
 
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention.dense import attention, shares
-from fasttfm.functional.signature import is_flag, names_arguments
+from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 
+@own_names(mask="attn_mask", causal="is_causal")
 @names_arguments
 def scaled_dot_product_attention(
     query: Tensor,
@@ -47,12 +48,7 @@ def scaled_dot_product_attention(
         query, key, value = (_four(x, leading) for x in (query, key, value))
     if attn_mask is not None and attn_mask.dim() > 2:
         attn_mask = attn_mask if len(leading) == 2 else _four(attn_mask, leading)
-    try:
-        output = attention(query, key, value, mask=attn_mask, causal=is_causal, dropout_p=dropout_p, scale=scale)
-    except ValueError as error:
-        if str(error).startswith("mask "):
-            raise ValueError(f"attn_{error}") from None
-        raise
+    output = attention(query, key, value, mask=attn_mask, causal=is_causal, dropout_p=dropout_p, scale=scale)
     return output.reshape(*leading, *output.shape[-2:])
 
 
