@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="needs the repository
 
 
 def test_the_page_has_the_table_as_the_code_makes_it():
-    """`python -m ptx_check.support` prints it."""
+    """`ptx-check --table` prints it."""
     found = re.search(r"<!-- chips: [^>]*-->\n\n(.*?)\n\n<!-- end of chips -->", PAGE.read_text(), re.DOTALL)
     assert found is not None
     assert found[1] == table()
