@@ -25,10 +25,11 @@ help:
 
 install: .venv/.installed
 
-.venv/.installed: setup.py constraints.txt
+.venv/.installed: setup.py constraints.txt ptx-check/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "fasttfm needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ptx-check \
+		--editable '.[dev]'
 	touch $@
 
 demo: install
@@ -45,7 +46,7 @@ types: install
 # tests whose numbers the processor decides, on another that this one can stand for, each day the next.
 tests: install
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 20  # a core each
-	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed ptx-check/tests/kernels
 	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m benchmarks.processors --in-turn --workers $(WORKERS); fi
 
 test: lint types tests
@@ -95,4 +96,4 @@ bench: install
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info ptx-check/build ptx-check/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,8 +3,8 @@
     python -m benchmarks.executed                   every chip, as `make executed` does; half an hour on a core
     python -m benchmarks.executed --chip sm_90      one of them
 
-Runs tests/executed whole, chip after chip, and after each of them puts its line into benchmarks/results/executed.jsonl,
-so that an interrupted run keeps the chips before. Ends with status 1 where a case failed; the record names it.
+Runs tests/executed and ptx-check/tests/kernels whole, chip after chip, and after each of them puts its line into
+benchmarks/results/executed.jsonl, so that an interrupted run keeps the chips before. Ends with status 1 where a case failed; the record names it.
 """
 
 import os
@@ -18,7 +18,7 @@ from benchmarks.measure import machine, records
 from benchmarks.measure.pytest_runs import failed, run_tests, skipped
 from fasttfm.parsing import parse_json
 
-TESTS = machine.ROOT / "tests" / "executed"
+TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "tests" / "kernels")
 CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_120")
 NO_CHIP = "none named"
 """Of cases whose name has no chip: examples, published faults of the compiler."""
@@ -31,7 +31,7 @@ def expression(chip: str) -> str:
 
 def execute(chip: str, workers: int) -> dict[str, Any]:
     """Runs a chip's cases: how many, those that passed, names of the others, and mutations by subject."""
-    chosen = ["-m", "executed or not executed", "-k", expression(chip), str(TESTS)]
+    chosen = ["-m", "executed or not executed", "-k", expression(chip), *map(str, TESTS)]
     cases = run_tests(chosen, workers, {"TRITON_INTERPRET": "0"})
     bad, left_out = failed(cases), skipped(cases)
     properties = [entry for case in cases for entry in case.iter("property") if entry.get("name") == "mutations"]

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.proof.ptx import FaultyKernel, executed
+from ptx_check import FaultyKernel, executed
 
 
 @triton.jit

@@ -113,3 +113,18 @@ def test_every_data_file_of_the_package_is_packaged(metadata):
     wanted = {path for path in files if path.suffix not in (".py", ".pyc")}
     packaged = {path for pattern in metadata["package_data"]["fasttfm"] for path in folder.glob(pattern)}
     assert wanted == packaged & wanted
+
+
+def test_the_machine_of_ptx_is_a_distribution_of_its_own_that_make_install_brings():
+    """fasttfm does not ask an index for it: nobody holds its name there yet."""
+    declared = (ROOT / "ptx-check" / "pyproject.toml").read_text()
+    needs = re.search(r"^dependencies = \[(.*)\]$", declared, re.MULTILINE)[1]
+    assert re.findall(r'"([a-z-]+)>=', needs) == ["numpy", "triton"]
+    assert "--editable ptx-check" in (ROOT / "Makefile").read_text()
+    assert "ptx-check" not in (ROOT / "setup.py").read_text()
+
+
+def test_without_it_commands_of_the_proof_say_what_to_install():
+    script = "import sys; sys.modules['ptx_check'] = None; import fasttfm.kernels.proof.executed"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("pip install ./ptx-check in a clone of this repository (make install does it)")

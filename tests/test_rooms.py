@@ -8,12 +8,14 @@ Files and functions stay short enough to be read in one sitting.
 from __future__ import annotations
 
 import ast
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 LEVELS = (
+    ("ptx_check",),
     ("fasttfm.kernels",),
     ("fasttfm.errors", "fasttfm.reference", "fasttfm.timing", "fasttfm.wording"),
     ("fasttfm.parsing",),
@@ -52,6 +54,7 @@ def modules() -> dict[str, Path]:
         ("fasttfm", ROOT / "fasttfm"),
         ("fasttfm.kernels", ROOT / "kernels"),
         ("benchmarks", ROOT / "benchmarks"),
+        ("ptx_check", ROOT / "ptx-check" / "src" / "ptx_check"),
     ):
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder).with_suffix("").parts
@@ -109,9 +112,21 @@ def test_kernels_know_nothing_of_fasttfm_and_their_runtime_nothing_of_the_proof(
     for name, path in MODULES.items():
         if name.startswith("fasttfm.kernels"):
             others = imports(name, path)
-            assert all(other.startswith("fasttfm.kernels") for other in others), name
-            if not name.startswith("fasttfm.kernels.proof"):
+            proof = name.startswith("fasttfm.kernels.proof")
+            assert all(other.startswith(("fasttfm.kernels", *["ptx_check"] * proof)) for other in others), name
+            if not proof:
                 assert not any(other.startswith("fasttfm.kernels.proof") for other in others), name
+
+
+def test_the_machine_of_ptx_knows_nothing_of_fasttfm():
+    """It is a distribution of its own: numpy, Triton, torch, and pytest for its plugin."""
+    known = {"__future__", "ptx_check", "numpy", "torch", "triton", "pytest", *sys.stdlib_module_names}
+    for name, path in MODULES.items():
+        if name.startswith("ptx_check"):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+            named += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+            assert {each.split(".")[0] for each in named} <= known, name
 
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 70

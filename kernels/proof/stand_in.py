@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fasttfm.kernels import launch
+from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.jit import Kernel
 
@@ -88,14 +89,25 @@ def install(stand_in: StandIn) -> Callable[[], None]:
     it."""
     before = driver._active
     driver.set_active(stand_in)
-    undo_chip = replace_everywhere("chip", launch.chip, lambda device: stand_in.chip)
+    undo_chip = take_for_device(stand_in.chip)
+
+    def undo() -> None:
+        driver._active = before
+        undo_chip()
+
+    return undo
+
+
+def take_for_device(product: Chip) -> Callable[[], None]:
+    """Makes every kernel file that has been imported choose its tiles for a chip, and forget what it has launched.
+    Returns what undoes it."""
+    undo_chip = replace_everywhere("chip", launch.chip, lambda device: product)
     modules = [module for name, module in sys.modules.items() if name.startswith("fasttfm.")]
     launched = [(k, k._launched) for module in modules for k in vars(module).values() if isinstance(k, Kernel)]
     for kernel, _ in launched:
         kernel._launched = {}
 
     def undo() -> None:
-        driver._active = before
         undo_chip()
         for kernel, known in launched:
             kernel._launched = known

@@ -37,7 +37,7 @@ def small(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "test_small.py").write_text(SMALL)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    executed: long\n")
-    monkeypatch.setattr(executed, "TESTS", folder)
+    monkeypatch.setattr(executed, "TESTS", (folder,))
     return tmp_path / "results"
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from fasttfm.kernels.proof.ptx.control import LEAVING, results_and_sources, successors
-from fasttfm.kernels.proof.ptx.parse import Instruction, parse
+from ptx_check.control import LEAVING, results_and_sources, successors
+from ptx_check.parse import Instruction, parse
 
 Judge = Callable[[Instruction], bool]
 _TOUCHING = re.compile(r"^\s*(?:@!?%p\d+ )?((?:bar|cp\.async|wgmma|ld\.shared|st\.shared|ldmatrix|stmatrix)\S*)", re.M)

@@ -13,7 +13,8 @@ from accuracy import FLOOR  # noqa: E402
 from gpu.problems import Problem  # noqa: E402
 
 from fasttfm.functional import backend  # noqa: E402
-from fasttfm.kernels.proof.ptx import Machine, executed  # noqa: E402
+from fasttfm.kernels.proof.executed import executed  # noqa: E402
+from ptx_check import Machine  # noqa: E402
 
 SEED = torch.tensor([987654321])
 CPU = torch.device("cpu")

@@ -17,8 +17,9 @@ from executing import CPU, solve
 from gpu.problems import Problem
 
 from fasttfm.functional import backend
-from fasttfm.kernels.proof.ptx import FaultyKernel, Machine, Unsupported, executed
-from fasttfm.kernels.proof.ptx.executed import translated
+from fasttfm.kernels.proof.executed import executed
+from ptx_check import FaultyKernel, Machine, Unsupported
+from ptx_check.machine import translated
 
 _OPPOSITE = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _ADDRESS = r"(@!?%p\d+ )?((?:{0})\.{1}\S* [^;]*?\[ ?{2}\d+)(?: ?\+ ?(\d+))?( ?\])"

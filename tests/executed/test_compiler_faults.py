@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.proof.ptx import FaultyKernel, executed
+from fasttfm.kernels.proof.executed import executed
+from ptx_check import FaultyKernel
 
 
 @triton.jit

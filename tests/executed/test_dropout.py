@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import keep_mask
 
 from fasttfm import reference
-from fasttfm.kernels.proof.ptx import executed
+from fasttfm.kernels.proof.executed import executed
 
 SEED = torch.tensor([0x0123456789ABCDEF])
 WAYS = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16, "transposed": "transposed"}

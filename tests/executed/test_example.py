@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttfm.kernels.proof.ptx import KINDS, FaultyKernel
+from ptx_check import KINDS, FaultyKernel
 
 ROOT = Path(__file__).parents[2]
 

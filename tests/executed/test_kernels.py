@@ -26,7 +26,7 @@ from gpu.problems import (
 
 from fasttfm.functional import backend
 from fasttfm.kernels import masked_softmax
-from fasttfm.kernels.proof.ptx import executed
+from fasttfm.kernels.proof.executed import executed
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LONGEST = 600

@@ -6,7 +6,7 @@ from conftest import CHIPS
 
 from fasttfm import functional
 from fasttfm.decoding import DecodingConfig, translate_ids
-from fasttfm.kernels.proof.ptx import executed
+from fasttfm.kernels.proof.executed import executed
 from fasttfm.models import Transformer, TransformerConfig
 
 SIZE = {"vocab_size": 64, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 1}

@@ -116,7 +116,7 @@ def run_file(file: Path, chips: Sequence[str]) -> list[Found]:
     A file that says `with executed("sm_90")`, as docs/ptx.md has it, is compiled for the chips that are given here, or
     for its own where none is; nothing is executed. Without either: sm_80 and sm_90.
     """
-    from fasttfm.kernels.proof import ptx
+    from fasttfm.kernels.proof.executed import ptx_check
 
     results: list[Found] = []
 
@@ -129,7 +129,7 @@ def run_file(file: Path, chips: Sequence[str]) -> list[Found]:
 
     says_where = "executed(" in file.read_text(encoding="utf-8")
     for chip in chips or ([""] if says_where else ["sm_80", "sm_90"]):
-        with mock.patch.object(ptx, "executed", only_counted), mock.patch.object(sys, "argv", [str(file)]):
+        with mock.patch.object(ptx_check, "executed", only_counted), mock.patch.object(sys, "argv", [str(file)]):
             chips = [chip] if chip else []
             if says_where:
                 runpy.run_path(str(file), run_name="__main__")

@@ -1,0 +1,84 @@
+"""ptx-check SCRIPT: runs a Python script whose launches of Triton kernels are executed from their PTX on a CPU.
+
+    ptx-check train_step.py --chips sm_80,sm_90 --report faults.sarif
+    ptx-check --table                               which instructions each chip has
+
+Exit status 1 where a kernel does something wrong; the script goes on after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+from ptx_check.version import __version__
+
+
+def command() -> None:
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: list[str]) -> int:
+    what, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        "ptx-check", description=what, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("script", nargs="?", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script, after --")
+    parser.add_argument("--chips", default="sm_90", help="as sm_80,sm_90 (default: sm_90)")
+    parser.add_argument("--report", type=Path, metavar="FILE", help=".txt, .json or .sarif")
+    parser.add_argument("--no-checks", action="store_true", help="without races and unwritten memory; faster")
+    parser.add_argument("--table", action="store_true", help="print which instructions each chip has, and end")
+    parser.add_argument("--version", action="version", version=__version__)
+    args = parser.parse_args(argv)
+    if args.table:
+        from ptx_check.support import table
+
+        print(table())
+        return 0
+    if args.script is None:
+        parser.error("name a script, or --table")
+    return _run(parser, args)
+
+
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    from ptx_check.chips import CHIPS
+    from ptx_check.faults import Unsupported
+    from ptx_check.machine import executed
+    from ptx_check.reports import Findings, as_text, form_of, write
+
+    chips = args.chips.split(",")
+    for chip in chips:
+        if chip not in CHIPS:
+            parser.error(f"--chips {chip}: choose among {', '.join(CHIPS)}")
+    if args.report is not None:
+        try:
+            form_of(args.report)
+        except ValueError as error:
+            parser.error(f"--report {error}")
+    if not args.script.is_file():
+        parser.error(f"{args.script} is not a file")
+    findings, status = Findings(), 0
+    sys.argv = [str(args.script), *(a for a in args.arguments if a != "--")]
+    sys.path.insert(0, str(args.script.resolve().parent))
+    for chip in chips:
+        with executed(chip, raising=False, checks=not args.no_checks) as machine:
+            try:
+                runpy.run_path(str(args.script), run_name="__main__")
+            except Unsupported as error:
+                print(f"ptx-check: on {chip}: {error}", file=sys.stderr)
+                status = 2
+            except SystemExit as error:
+                status = status or (error.code if isinstance(error.code, int) else int(error.code is not None))
+        findings.launches += len(machine.launches)
+        findings.add([*machine.faults, *machine.notes], chip, str(args.script))
+    print(as_text(findings), end="")
+    if args.report is not None:
+        write(findings, args.report)
+    return status or (1 if findings.faults() else 0)
+
+
+if __name__ == "__main__":
+    command()

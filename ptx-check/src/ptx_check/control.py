@@ -1,0 +1,130 @@
+"""A kernel's flow: what instructions read and write, which registers may be read before anything is put in them, and
+where threads that part at a branch come together again, in its immediate post-dominator.
+
+A block post-dominates another if every way from there to the kernel's end leads through it; the immediate one is the
+first of them. Source: Fung et al. 2007, "Dynamic Warp Formation", section 2 (reconvergence by post-dominators).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ptx_check.forms import carrying
+from ptx_check.parse import Address, Block, Instruction, Kernel, Register, Vector
+
+NO_RESULT = ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "fence", "membar", "red", "prefetch", "prefetchu",
+             "griddepcontrol")  # fmt: skip
+"""Opcodes whose first operand is read."""
+CARRY = Register("%cc", "pred")
+"""What sums of several words carry."""
+LEAVING = ("bra", "ret", "exit")
+
+
+def registers_of(operand: object) -> Iterator[Register]:
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Vector):
+        for part in operand.parts:
+            yield from registers_of(part)
+    elif isinstance(operand, Address) and isinstance(operand.base, Register):
+        yield operand.base
+
+
+def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]:
+    """What an instruction writes and what it reads; a guarded one keeps, so reads, what it may write."""
+    first = first_source(i)
+    written = [r for o in i.operands[:first] for r in registers_of(o)]
+    read = [r for o in i.operands[first:] for r in registers_of(o)]
+    if i.opcode in carrying():
+        written += [CARRY] if "cc" in i.words else []
+        read += [CARRY] if i.words[0] in ("addc", "subc", "madc") else []
+    if i.opcode.startswith("wgmma"):
+        read += written
+        if "mma_async" not in i.opcode:
+            written, read = [], []
+    if i.guard:
+        read += [i.guard, *written]
+    return written, read
+
+
+def first_source(i: Instruction) -> int:
+    """Where the operands that are read begin: behind the result, if there is one."""
+    return 0 if i.words[0] in NO_RESULT else 1
+
+
+def successors(kernel: Kernel) -> list[list[int]]:
+    """Blocks that may follow each; len(kernel.blocks) stands for the kernel's end."""
+    labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
+    return [_following(block, number, labels, len(kernel.blocks)) for number, block in enumerate(kernel.blocks)]
+
+
+def _following(block: Block, number: int, labels: dict[str, int], end: int) -> list[int]:
+    leaving = next((i for i in block.instructions if i.words[0] in LEAVING), None)
+    if leaving is None:
+        return [number + 1]
+    target = labels[leaving.operands[0].text] if leaving.words[0] == "bra" else end
+    return [target, number + 1] if leaving.guard is not None else [target]
+
+
+def joins(following: list[list[int]]) -> list[int]:
+    """The immediate post-dominator of each block; len(following), the end, where no block is one."""
+    end = len(following)
+    everything = (1 << (end + 1)) - 1
+    behind = [everything] * end + [1 << end]
+    """Of each block those that post-dominate it, itself included, as bits."""
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(range(end)):
+            common = everything
+            for each in following[block]:
+                common &= behind[each]
+            if behind[block] != common | 1 << block:
+                behind[block], changed = common | 1 << block, True
+    return [_nearest(behind, block, end) for block in range(end)]
+
+
+def _nearest(behind: list[int], block: int, end: int) -> int:
+    """The first of a block's post-dominators, which all the others post-dominate too."""
+    others = [other for other in range(end) if other != block and behind[block] >> other & 1]
+    return max(others, key=lambda other: behind[other].bit_count(), default=end)
+
+
+def unassigned(kernel: Kernel) -> dict[str, str]:
+    """Registers that some way through the kernel reads before it writes them (a guarded write may not happen), and the
+    type of their bits."""
+    following, count = successors(kernel), len(kernel.blocks)
+    steps = [list(_steps(block)) for block in kernel.blocks]
+    written = [{r.name for results, _ in each for r in results} for each in steps]
+    everything = set(kernel.registers)
+    before: list[set[str]] = [set() if number == 0 else everything for number in range(count)]
+    changed = True
+    while changed:
+        changed = False
+        for number in range(count):
+            after = before[number] | written[number]
+            for each in following[number]:
+                if each < count and not before[each] <= after:
+                    before[each], changed = before[each] & after, True
+    never: dict[str, str] = {}
+    for number, block in enumerate(steps):
+        known = set(before[number])
+        for results, sources in block:
+            never.update({r.name: TYPE_OF[r.kind] for r in sources if r.name not in known})
+            known |= {r.name for r in results}
+    return never
+
+
+TYPE_OF = {"pred": "p", "b16": "u16", "b32": "u32", "b64": "u64"}
+"""Kinds of registers -> the type of their bits."""
+
+
+def _steps(block: Block) -> Iterator[tuple[list[Register], list[Register]]]:
+    """The registers that each instruction writes for certain, and those that it reads."""
+    for i in block.instructions:
+        written, read = results_and_sources(i)
+        if i.guard is not None:
+            written, read = [], [i.guard, *(r for o in i.operands[first_source(i) :] for r in registers_of(o))]
+        yield written, read
+        if i.words[0] in LEAVING:
+            return

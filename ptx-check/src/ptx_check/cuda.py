@@ -1,0 +1,183 @@
+"""What code asks of torch.cuda and of tensors, answered as on a chip while a program is executed on CPU tensors.
+
+    with Answers(CHIPS["sm_90"]):
+        torch.cuda.get_device_capability()      # (9, 0)
+        x = torch.randn(8, device="cuda")       # lies on the CPU; x.is_cuda and x.device say what a device would
+
+PyTorch's own modules get the true answers, so that they do not look for a device that is not there. Streams and events
+exist and order nothing: a launch has ended when it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ptx_check.chips import Chip
+
+
+class Stream:
+    """A stream that runs each thing at once."""
+
+    cuda_stream = 0
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait_stream(self, stream: object) -> None: ...
+    def wait_event(self, event: object) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record()
+        return event
+
+
+class Event:
+    """A point in time, of the machine that executes."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._at = time.perf_counter()
+
+    def record(self, stream: object = None) -> None:
+        self._at = time.perf_counter()
+
+    def wait(self, stream: object = None) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1e3 * (end._at - self._at)
+
+
+def properties(chip: Chip) -> SimpleNamespace:
+    """As torch.cuda.get_device_properties gives them."""
+    major, minor = chip.capability
+    return SimpleNamespace(
+        name=chip.product, major=major, minor=minor, multi_processor_count=chip.processors, total_memory=chip.memory,
+        warp_size=32, max_threads_per_multi_processor=chip.threads, regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 << 10, shared_memory_per_block_optin=chip.shared_memory,
+        shared_memory_per_multiprocessor=chip.shared_memory + 1024, is_integrated=0, is_multi_gpu_board=0,
+        gcnArchName="",
+    )  # fmt: skip
+
+
+def answers(chip: Chip) -> dict[str, Any]:
+    """What takes the place of torch.cuda's functions and classes."""
+    nothing = (
+        "synchronize", "set_device", "empty_cache", "init", "manual_seed", "manual_seed_all", "seed", "seed_all",
+        "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "set_stream",
+    )  # fmt: skip
+    zero = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "current_device")
+    stream = Stream()
+    return {
+        **dict.fromkeys(nothing, lambda *_, **__: None),
+        **dict.fromkeys(zero, lambda *_, **__: 0),
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_capability": lambda device=None: chip.capability,
+        "get_device_properties": lambda device=None: properties(chip),
+        "get_device_name": lambda device=None: chip.product,
+        "get_arch_list": lambda: [chip.name],
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or chip.number >= 80,
+        "is_tf32_supported": lambda: chip.number >= 80,
+        "mem_get_info": lambda device=None: (chip.memory, chip.memory),
+        "current_stream": lambda device=None: stream,
+        "default_stream": lambda device=None: stream,
+        "stream": lambda stream=None: contextlib.nullcontext(stream),
+        "device": lambda device=None: contextlib.nullcontext(),
+        "device_of": lambda tensor=None: contextlib.nullcontext(),
+        "Stream": Stream,
+        "Event": Event,
+    }
+
+
+def _wants_the_truth() -> bool:
+    """Whether who called the function that calls this is PyTorch itself, or this package."""
+    name = sys._getframe(2).f_globals.get("__name__", "")
+    return name.partition(".")[0] in ("torch", "ptx_check")
+
+
+def _either(true: Callable, answer: Callable) -> Callable:
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        return (true if _wants_the_truth() else answer)(*args, **kwargs)
+
+    return answered
+
+
+def _property(name: str, answer: Any) -> property:
+    true = getattr(torch.Tensor, name).__get__
+
+    def answered(tensor: torch.Tensor) -> Any:
+        truth = true(tensor)
+        return truth if _wants_the_truth() or tensor.is_meta else answer
+
+    return property(answered)
+
+
+class Answers(TorchFunctionMode):
+    """Inside the block torch.cuda answers as on a chip, and a device means the CPU."""
+
+    def __init__(self, chip: Chip) -> None:
+        super().__init__()
+        self.chip = chip
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self):
+        for name, answer in answers(self.chip).items():
+            true = getattr(torch.cuda, name)
+            setattr(torch.cuda, name, answer if isinstance(answer, type) else _either(true, answer))
+            self._undo.append(lambda name=name, true=true: setattr(torch.cuda, name, true))
+        for name, answer in (("is_cuda", True), ("device", torch.device("cuda", 0))):
+            before = vars(torch.Tensor).get(name)
+            made = _property(name, answer)
+            type.__setattr__(torch.Tensor, name, made)
+            self._undo.append(
+                (lambda name=name: type.__delattr__(torch.Tensor, name))
+                if before is None
+                else (lambda name=name, before=before: type.__setattr__(torch.Tensor, name, before))
+            )
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        while self._undo:
+            self._undo.pop()()
+        return super().__exit__(*error)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "cuda":
+            return args[0]
+        if name == "pin_memory":
+            return args[0]
+        if name == "get_device":
+            return 0
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": _on_cpu(kwargs["device"])}
+        if name in ("to", "new_empty", "type", "full_like", "_to"):
+            args = tuple(_on_cpu(a) if isinstance(a, (str, torch.device)) else a for a in args)
+        return func(*args, **kwargs)
+
+
+def _on_cpu(device: Any) -> Any:
+    if isinstance(device, int) and not isinstance(device, bool):
+        return torch.device("cpu")
+    if isinstance(device, str):
+        return "cpu" if device.split(":")[0] == "cuda" else device
+    return torch.device("cpu") if isinstance(device, torch.device) and device.type == "cuda" else device

@@ -1,0 +1,70 @@
+"""What the machine reports: kinds of fault, and the place of each in PTX and in Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KINDS = {
+    "bounds": "an access outside of every tensor of the launch, or of the program's shared memory",
+    "alignment": "a vector access at an address that its width does not divide",
+    "divergence": "a barrier, shuffle or matrix instruction that not all threads reach together",
+    "race": "two threads of a program touch one place, one of them writing, with no barrier in between",
+    "programs": "two programs touch one place, one of them writing",
+    "unwritten": "memory or a register that nobody wrote, or a copy that was not waited for, is used",
+    "fence": "a matrix product with no wgmma.fence or fence.proxy.async between it and what it takes",
+    "value": "threads of one instruction store different values at one place",
+    "product": "a product in a layout deeper than itself, which the compiler multiplies wrongly",
+}
+
+NOTES = {
+    "redundant": "reads that no barrier orders before a store, by threads that hold copies of what its thread has read",
+    "rounding": "threads of one instruction store numbers at one place that differ in their last bits alone",
+}
+"""What is told and is no fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The place of an instruction."""
+
+    kernel: str
+    line: int
+    """In the PTX text, from 1; 0 for what PTX does not show."""
+    python: str
+    """file.py:line:column, and where that was inlined, as .loc says."""
+    file: str = ""
+    """The path of that file."""
+
+    def __str__(self) -> str:
+        parts = (self.kernel, f"PTX line {self.line}" if self.line else "", self.python)
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that a kernel does wrong, at one instruction; counted once however many threads do it."""
+
+    kind: str
+    message: str
+    location: Location
+    other: Location | None = None
+    """The other access of a race."""
+
+    def __str__(self) -> str:
+        second = f"; the other access: {self.other}" if self.other else ""
+        return f"{self.kind}: {self.message}, at {self.location}{second}"
+
+
+class FaultyKernel(Exception):
+    """A launch that did something wrong; faults has all of it."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self.faults = faults
+        super().__init__("\n".join(str(fault) for fault in faults))
+
+
+class Unsupported(Exception):
+    """PTX that the machine does not know."""
+
+    def __init__(self, message: str, location: Location | None = None) -> None:
+        super().__init__(f"{message}, at {location}" if location else message)

@@ -1,0 +1,194 @@
+"""Launches of Triton kernels on CPU tensors, each executed from the PTX that Triton compiles for a chip.
+
+    with executed("sm_90") as machine:
+        my_kernel[grid](x, y, n, BLOCK=128)     # any @triton.jit kernel, or code that launches some
+    machine.launches                            # what ran
+
+The kernel goes Triton's own way up to PTX, which is read and run by numpy: no device, no driver, no assembler. A launch
+that does something wrong raises FaultyKernel. Needs a process in which Triton is not in its interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from ptx_check.allocations import Allocations
+from ptx_check.chips import CHIPS, Chip
+from ptx_check.cuda import Answers
+from ptx_check.faults import NOTES, Fault, FaultyKernel, Unsupported
+from ptx_check.layouts import compiled_form, shallow_products
+from ptx_check.memory import buffers
+from ptx_check.parse import parse
+from ptx_check.run import Code, Launch, parameters_of
+
+_FIRST_DEVICE = 96
+"""Above the numbers of devices that a machine has; Triton keeps by it what it has compiled for a chip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A launch that was executed."""
+
+    name: str
+    grid: tuple[int, int, int]
+    threads: int
+    instructions: int
+    """Of the kernel's text."""
+    seconds: float
+
+
+class Machine:
+    """A driver that executes what is launched, with as much as Triton asks of one."""
+
+    def __init__(self, chip: Chip, *, checks: bool, raising: bool, rewrite: Callable[[str], str] | None) -> None:
+        self.chip = chip
+        self._checks, self._raising, self._rewrite = checks, raising, rewrite
+        self.faults: list[Fault] = []
+        self.notes: list[Fault] = []
+        """Of the kinds NOTES."""
+        self.launches: list[Done] = []
+        self.device = torch.device("cpu")
+        """Where programs are told that tensors lie."""
+        self.utils = SimpleNamespace(
+            load_binary=lambda name, binary, shared, device: (None, binary.decode(), 32, 0, 1024),
+            get_device_properties=lambda device: {
+                "max_shared_mem": chip.shared_memory,
+                "multiprocessor_count": chip.processors,
+                "warpSize": 32,
+                "max_num_regs": 65536,
+            },
+        )
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.chip.number, 32)
+
+    def get_current_device(self) -> int:
+        return _FIRST_DEVICE + list(CHIPS).index(self.chip.name)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return self.device
+
+    def get_benchmarker(self) -> Callable:
+        """What triton.autotune times configurations by: each is executed once, so each is checked."""
+
+        def once(call: Callable[[], object], quantiles: Sequence[float] | None = None, **_: Any) -> Any:
+            began = time.perf_counter()
+            call()
+            took = 1e3 * (time.perf_counter() - began)
+            return took if quantiles is None else [took] * len(quantiles)
+
+        return once
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        shallow = shallow_products(metadata.name, compiled_form(source, metadata))
+
+        def start(x, y, z, stream, function, packed, about, enter, leave, *arguments):
+            running = triton.runtime.driver.active
+            if not isinstance(running, Machine):
+                raise RuntimeError("a kernel that executed() compiled is launched outside of it")
+            if enter is not None:
+                enter(about)
+            running.report(shallow)
+            running.execute((x, y, z), source, metadata, function, arguments)
+            if leave is not None:
+                leave(about)
+
+        return start
+
+    def execute(self, grid, source, metadata, ptx: str, arguments) -> None:
+        began = time.perf_counter()
+        code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
+        given = list(_given(source.signature.values(), arguments))
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        foreign = [t.device for t in tensors if t.device.type != "cpu"]
+        if foreign:
+            raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
+        scratch = len(code.kernel.parameters) - len(given)
+        values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in given] + [0] * scratch
+        launch = Launch(
+            code, grid, metadata.num_warps * 32, metadata.shared, parameters_of(code.kernel, values),
+            buffers(tensors), self._checks,
+        )  # fmt: skip
+        faults = launch.execute()
+        took = time.perf_counter() - began
+        self.launches.append(Done(metadata.name, grid, launch.threads, len(code.instructions), took))
+        self.notes += [fault for fault in faults if fault.kind in NOTES]
+        self.report([fault for fault in faults if fault.kind not in NOTES])
+
+    def report(self, faults: list[Fault]) -> None:
+        self.faults += faults
+        if faults and self._raising:
+            raise FaultyKernel(faults)
+
+
+@functools.lru_cache(maxsize=512)
+def translated(ptx: str) -> Code:
+    return Code(parse(ptx))
+
+
+def _given(signature, arguments) -> Iterator[Any]:
+    """The arguments that the compiled kernel takes, tuples flattened."""
+    for kind, value in zip(signature, arguments):
+        if isinstance(kind, tuple):
+            yield from _given(kind, value)
+        elif kind != "constexpr":
+            if not (isinstance(value, (torch.Tensor, int, float))):
+                raise Unsupported(f"a kernel argument of type {type(value).__name__}")
+            yield value
+
+
+@contextlib.contextmanager
+def executed(
+    chip: str,
+    *,
+    checks: bool = True,
+    raising: bool = True,
+    cuda: bool = True,
+    rewrite: Callable[[str], str] | None = None,
+) -> Iterator[Machine]:
+    """Inside the block kernels launched on CPU tensors are compiled for the chip and executed.
+
+    checks: look for races and unwritten memory too, which takes longer; bounds and alignment are always checked.
+    raising: a launch with faults raises FaultyKernel; else machine.faults collects them. cuda: questions to torch.cuda,
+    Tensor.device and Tensor.is_cuda are answered as on the chip, and what is asked for on a device lies on the CPU.
+    rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
+    know, RuntimeError where Triton is in its interpreter.
+    """
+    if chip not in CHIPS:
+        raise ValueError(f"executed({chip!r}): choose one of {', '.join(CHIPS)}")
+    if knobs.runtime.interpret or os.environ.get("TRITON_INTERPRET", "0") == "1":
+        raise RuntimeError("Triton is in its interpreter (TRITON_INTERPRET=1): start a process without it")
+    machine = Machine(CHIPS[chip], checks=checks, raising=raising, rewrite=rewrite)
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, driver, "_active", driver._active)
+        driver.set_active(machine)
+        stack.callback(setattr, knobs.runtime, "add_stages_inspection_hook", knobs.runtime.add_stages_inspection_hook)
+        knobs.runtime.add_stages_inspection_hook = _up_to_ptx
+        stack.enter_context(Allocations())
+        if cuda:
+            stack.enter_context(Answers(CHIPS[chip]))
+            machine.device = torch.device("cuda", 0)
+        yield machine
+
+
+def _up_to_ptx(backend=None, stages=None, options=None, language=None, capability=None):
+    """Triton's hook: the assembler's stage leaves the PTX as it is."""
+    if stages is not None:
+        stages["cubin"] = lambda source, metadata: source.encode()
+    return "executed", "executed"

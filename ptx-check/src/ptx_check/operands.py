@@ -1,0 +1,179 @@
+"""Operands of instructions as Python expressions over numpy arrays: what translate.py writes blocks of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ptx_check.allocations import POISON
+from ptx_check.control import TYPE_OF, registers_of
+from ptx_check.faults import Unsupported
+from ptx_check.parse import Address, Instruction, Name, Number, Register, Vector
+
+TYPES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
+TYPES |= {f"{sign}{bits}": getattr(np, f"{word}{bits}") for sign, word in (("u", "uint"), ("i", "int"))
+          for bits in (8, 16, 32, 64)}  # fmt: skip
+PARAMETER = 16
+"""Bytes from one parameter to the next, in the addresses that a kernel may compute of them."""
+_SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]", "%ctaid.z": "M.ctaid[2]",
+            "%nctaid.x": "M.nctaid[0]", "%nctaid.y": "M.nctaid[1]", "%nctaid.z": "M.nctaid[2]", "%laneid": "M.lane",
+            "%ntid.x": "M.ntid", "%warpid": "M.warp", "%tid.y": "M.zero", "%tid.z": "M.zero"}  # fmt: skip
+
+
+class Operands:
+    """The variables of one block, what they hold, and the lines so far."""
+
+    def __init__(self, number, block, crossing, labels, parameters, space) -> None:
+        self.number, self.block, self.crossing = number, block, crossing
+        self.labels, self.parameters, self.space = labels, parameters, space
+        self.body: list[str] = []
+        self.kinds: dict[str, str] = {}
+        """Variables that hold a value, and its type."""
+        self.changed: dict[str, str] = {}
+
+    def emit(self, line: str) -> None:
+        self.body.append(line)
+
+    def value(self, operand: object, kind: str, i: Instruction) -> str:
+        """An expression for an operand as numpy type `kind`."""
+        if isinstance(operand, Register):
+            name = operand.name
+            if name not in self.kinds:
+                plain = TYPE_OF[operand.kind]
+                self.emit(f"{variable(name)} = S[{self.crossing[name]}]")
+                if operand.kind != "pred":  # what was never written holds anything
+                    unknown = self.constant(Number(int(POISON[bits_of_kind(plain) // 8])), plain)
+                    self.emit(f"if {variable(name)} is None: {variable(name)} = {unknown}")
+                self.kinds[name] = plain
+            return viewed(variable(name), self.kinds[name], kind)
+        if isinstance(operand, Number):
+            return self.constant(operand, kind)
+        if isinstance(operand, Name):
+            if operand.text in _SPECIAL:
+                return viewed(_SPECIAL[operand.text], "u32", kind)
+            if variable(operand.text) in self.space:
+                return viewed(variable(operand.text), "u64", kind)
+            if operand.text == "global_smem" or operand.text.startswith("__local_depot"):
+                return self.constant(Number(0), kind)
+            if operand.text in self.parameters:
+                return self.constant(Number(PARAMETER * self.parameters[operand.text]), kind)
+        if isinstance(operand, Vector) and len(operand.parts) == 2:
+            narrow = "u16" if kind.endswith("32") else "u32"
+            low, high = (self.value(part, narrow, i) for part in operand.parts)
+            return viewed(f"pack({low}, {high})", f"u{kind[1:]}", kind)
+        raise Unsupported(f"operand {operand} of {i.opcode} is not known", i.location)
+
+    def values(self, operands: Iterable[object], kind: str, i: Instruction) -> str:
+        """A tuple of such expressions."""
+        return "(" + "".join(f"{self.value(operand, kind, i)}, " for operand in operands) + ")"
+
+    def constant(self, number: Number, kind: str) -> str:
+        bits = 8 if kind == "p" else int(kind[1:])
+        if kind == "p":
+            made = np.array([[number.value != 0]])
+        else:
+            unsigned: np.ndarray = np.array([[number.value & ((1 << bits) - 1)]], dtype=TYPES[f"u{bits}"])
+            made = unsigned.view(TYPES[kind])
+        name = f"k_{kind}_{number.value & ((1 << 64) - 1):x}"
+        self.space[name] = made
+        return name
+
+    def address(self, operand: Address, kind: str, i: Instruction) -> str:
+        base = operand.base
+        if isinstance(base, Name) and base.text != "global_smem" and variable(base.text) not in self.space:
+            raise Unsupported(f"symbol {base.text} is not known", i.location)
+        text = self.value(base, kind, i)
+        return f"({text} + {self.constant(Number(operand.offset), kind)})" if operand.offset else text
+
+    def guard(self, i: Instruction) -> str:
+        if i.guard is None:
+            return "None"
+        return f"{'~' if i.negated else ''}{self.value(i.guard, 'p', i)}"
+
+    def assign(self, target: object, text: str, kind: str, i: Instruction, *, kept: bool = False) -> None:
+        """target = text, of type `kind`; kept: the text has the guard's doing in it already."""
+        if isinstance(target, Name) and target.text == "_":
+            return
+        if not isinstance(target, Register):
+            raise Unsupported(f"a result of {i.opcode} that is no register", i.location)
+        plain = TYPE_OF[target.kind]
+        if bits_of_kind(kind) != bits_of_kind(plain):
+            text, kind = f"({text}).astype({plain})", plain
+        if i.guard is not None and not kept:
+            text = f"np.where({self.guard(i)}, {text}, {self.value(target, kind, i)})"
+        self.emit(f"{variable(target.name)} = {text}")
+        self.kinds[target.name] = kind
+        if target.name in self.crossing:
+            self.changed[target.name] = target.kind
+
+    def assign_elements(self, targets: Iterable[object], kind: str, i: Instruction) -> None:
+        """The targets are the elements of v."""
+        for position, target in enumerate(targets):
+            self.assign(target, f"v[{position}]", kind, i)
+
+    # -------------------------------------------------------------------------------------------------------- marks
+
+    def marks(self, operand: object, kind: str) -> str:
+        """An expression for the marks of an operand (undefined.py) as numpy type `kind`."""
+        if isinstance(operand, Register):
+            return f"U.mask({operand.name!r}, {kind})"
+        if isinstance(operand, Vector) and len(operand.parts) == 2:
+            narrow = "u16" if kind.endswith("32") else "u32"
+            low, high = (self.marks(part, narrow) for part in operand.parts)
+            return viewed(f"pack({low}, {high})", f"u{kind[1:]}", kind)
+        return self.constant(Number(0), kind)
+
+    def mark(self, target: object, sources: Iterable[object], text: str, kind: str, i: Instruction) -> None:
+        """The result gets these marks (of type `kind`), where it or a source has any."""
+        names = [r.name for source in sources for r in registers_of(source)]
+        if not isinstance(target, Register):
+            return
+        plain = TYPE_OF[target.kind]
+        if bits_of_kind(kind) != bits_of_kind(plain):
+            text = f"({text}).astype({plain})"
+        elif kind != plain:
+            text = f"({text}).view({plain})"
+        self.follow([*names, target.name], f"U.put({target.name!r}, {text}, {self.guard(i)}, {tuple(names)})")
+
+    def follow(self, names: Iterable[str], call: str) -> None:
+        """Calls where any of these registers has marks."""
+        self.emit(f"if T and not T.keys().isdisjoint({tuple(dict.fromkeys(names))}): {call}")
+
+    def use(self, operands: Iterable[object], what: str, i: Instruction) -> None:
+        """Registers are used: none may have marks."""
+        names = tuple(dict.fromkeys(r.name for operand in operands for r in registers_of(operand)))
+        if names:
+            self.follow(names, f"U.used({i.index}, {names}, {self.guard(i)}, {what!r})")
+
+    def load_marks(self, targets: Iterable[object], size: str, kind: str, i: Instruction) -> None:
+        """Registers get the marks of what was loaded as elements of type `size`, read as `kind`."""
+        targets = list(targets)
+        names = [t.name for t in targets if isinstance(t, Register)]
+        lines = [f"w = U.fresh({len(targets)}, {size!r})"]
+        for position, target in enumerate(targets):
+            if not isinstance(target, Register):
+                continue
+            text, plain = viewed(f"w[{position}]", size, kind), TYPE_OF[target.kind]
+            if bits_of_kind(kind) != bits_of_kind(plain):
+                text = f"{text}.astype({plain})"
+            elif kind != plain:
+                text = f"{text}.view({plain})"
+            lines.append(f"U.put({target.name!r}, {text}, {self.guard(i)}, ('',))")
+        self.follow(["", *names], "; ".join(lines))
+
+
+def bits_of_kind(kind: str) -> int:
+    return 1 if kind == "p" else int(kind[1:])
+
+
+def variable(name: str) -> str:
+    return name.replace("%", "").replace("$", "_")
+
+
+def viewed(text: str, kind: str, wanted: str) -> str:
+    if kind == wanted:
+        return text
+    if bits_of_kind(kind) == bits_of_kind(wanted):
+        return f"{text}.view({wanted})"
+    return f"{text}.astype(u{bits_of_kind(wanted)})" + ("" if wanted[0] == "u" else f".view({wanted})")

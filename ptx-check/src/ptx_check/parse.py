@@ -1,0 +1,279 @@
+"""PTX text -> a kernel's instructions, basic blocks and the Python lines they came from.
+
+As much of PTX's grammar as Triton writes, inline assembly included: one entry, registers and labels, statements that
+end with a semicolon. The order of statements is kept; a basic block ends at a branch or before a label.
+Source: NVIDIA, "PTX ISA", chapters 4 (syntax) and 11 (directives).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from ptx_check.faults import Location, Unsupported
+
+_PARAMETER = re.compile(r"\.param\s+\.(\w+)\s.*?(\w+)\s*[,)\n]")
+_LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
+_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
+_REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
+_LOCAL = re.compile(r"\.local\s+\.align\s+\d+\s+\.b8\s+__local_depot\d+\[(\d+)\]")
+_TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\]\s*=\s*\{([^}]*)\};", re.MULTILINE)
+_GUARD = re.compile(r"@(!?)(%?\w+)\s+(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    name: str
+    kind: str
+    """pred, b16, b32 or b64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An immediate: the bits as Python's integer, which may be negative; `real` for 0f and 0d constants."""
+
+    value: int
+    real: str = ""
+    """f32 or f64 where it was written as bits of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    parts: tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    base: object
+    """Register, or the name of a symbol."""
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A label, a symbol, a special register (%tid.x) or _."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class Instruction:
+    opcode: str
+    operands: tuple
+    guard: Register | None
+    negated: bool
+    location: Location
+    index: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        return self.opcode.split(".")
+
+
+@dataclass(slots=True)
+class Block:
+    """Instructions that run one after the other; labels name its beginning."""
+
+    labels: list[str] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Kernel:
+    name: str
+    parameters: list[tuple[str, str]]
+    """(name, type) of each, type as u64, b32, f32."""
+    blocks: list[Block]
+    registers: dict[str, str]
+    """Name -> pred, b16, b32, b64."""
+    local: int = 0
+    """Bytes of memory that each thread has to itself."""
+    tables: dict[str, bytes] = field(default_factory=dict)
+    """Constants that the file brings along in global memory."""
+
+
+def parse(text: str) -> Kernel:
+    """Reads one entry. Raises Unsupported, with the line, for what is not understood."""
+    entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*.*?\{", text, re.DOTALL)
+    if entry is None or not re.search(r"^\.target\s+\w+", text, re.MULTILINE):
+        raise Unsupported("this is no PTX of one kernel: .target or .visible .entry is missing")
+    body = _up_to_its_brace(text[entry.end() :])
+    parameters = [(name, kind) for kind, name in _PARAMETER.findall(entry[2] + "\n")]
+    reader = _Reader(entry[1], dict(_FILE.findall(text)), 1 + text[: entry.end()].count("\n"))
+    reader.targets = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", body))
+    reader.read(body)
+    blocks = [block for block in reader.blocks if block.instructions or block.labels]
+    for index, instruction in enumerate(i for block in blocks for i in block.instructions):
+        instruction.index = index
+    local = sum(int(size) for size in _LOCAL.findall(body))
+    tables = {name: bytes(int(n) for n in numbers.split(",")).ljust(int(size), b"\0")
+              for name, size, numbers in _TABLE.findall(text)}  # fmt: skip
+    return Kernel(entry[1], parameters, blocks, reader.registers, local, tables)
+
+
+@dataclass(slots=True)
+class _Scope:
+    """Registers that a pair of braces declares."""
+
+    prefix: str
+    """Of their names, so that they are no others'; empty for the kernel's own."""
+    registers: dict[str, str] = field(default_factory=dict)
+    families: dict[str, str] = field(default_factory=dict)
+
+
+class _Reader:
+    def __init__(self, kernel: str, files: dict[str, str], line: int) -> None:
+        self.kernel, self.files, self.line = kernel, files, line
+        self.registers: dict[str, str] = {}
+        """Those that are used."""
+        self.scopes = [_Scope("")]
+        """The kernel's and those of inline assembly, the innermost last."""
+        self.opened = 0
+        self.targets: set[str] = set()
+        self.blocks = [Block()]
+        self.known: dict[str, object] = {}
+        self.python = self.path = ""
+        self.open = ""
+
+    def read(self, body: str) -> None:
+        for number, raw in enumerate(body.split("\n"), self.line):
+            loc = _LOCATION.search(raw)
+            if loc:
+                file, line, column, chain = loc.groups()
+                if line != "0":  # 0: the compiler could not say
+                    self.path = self.files.get(file, "")
+                    self.python = (chain or f"{self.files.get(file, file).rsplit('/', 1)[-1]}:{line}:{column}").strip()
+                continue
+            self.take(raw.split("//")[0].strip(), number)
+
+    def take(self, text: str, number: int) -> None:
+        """Takes the statements of one line; one may go on in the next."""
+        if not text or text.startswith((".pragma", ".section", ".file", ".b8", ".local")):
+            return
+        text = f"{self.open} {text}".strip()
+        self.open = ""
+        while text:
+            if text[0] in "{}":
+                self.scope(text[0])
+                text = text[1:].strip()
+                continue
+            label = re.match(r"([$\w]+):(?!:)\s*", text)
+            if label:
+                if label[1] in self.targets:  # others are for debuggers
+                    self.label(label[1])
+                text = text[label.end() :]
+                continue
+            statement, separator, rest = text.partition(";")
+            if not separator:
+                self.open = text
+                return
+            self.statement(statement.strip(), number)
+            text = rest.strip()
+
+    def scope(self, brace: str) -> None:
+        if brace == "{":
+            self.opened += 1
+            self.scopes.append(_Scope(f"scope{self.opened}_"))
+        elif len(self.scopes) > 1:
+            self.scopes.pop()
+
+    def label(self, name: str) -> None:
+        if self.blocks[-1].instructions:
+            self.blocks.append(Block())
+        self.blocks[-1].labels.append(name)
+
+    def statement(self, text: str, number: int) -> None:
+        declared = _REGISTERS.match(text + ";")
+        if declared:
+            return self.declare(*declared.groups())
+        location = Location(self.kernel, number, self.python, self.path)
+        guard, negated = None, False
+        guarded = _GUARD.match(text)
+        if guarded:
+            negated, text = guarded[1] == "!", guarded[3]
+            guard = self.operand(guarded[2], location)
+        opcode, _, rest = text.replace("\t", " ").partition(" ")
+        operands = tuple(self.operand(part, location) for part in _split(rest))
+        block = self.blocks[-1]
+        block.instructions.append(Instruction(opcode, operands, guard, negated, location))
+        if opcode.split(".")[0] in ("bra", "ret", "exit"):
+            self.blocks.append(Block())
+        return None
+
+    def declare(self, kind: str, names: str) -> None:
+        if kind != "pred":  # 8 bits lie in a register of 16
+            width = int(re.sub(r"\D", "", kind.removesuffix("x2"))) * (2 if kind.endswith("x2") else 1)
+            kind = f"b{max(16, width)}"
+        scope = self.scopes[-1]
+        for name in names.split(","):
+            family = re.match(r"(%?\w+)<\d+>", name.strip())
+            if family:
+                scope.families[family[1]] = kind
+            else:
+                scope.registers[name.strip()] = kind
+
+    def register(self, name: str) -> Register | None:
+        """The register that the innermost scope declares under this name."""
+        for scope in reversed(self.scopes):
+            kind = scope.registers.get(name) or scope.families.get(name.rstrip("0123456789"))
+            if kind:
+                unique = scope.prefix + name.replace("%", "") if scope.prefix else name
+                self.registers[unique] = kind
+                return Register(unique, kind)
+        return None
+
+    def operand(self, text: str, location: Location) -> Any:
+        text = text.strip()
+        if text.startswith("{"):
+            return Vector(tuple(self.operand(part, location) for part in _split(text[1:-1])))
+        if text.startswith("["):
+            base, _, offset = text[1:-1].replace(" ", "").partition("+")
+            return Address(self.register(base) or Name(base), int(offset, 0) if offset else 0)
+        if "|" in text:
+            return Vector(tuple(self.operand(part, location) for part in text.split("|")))
+        parsed = self.known.get(text) if len(self.scopes) == 1 else self.simple(text, location)
+        if parsed is None:
+            parsed = self.known[text] = self.simple(text, location)
+        return parsed
+
+    def simple(self, text: str, location: Location) -> object:
+        known = self.register(text)
+        if known is not None:
+            return known
+        if re.match(r"0[fF][0-9a-fA-F]{8}$", text):
+            return Number(int(text[2:], 16), "f32")
+        if re.match(r"0[dD][0-9a-fA-F]{16}$", text):
+            return Number(int(text[2:], 16), "f64")
+        if re.match(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$", text):
+            return Number(int(text.rstrip("U"), 0))
+        if re.match(r"[%$\w.]+$", text):
+            return Name(text)
+        raise Unsupported(f"operand {text!r} is not understood", location)
+
+
+def _up_to_its_brace(text: str) -> str:
+    """What comes before the brace that closes a body; inline assembly has braces of its own, at a line's start too."""
+    depth, taken = 1, []
+    for line in text.split("\n"):
+        code = line.split("//")[0]
+        depth += code.count("{") - code.count("}")
+        if depth <= 0:
+            break
+        taken.append(line)
+    return "\n".join(taken)
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of braces."""
+    parts, depth, start = [], 0, 0
+    for position, letter in enumerate(text):
+        if letter in "{[":
+            depth += 1
+        elif letter in "}]":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    parts.append(text[start:])
+    return [part for part in parts if part.strip()]

@@ -1,0 +1,144 @@
+"""A plugin of pytest: every launch of a test suite executed as on the chips that are named.
+
+    pytest --ptx-check=sm_80,sm_90 [--ptx-report=faults.sarif]
+
+Each test runs once a chip, on CPU tensors, with torch.cuda answered as on that chip (while tests are collected, as
+on the first), and fails with FaultyKernel for what a launch does wrong. A mark chooses for a test, a class or a module:
+
+    @pytest.mark.ptx_check("sm_90", sizes={"n": [1, 33]})     these chips of those named; values for a parameter of
+                                                              parametrize, where those are too many or too large
+    @pytest.mark.ptx_check(skip="reads a file of weights")    not executed at all
+    @pytest.mark.ptx_check(checks=False, programs=64)         options of ptx_check.executed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ptx_check.reports import Findings
+
+_CHIP = "ptx_chip"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ptx-check", "Triton kernels executed from their PTX on a CPU")
+    group.addoption("--ptx-check", metavar="CHIPS", help="run every test once for each of these, as sm_80,sm_90")
+    group.addoption(
+        "--ptx-report", type=Path, metavar="FILE", help="write what was found to FILE: .txt, .json or .sarif"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "ptx_check(*chips, sizes={}, skip='', **options): how --ptx-check executes a test"
+    )
+    if config.option.ptx_check:
+        config.pluginmanager.register(_Checking(config), "ptx_check.checking")
+    elif config.option.ptx_report:
+        raise pytest.UsageError("--ptx-report needs --ptx-check=CHIPS")
+
+
+class _Checking:
+    """What happens where --ptx-check is given."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        if os.environ.setdefault("TRITON_INTERPRET", "0") == "1":
+            raise pytest.UsageError("--ptx-check: unset TRITON_INTERPRET, the interpreter has no PTX")
+        from ptx_check.chips import CHIPS
+        from ptx_check.machine import executed
+        from ptx_check.reports import Findings, form_of
+
+        self.chips = [name.strip() for name in config.option.ptx_check.split(",")]
+        unknown = [name for name in self.chips if name not in CHIPS]
+        if unknown:
+            raise pytest.UsageError(f"--ptx-check: {', '.join(unknown)}: choose among {', '.join(CHIPS)}")
+        self.report: Path | None = config.option.ptx_report
+        if self.report is not None:
+            try:
+                form_of(self.report)
+            except ValueError as error:
+                raise pytest.UsageError(f"--ptx-report: {error}") from None
+        self.findings: Findings = Findings()
+        self._collecting = contextlib.ExitStack()
+        self._collecting.enter_context(executed(self.chips[0]))
+
+    def pytest_collection_finish(self) -> None:
+        self._collecting.close()
+
+    def pytest_unconfigure(self) -> None:
+        self._collecting.close()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        chosen = _mark(metafunc.definition)
+        if chosen.get("skip"):
+            return
+        _other_sizes(metafunc, dict(chosen.get("sizes", {})))
+        chips = [chip for chip in self.chips if chip in (chosen["chips"] or self.chips)]
+        metafunc.fixturenames.append(_CHIP)
+        metafunc.parametrize(_CHIP, chips, indirect=True)
+
+    @pytest.fixture
+    def ptx_chip(self, request: pytest.FixtureRequest) -> str:
+        return request.param
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item):
+        """Fixtures and the test itself launch kernels alike."""
+        from ptx_check.machine import executed
+
+        chosen = _mark(item)
+        if chosen.pop("skip", ""):
+            return (yield)
+        chips = chosen.pop("chips")
+        chosen.pop("sizes", None)
+        spec = getattr(item, "callspec", None)
+        chip = spec.params.get(_CHIP) if spec else None
+        if chip is None:  # unittest's methods are not parametrized
+            chip = next((name for name in self.chips if name in (chips or self.chips)), None)
+        if chip is None:
+            return (yield)
+        with executed(chip, **chosen) as machine:
+            result = yield
+        self.findings.launches += len(machine.launches)
+        self.findings.add([*machine.faults, *machine.notes], chip, item.nodeid)
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from ptx_check.reports import as_text, write
+
+        terminalreporter.section("ptx-check")
+        terminalreporter.write(as_text(self.findings))
+        if self.report is not None:
+            write(self.findings, self.report)
+            terminalreporter.write_line(f"written to {self.report}")
+
+
+def _mark(item: pytest.Item) -> dict[str, Any]:
+    """What the nearest mark says: chips and options."""
+    mark = item.get_closest_marker("ptx_check")
+    if mark is None:
+        return {"chips": ()}
+    return {"chips": mark.args, **mark.kwargs}
+
+
+def _other_sizes(metafunc: pytest.Metafunc, sizes: dict[str, Any]) -> None:
+    """Values in place of those of the test's own parametrize, by its names: "n", or "m,n" where it has both."""
+    markers = metafunc.definition.own_markers
+    for marker in [m for m in markers if m.name == "parametrize"]:
+        names = marker.args[0] if marker.args else marker.kwargs["argnames"]
+        key = ",".join(n.strip() for n in (names.split(",") if isinstance(names, str) else names))
+        if key in sizes:
+            markers.remove(marker)
+            metafunc.parametrize(key, sizes.pop(key))
+    if sizes:
+        raise pytest.UsageError(
+            f"{metafunc.definition.nodeid}: ptx_check(sizes=...) names {', '.join(sizes)}, which no parametrize of "
+            "this test has"
+        )

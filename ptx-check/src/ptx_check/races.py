@@ -1,0 +1,292 @@
+"""Races: two threads touch one place, one of them writing, and nothing orders them.
+
+In a program a barrier orders what lies before it and what lies after; bar.warp.sync does so for the threads of a warp;
+nothing else does. Programs are not ordered at all. Accesses are kept as their instructions gave them, without a record
+per byte, and compared stretch by stretch: for shared memory at each barrier, for global memory at each store and at the
+end of the launch. Stores of equal values by one instruction are how a compiler spreads a value and no race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ptx_check.atomics import Clocks
+from ptx_check.memory import WORDS, Buffer, spread
+
+_THREAD, _WARP, _EPOCH = 0x3FF, 0x3E0, 10
+COLLECTIVE = 1 << 30
+"""The thread that matrix instructions read shared memory as: none of the program's own."""
+
+
+def conflicting(one, other):
+    """Which pairs of codes (thread, and warp barriers passed << 10) belong to threads that nothing orders."""
+    differ = one ^ other
+    warp = (differ & ~np.int64(_THREAD) & np.int64(COLLECTIVE)) | (differ & _WARP)
+    return ((differ & (_THREAD | COLLECTIVE)) != 0) & ((warp != 0) | ((differ >> _EPOCH) == 0))
+
+
+class SharedRaces:
+    """Races in the shared memory of a chunk of programs, in the stretch since their last barrier."""
+
+    def __init__(self, run, size: int, grain: int) -> None:
+        self.run, self.grain = run, grain
+        self.shift = grain.bit_length() - 1
+        self.writers = np.zeros((run.programs, -(-size // grain // 16) * 16 + 16), dtype=np.int64)
+        self.events: list[tuple] = []
+        self.written = self.exchanged = False
+        self.met = False
+        """Whether a warp has met (bar.warp.sync) since."""
+
+    def read(self, index, address, mask, width, code=None) -> None:
+        self.events.append(("read", index, address, mask, width, self.run.code if code is None else code))
+
+    def write(self, index, address, mask, width, code=None) -> None:
+        self.events.append(("write", index, address, mask, width, self.run.code if code is None else code))
+        self.written = True
+
+    def exchange(self, index, address, mask, width) -> None:
+        """An atomic operation: ordered among its like, and by nothing with other accesses."""
+        self.events.append(("exchange", index, address, mask, width, self.run.code))
+        self.exchanged = True
+
+    def barrier(self, arrived: np.ndarray | None) -> None:
+        """Programs `here` (None: all) are at a barrier: compares their stretch and forgets it."""
+        if self.written or self.exchanged:
+            self.compare(arrived)
+        self.events = [] if arrived is None else list(_without(self.events, arrived))
+        self.written = any(event[0] == "write" for event in self.events)
+        self.exchanged = any(event[0] == "exchange" for event in self.events)
+        self.met = self.met and bool(self.events)
+
+    def compare(self, arrived) -> None:
+        lone = arrived is None and all(
+            a.shape[0] == 1 and (m is None or m.shape[0] == 1) and c.shape[0] == 1 for _, _, a, m, _, c in self.events
+        )  # what all programs do alike is compared for one
+        rows = 1 if lone else self.run.programs
+        table = self.writers[:rows].reshape(-1)
+        if self.met:  # then a later access of a warp may hide an earlier one
+            _clear(self.follow(table, arrived, rows, self.events))  # lest threads that store alike be compared with it
+        touched = self.follow(table, arrived, rows, [event for event in self.events if event[0] == "write"])
+        _clear(self.follow(table, arrived, rows, [event for event in self.events if event[0] != "write"], touched))
+        if self.exchanged:
+            atomic = [event for event in self.events if event[0] == "exchange"]
+            touched = self.follow(table, arrived, rows, [("written", *event[1:]) for event in atomic])
+            _clear(self.follow(table, arrived, rows, [event for event in self.events if event[0] == "read"], touched))
+
+    def follow(self, table, arrived, rows, events, touched=None) -> list[tuple]:
+        """Compares each event with what the table has and notes writers in it. Returns where it did."""
+        touched = [] if touched is None else touched
+        for kind, index, address, mask, width, code in events:
+            words, slots, codes = self.cells(table, address, mask, width, code, arrived, rows)
+            before = words.take(slots, axis=0)
+            if before.any() and kind != "written":
+                what = "written and read" if kind == "read" else "written twice"
+                self.judge(index, before, slots, codes, touched, what)
+            if kind in ("write", "written"):
+                words[slots] = codes + 1
+                touched.append((words, slots, index))
+        return touched
+
+    def cells(self, table, address, mask, width, code, arrived, rows):
+        """The table by words of such accesses, the places of these in it, and the codes of who touches them."""
+        if arrived is not None:
+            mask = arrived if mask is None else mask & arrived
+        span = max(1, width // self.grain)
+        words = table.reshape(-1, span)
+        shift = max(self.shift, width.bit_length() - 1)
+        slots = (address >> np.uint32(shift)).astype(np.int64)
+        np.minimum(slots, self.writers.shape[1] // span - 1, out=slots)
+        if rows > 1:
+            slots = slots + np.arange(rows, dtype=np.int64)[:, None] * (self.writers.shape[1] // span)
+        if mask is not None:
+            parts = (slots, code, mask)
+            shape = (max(part.shape[0] for part in parts), max(part.shape[1] for part in parts))
+            chosen = spread(mask, shape)
+            slots, code = spread(slots, shape)[chosen], spread(code, shape)[chosen]
+        elif code.shape[1] != slots.shape[1]:
+            slots, code = np.broadcast_arrays(slots, code)
+        return words, slots, code[..., None]
+
+    def judge(self, index, before, slots, codes, touched, what) -> None:
+        wrong = (before != 0) & conflicting(before - 1, codes)
+        if wrong.any():
+            whole = np.broadcast_to(slots[..., None], wrong.shape) * before.shape[-1] + np.arange(before.shape[-1])
+            self.report(index, whole[wrong], touched, what)
+
+    def report(self, index, slots, touched, what) -> None:
+        others = (i for w, p, i in reversed(touched) if np.isin(slots[:1] // w.shape[1], p).any())
+        other = next(others, None)
+        byte = int(slots[0]) % self.writers.shape[1] * self.grain
+        self.run.fault("race", index, f"shared memory at byte {byte} is {what} with no barrier between", other)
+
+
+def _clear(touched) -> None:
+    for words, slots, _ in touched:
+        words[slots] = 0
+
+
+def _without(accesses, arrived) -> Iterator[tuple]:
+    for kind, index, address, mask, width, code in accesses:
+        rest = ~arrived if mask is None else mask & ~arrived
+        if rest.any():
+            yield kind, index, address, rest, width, code
+
+
+_PROGRAM, _BARRIERS = 41, 20
+_HELD = 1 << 24
+_SEVERAL = np.int64(((1 << 22) - 1) << _PROGRAM)
+
+
+class Traffic:
+    """The accesses of one launch to global memory: who wrote each place last, and who read what."""
+
+    def __init__(self, launch, grain: int) -> None:
+        self.launch, self.grain = launch, grain
+        self.writers: dict[int, np.ndarray] = {}
+        self.instructions: dict[int, np.ndarray] = {}
+        self.added: dict[int, np.ndarray] = {}
+        """Who touched each place by atomic operations; _SEVERAL: more than one program."""
+        self.clocks = Clocks(launch.grid[0] * launch.grid[1] * launch.grid[2])
+        self.reads: list[tuple] = []
+        self.held = 0
+
+    def codes(self, run) -> np.ndarray:
+        """(programs, threads): program, barriers passed, warp barriers passed, thread; never 0."""
+        return ((run.numbers + 1) << _PROGRAM) | (run.barriers << _BARRIERS) | run.code
+
+    def read(self, index, buffer: Buffer, offsets, mask, width) -> None:
+        run = self.launch.run
+        entry = (index, buffer, offsets, mask, width, self.codes(run), run.shape)
+        if buffer.base in self.writers:
+            self.check_read(entry)
+        self.reads.append(entry)
+        self.held += offsets.size
+        if self.held > _HELD:
+            self.end()
+
+    def check_read(self, entry, *, late: bool = False) -> None:
+        index, buffer, offsets, mask, width, codes, shape = entry
+        tables = [t[buffer.base] for t in (self.writers, self.added) if buffer.base in t]
+        if not tables:
+            return
+        offsets, codes = spread(offsets, shape), spread(codes, shape)
+        if mask is not None:
+            chosen = spread(mask, shape)
+            offsets, codes = offsets[chosen], codes[chosen]
+        first = (offsets.ravel() // np.uint64(self.grain)).view(np.int64)
+        codes = codes.ravel()
+        for step in range(max(1, width // self.grain)):
+            for table in tables:
+                slots = np.minimum(first + step, len(table) - 1)
+                before = table[slots]
+                written = before != 0
+                if not written.any():
+                    continue
+                others, kind = self.unordered(before, codes, late=late)
+                wrong = self.untold(buffer, slots, before, codes, written & others)
+                if wrong.any():
+                    self.report(index, buffer, slots, before, codes, wrong, kind, late)
+
+    def unordered(self, before, codes, *, late: bool = False):
+        """Pairs that nothing orders, and those of them that belong to two programs. late: codes may be the earlier."""
+        foreign = (before >> _PROGRAM) != (codes >> _PROGRAM)
+        if foreign.any():
+            told = self.told(before, codes)
+            foreign = foreign & ~(told | self.told(codes, before) if late else told)
+        low = np.int64((1 << _BARRIERS) - 1)
+        same_stretch = ((before ^ codes) >> _BARRIERS) == 0
+        return foreign | (same_stretch & conflicting(before & low, codes & low)), foreign
+
+    def told(self, before, codes) -> np.ndarray:
+        """Pairs of which the program of the second knew of the first by atomic operations."""
+        stretch = (before >> _BARRIERS) & ((1 << (_PROGRAM - _BARRIERS)) - 1)
+        later = np.where(codes >= _SEVERAL, 0, (codes >> _PROGRAM) - 1)
+        return self.clocks.ordered((before >> _PROGRAM) - 1, stretch, before & _THREAD, later) & (codes < _SEVERAL)
+
+    def untold(self, buffer, slots, before, codes, wrong) -> np.ndarray:
+        """The wrong ones, without plain accesses by a program that knows of all atomic operations of several there."""
+        several = wrong & (before == _SEVERAL)
+        if self.clocks.known is not None and several.any():
+            for lane in np.flatnonzero(several).tolist():
+                program = (int(codes[lane]) >> _PROGRAM) - 1
+                if self.clocks.all_told(buffer.base, int(slots[lane]), program):
+                    wrong[lane] = False
+        return wrong
+
+    def report(self, index, buffer, slots, before, codes, wrong, foreign, late) -> None:
+        run = self.launch.run
+        kind = "programs" if (foreign & wrong).any() else "race"
+        cell = int(slots[wrong][0])
+        other = int(self.instructions[buffer.base][cell])
+        if late and kind == "race":
+            pairs = set(zip(slots.tolist(), codes.tolist()))
+            low = np.int64((1 << _BARRIERS) - 1)
+            touching = zip(slots[wrong].tolist(), before[wrong].tolist(), codes[wrong].tolist())
+            if all((cell, (code & ~low) | (writer & low)) in pairs for cell, writer, code in touching):
+                kind = "redundant"  # who writes has read it himself; the others hold copies that are not stored
+        byte = cell * self.grain
+        run.fault(kind, index, f"global memory ({buffer.size} bytes) at byte {byte} is written and read", other)
+
+    def write(self, index, buffer: Buffer, offsets, threads, width) -> None:
+        run = self.launch.run
+        table = self.table(self.writers, buffer)
+        codes = spread(self.codes(run), run.shape).reshape(-1)[threads]
+        first = (offsets // np.uint64(self.grain)).view(np.int64)
+        for step in range(max(1, width // self.grain)):
+            slots = first + step
+            self.compare(index, buffer, table, slots, codes)
+            self.compare(index, buffer, self.added.get(buffer.base), slots, codes)
+            table[slots] = codes
+            after = table[slots]
+            if (after != codes).any():  # several threads in one instruction: equal values of one program may be
+                foreign = ((after ^ codes) >> _PROGRAM) != 0
+                if foreign.any():
+                    self.report(index, buffer, slots, after, codes, foreign, foreign, False)
+            self.instructions[buffer.base][slots] = index
+
+    def accumulate(self, index, buffer: Buffer, offsets, threads, width, orders) -> None:
+        """Atomic operations are ordered among themselves, and by nothing with other accesses."""
+        run = self.launch.run
+        table = self.table(self.added, buffer)
+        codes = spread(self.codes(run), run.shape).reshape(-1)[threads]
+        first = (offsets // np.uint64(self.grain)).view(np.int64)
+        for step in range(max(1, width // self.grain)):
+            slots = first + step
+            self.compare(index, buffer, self.writers.get(buffer.base), slots, codes)
+            before = table[slots]
+            table[slots] = np.where((before != 0) & ((before >> _PROGRAM) != (codes >> _PROGRAM)), _SEVERAL, codes)
+            foreign = (table[slots] >> _PROGRAM) != (codes >> _PROGRAM)
+            table[slots[foreign]] = _SEVERAL
+            self.instructions[buffer.base][slots] = index
+        programs = (codes >> _PROGRAM) - 1
+        stretches = (codes >> _BARRIERS) & ((1 << (_PROGRAM - _BARRIERS)) - 1)
+        self.clocks.exchange(buffer.base, first, programs, codes & _THREAD, stretches, *orders)
+
+    def table(self, tables: dict[int, np.ndarray], buffer: Buffer) -> np.ndarray:
+        if buffer.base not in tables:
+            cells = -(-buffer.size // self.grain)
+            tables[buffer.base] = np.zeros(cells, dtype=np.int64)
+            self.instructions.setdefault(buffer.base, np.zeros(cells, dtype=np.int32))
+        return tables[buffer.base]
+
+    def compare(self, index, buffer, table, slots, codes) -> None:
+        """With what a table, if there is one, has of these places."""
+        if table is None or not (before := table[slots]).any():
+            return
+        others, foreign = self.unordered(before, codes)
+        wrong = self.untold(buffer, slots, before, codes, (before != 0) & others)
+        if wrong.any():
+            self.report(index, buffer, slots, before, codes, wrong, foreign, False)
+
+    def end(self) -> None:
+        """Compares what was read with what was written later."""
+        for entry in self.reads:
+            self.check_read(entry, late=True)
+        self.reads, self.held = [], 0
+
+
+def grain_of(widths) -> int:
+    """The bytes that a place of a table stands for: the narrowest access."""
+    return min((w for w in widths if w in WORDS), default=4)

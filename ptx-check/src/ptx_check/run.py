@@ -1,0 +1,415 @@
+"""Runs a translated kernel: all threads of many programs at once, block by block.
+
+Threads that part at a branch come together again in its immediate post-dominator (control.py): one side runs up to
+there, then the other, then both go on together. Where blocks stand in the text does not matter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ptx_check.atomics import UFUNCS
+from ptx_check.control import first_source, joins, registers_of, successors, unassigned
+from ptx_check.faults import Fault, Unsupported
+from ptx_check.matrices import Matrices
+from ptx_check.memory import Buffer, Global, buffers
+from ptx_check.operands import PARAMETER
+from ptx_check.parse import Kernel
+from ptx_check.races import SharedRaces, Traffic, grain_of
+from ptx_check.shared import Copies, Local, Shared
+from ptx_check.translate import translate
+from ptx_check.undefined import Undefined
+from ptx_check.warpgroup import Groups
+
+LANES = 16384
+"""Threads that run at once: their registers are arrays of some 64 KB, which caches hold."""
+_MOST_BLOCKS = 5_000_000
+_TURN = 16
+"""Blocks that a program runs before the next has its turn."""
+_RESIDENT = 64
+"""Programs that are under way at once where one may wait for another; a device has some hundreds."""
+_PATIENCE = 200
+"""Turns of each of them within which one must end or change memory."""
+
+
+class Code:
+    """A kernel, ready to run."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.tables = {name: torch.frombuffer(bytearray(table), dtype=torch.uint8).clone()
+                       for name, table in kernel.tables.items()}  # fmt: skip
+        """The constants that a kernel brings along, in memory of their own."""
+        self.functions = translate(kernel, self.tables)
+        self.instructions = [i for block in kernel.blocks for i in block.instructions]
+        self.never = unassigned(kernel)
+        """Registers that are read on some way without having been written, and their types."""
+        self.asynchronous = any("mma_async" in i.opcode for i in self.instructions)
+        self.joins = joins(successors(kernel))
+        """Of each block the one in which threads that part at its end come together; their number: the kernel's end."""
+        read = {r.name for i in self.instructions for o in i.operands[first_source(i) :] for r in registers_of(o)}
+        exchanges = (i for i in self.instructions if i.words[0] == "atom" and "global" in i.words)
+        self.waiting = any(r.name in read for i in exchanges for r in registers_of(i.operands[0]))
+        """Whether a program may wait for another: for a lock, or to be the last."""
+        self.shared_grain = grain_of(self._widths("shared"))
+        self.global_grain = grain_of(self._widths("global"))
+
+    def _widths(self, space: str) -> list[int]:
+        widths = [4]
+        for i in self.instructions:
+            if i.words[0] in ("ld", "st") and i.words[1].split("::")[0] == space:
+                widths.append(int("".join(c for c in i.words[-1] if c.isdigit())) // 8)
+        return widths
+
+
+class Launch:
+    """One launch: its grid, its arguments and what goes wrong."""
+
+    def __init__(self, code: Code, grid, threads: int, shared: int, parameters, known: list[Buffer], checks=True):
+        self.code, self.grid, self.threads, self.shared, self.checks = code, grid, threads, shared, checks
+        self.parameters, self.known = parameters, [*known, *buffers(code.tables.values())]
+        self.faults: dict[tuple, Fault] = {}
+        self.traffic = Traffic(self, code.global_grain)
+        self.run: Run | None = None
+        self.changed = False
+        """Whether anything in global memory was, since the last turn."""
+
+    def execute(self) -> list[Fault]:
+        """Runs every program; what went wrong, one for each kind and instruction."""
+        total = self.grid[0] * self.grid[1] * self.grid[2]
+        step = 1 if self.code.waiting else max(1, LANES // self.threads)
+        chunks = (
+            np.arange(first, min(total, first + step), dtype=np.int64)[:, None] for first in range(0, total, step)
+        )
+        with np.errstate(all="ignore"):
+            self.in_turns(chunks)
+            if self.checks:
+                self.traffic.end()
+        return list(self.faults.values())
+
+    def in_turns(self, chunks: Iterator[np.ndarray]) -> None:
+        """Runs chunks of programs, one after the other; where programs may wait for each other some of them in turns,
+        lower numbers first."""
+        running: deque[tuple[Run, Iterator[None]]] = deque()
+        turns = 0
+        while True:
+            while len(running) < (_RESIDENT if self.code.waiting else 1):
+                if (numbers := next(chunks, None)) is None:
+                    break
+                run = Run(self, numbers)
+                running.append((run, run.steps()))
+            if not running:
+                return
+            self.run, steps = running.popleft()
+            self.changed = False
+            ended = next(steps, True) is not None
+            if not ended:
+                running.append((self.run, steps))
+            turns = 0 if ended or self.changed else turns + 1
+            if turns > _PATIENCE * len(running) and self.code.waiting:
+                raise Unsupported(f"programs of kernel {self.code.kernel.name} wait for each other: it may never end")
+
+    def fault(self, kind: str, index: int, message: str, other: int | None) -> None:
+        location = self.code.instructions[index].location
+        second = None if other is None else self.code.instructions[other].location
+        self.faults.setdefault((kind, index), Fault(kind, message, location, second))
+
+
+@dataclass(slots=True)
+class Path:
+    """Threads that run together."""
+
+    block: int
+    threads: np.ndarray | None
+    """None: all that have not ended."""
+    join: int
+    """The block where they wait for those that they parted from."""
+
+
+class Run:
+    """A chunk of a launch's programs."""
+
+    def __init__(self, launch: Launch, numbers: np.ndarray) -> None:
+        self.launch, self.numbers, self.checks = launch, numbers, launch.checks
+        self.programs, self.width = len(numbers), launch.threads
+        self.shape = (self.programs, self.width)
+        u32 = np.uint32
+        self.zero = np.zeros((1, 1), u32)
+        self.tid = np.arange(self.width, dtype=u32)[None, :]
+        self.lane, self.warp = self.tid & u32(31), self.tid >> u32(5)
+        self.threads = np.arange(self.programs * self.width).reshape(self.shape)
+        x, y, _ = launch.grid
+        self.ctaid = [part.astype(u32) for part in (numbers % x, numbers // x % y, numbers // (x * y))]
+        self.nctaid = [np.full((1, 1), n, u32) for n in launch.grid]
+        self.ntid = np.full((1, 1), self.width, u32)
+        self.parameters = launch.parameters
+        self.active: np.ndarray | None = None
+        """Which threads run; None: all."""
+        self.alive: np.ndarray | None = None
+        """Which have not ended; None: none has."""
+        self.code = self.tid.astype(np.int64)
+        """(1 or programs, threads): the thread, and warp barriers passed << 10."""
+        self.barriers = np.zeros((1, 1), dtype=np.int64)
+        self.undefined = Undefined(self, launch.code.never)
+        self.memory = Global(self, launch.known)
+        self.shared = Shared(self, launch.shared)
+        self.local = Local(self, launch.code.kernel.local) if launch.code.kernel.local else None
+        self.copies = Copies(self)
+        self.matrices = Matrices(self)
+        self.groups = Groups(self)
+        self.races = SharedRaces(self, self.shared.pitch, launch.code.shared_grain)
+        self.traffic = launch.traffic
+
+    # -------------------------------------------------------------------------------------------------- control
+
+    def steps(self) -> Iterator[None]:
+        """Runs to the end, with a pause after every so many blocks."""
+        functions = self.launch.code.functions
+        end = len(functions)
+        registers: list = [None] * (4 + len(self.launch.code.kernel.registers))
+        paths = [Path(0, None, end)]
+        for count in range(1, _MOST_BLOCKS):
+            if count % _TURN == 0:
+                yield
+            path = paths[-1]
+            self.active = self.living(path, alone=len(paths) == 1)
+            if path.block in (path.join, end) or (self.active is not None and not self.active.any()):
+                if path.block == end and path.threads is not None:
+                    self.alive = ~path.threads if self.alive is None else self.alive & ~path.threads
+                paths.pop()
+                if not paths:
+                    break
+                continue
+            block = path.block
+            following = functions[block](self, registers, path.threads)
+            if isinstance(following, int):
+                self.go(path, following)
+            else:
+                self.branch(paths, block, *following)
+        else:
+            raise Unsupported(f"kernel {self.launch.code.kernel.name} runs for {_MOST_BLOCKS} blocks: it may never end")
+        if self.checks:
+            self.races.barrier(None)
+
+    def living(self, path: Path, *, alone: bool) -> np.ndarray | None:
+        """The threads of a path that have not ended; None: all of the launch."""
+        if alone:  # then the others have ended, and what blocks leave in their registers matters to nobody
+            path.threads = None
+        if path.threads is None or self.alive is None:
+            return self.alive if path.threads is None else path.threads
+        path.threads = path.threads & self.alive
+        return path.threads
+
+    def go(self, path: Path, block: int) -> None:
+        """A path goes on in a block; its threads end where that is -1."""
+        path.block = block
+        if block < 0:
+            path.block = path.join
+            if self.active is not None:
+                self.alive = ~self.active if self.alive is None else self.alive & ~self.active
+            else:
+                self.alive = np.zeros((1, 1), dtype=bool)
+
+    def branch(self, paths: list[Path], block: int, taken, target: int, following: int) -> None:
+        """The last path parts behind `block`, unless its threads all go one way."""
+        path, live = paths[-1], self.active
+        if taken.size == 1:
+            return self.go(path, target if taken.flat[0] else following)
+        if taken.shape[1] != 1 and (taken == taken[:, :1]).all():
+            taken = taken[:, :1]
+        one, other = (part if live is None else part & live for part in (taken, ~taken))
+        if not one.any() or not other.any():
+            return self.go(path, target if one.any() else following)
+        join = self.launch.code.joins[block]
+        if join == path.join:
+            paths.pop()
+        else:
+            path.block = join
+        parts = [(target, one), (following, other)]
+        for destination, part in sorted(parts, key=lambda way: way[0], reverse=True):
+            if destination < 0:
+                self.alive = ~part if self.alive is None else self.alive & ~part
+            elif destination != join or not paths:
+                paths.append(Path(destination, part, join))
+        return None
+
+    # ------------------------------------------------------------------------------------- what blocks call upon
+
+    def fault(self, kind: str, index: int, message: str, other: int | None = None) -> None:
+        self.launch.fault(kind, index, message, other)
+
+    def where(self, guard) -> np.ndarray | None:
+        """The threads that run and pass the guard; None: all of them."""
+        if guard is None:
+            return self.active
+        if self.active is not None:
+            return guard & self.active
+        return None if guard.all() else guard
+
+    def rows(self, index: int) -> np.ndarray | None:
+        """(programs, 1): the programs that run, all their living threads together; None: all."""
+        if self.active is None:
+            return None
+        if self.active.shape[1] == 1:
+            return self.active
+        some: Any = self.active.any(1, keepdims=True)
+        every: Any = (self.active | self.ended()).all(1, keepdims=True)
+        if (some & ~every).any():
+            self.fault("divergence", index, "not all threads of a program come here together")
+        return some
+
+    def ended(self) -> np.ndarray:
+        return np.zeros((1, 1), dtype=bool) if self.alive is None else ~self.alive
+
+    def parameter_part(self, number: int, offset: int, kind) -> np.ndarray:
+        """So much of a parameter, from a byte on."""
+        value = self.parameters[number]
+        return value.astype(kind) if not offset else (value >> value.dtype.type(8 * offset)).astype(kind)
+
+    def parameter(self, address) -> np.ndarray:
+        """What lies at an address that the kernel computed of its parameters."""
+        table = np.array([int(value.flat[0]) for value in self.parameters], dtype=np.uint64)
+        return table.take((address // np.uint64(PARAMETER)).astype(np.int64), mode="clip")
+
+    def barrier(self, index: int, name) -> None:
+        arrived = self.rows(index)
+        if self.checks:
+            self.races.barrier(arrived)
+            self.barriers = self.barriers + (1 if arrived is None else arrived.astype(np.int64))
+            self.copies.remember()
+            self.groups.remember()
+
+    def warp_barrier(self, index: int, members) -> None:
+        self.together(index, members)
+        if self.checks:
+            step = np.int64(1 << 10)
+            self.races.met = True
+            taking = self.active if members is None else self.named(members)
+            self.code = self.code + (step if taking is None else taking * step)
+
+    def named(self, members) -> np.ndarray:
+        """Threads whose lane is in a mask."""
+        return (members >> self.lane & np.uint32(1)) != 0
+
+    def together(self, index: int, members=None) -> None:
+        """The threads of a warp that `members` names (None: all) must be here together, and no others."""
+        active = np.ones((1, 1), dtype=bool) if self.active is None else self.active
+        if members is None and active.shape[1] == 1:
+            return
+        here = self.spread(active)
+        if members is None:
+            warps = here.reshape(len(here), -1, 32)
+            wrong = warps.any(2) & ~warps.all(2)
+        else:
+            present = np.repeat(_ballot(here), 32, axis=1)
+            wrong = here & (((members & ~present) != 0) | ~self.named(members))
+        if wrong.any():
+            self.fault("divergence", index, "not all threads of a warp that must be come here together")
+
+    def spread(self, value) -> np.ndarray:
+        """With all threads, though perhaps for one program only."""
+        return value if value.shape[1] == self.width else np.broadcast_to(value, (value.shape[0], self.width))
+
+    def shuffle(self, index: int, mode: str, value, lane, clamp: int, members=None) -> np.ndarray:
+        """The value of another thread of the warp."""
+        self.together(index, members)
+        if value.shape[1] == 1:
+            return value
+        segment = np.uint32((clamp >> 8) & 31)
+        last = (self.lane & segment) | (np.uint32(clamp & 31) & ~segment)
+        lane = lane & np.uint32(31)
+        if mode == "bfly":
+            source = self.lane ^ lane
+        elif mode == "up":
+            source = (self.lane.astype(np.int64) - lane).astype(np.int64)
+        elif mode == "down":
+            source = self.lane + lane
+        elif mode == "idx":
+            source = (lane & ~segment) | (self.lane & segment)
+        else:
+            raise Unsupported(f"shfl of mode {mode}", self.launch.code.instructions[index].location)
+        source = source.astype(np.int64)
+        inside = source >= last if mode == "up" else source <= last
+        source = np.where(inside, source, self.lane) + (self.warp.astype(np.int64) << 5)
+        source = self.spread(source)
+        self.lanes_elsewhere(index, source, members)
+        if source.shape[0] == 1:
+            return value.take(source[0], axis=1)
+        return np.take_along_axis(np.broadcast_to(value, (self.programs, self.width)), source, 1)
+
+    def lanes_elsewhere(self, index: int, source, members) -> None:
+        """Mark results of a shuffle from lanes that do not run here, or that the mask leaves out: they may be
+        anything."""
+        if not self.checks or (members is None and self.active is None):
+            return
+        taking = np.ones((1, 1), dtype=bool) if self.active is None else self.active
+        taking = self.spread(taking if members is None else taking & self.named(members))
+        rows = np.broadcast_shapes(taking.shape, source.shape)
+        taken = np.take_along_axis(np.broadcast_to(taking, rows), np.broadcast_to(source, rows), 1)
+        if not taken.all():
+            self.undefined.loaded(index, (np.where(taken, np.uint32(0), np.uint32(0xFFFFFFFF)),))
+
+    def vote(self, index: int, mode: str, value, members=None) -> np.ndarray:
+        """any, all or ballot over the threads of a warp that run and are named."""
+        value = self.spread(value)
+        self.together(index, members)
+        for taking in (self.active, None if members is None else self.named(members)):
+            if taking is not None:
+                value = value | ~taking if mode == "all" else value & taking
+        warps = value.reshape(value.shape[0], -1, 32)
+        if mode in ("any", "all"):
+            votes = warps.any(2) if mode == "any" else warps.all(2)
+        elif mode == "ballot":
+            votes = _ballot(value)
+        else:
+            raise Unsupported(f"vote of mode {mode}", self.launch.code.instructions[index].location)
+        return np.repeat(votes, 32, axis=1)
+
+    def reduce(self, index: int, operation: str, value, members=None) -> np.ndarray:
+        """redux: one number of all threads of a warp that are named."""
+        value = self.spread(value)
+        self.together(index, members)
+        if members is not None or self.active is not None:
+            neutral = _NEUTRAL[operation](np.iinfo(value.dtype))
+            for taking in (self.active, None if members is None else self.named(members)):
+                if taking is not None:
+                    value = np.where(taking, value, value.dtype.type(neutral))
+        warps = UFUNCS[operation].reduce(value.reshape(len(value), -1, 32), axis=2, dtype=value.dtype)
+        return np.repeat(warps, 32, axis=1)
+
+    def running(self) -> np.ndarray:
+        """Lanes of each warp that run here."""
+        here = np.ones((1, 1), dtype=bool) if self.active is None else self.active
+        return np.repeat(_ballot(self.spread(here)), 32, axis=1)
+
+
+_NEUTRAL: dict[str, Callable] = {
+    "add": lambda limits: 0, "or": lambda limits: 0, "xor": lambda limits: 0, "min": lambda limits: limits.max,
+    "max": lambda limits: limits.min, "and": lambda limits: limits.max,
+}  # fmt: skip
+
+
+def _ballot(value: np.ndarray) -> np.ndarray:
+    """(programs, warps): the lanes of each warp in which a predicate (programs, threads) holds."""
+    warps = value.reshape(value.shape[0], -1, 32).astype(np.uint64)
+    return (warps << np.arange(32, dtype=np.uint64)).sum(2).astype(np.uint32)
+
+
+def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndarray]:
+    """Launch arguments as the bits that ld.param reads."""
+    made = []
+    for (_, kind), value in zip(kernel.parameters, values, strict=True):
+        bits = int("".join(c for c in kind if c.isdigit()))
+        if kind[0] == "f":
+            real = np.full((1, 1), value, {16: np.float16, 32: np.float32, 64: np.float64}[bits])
+            made.append(real.view({16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
+        else:
+            kept = int(value) & ((1 << bits) - 1)
+            made.append(np.full((1, 1), kept, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
+    return made

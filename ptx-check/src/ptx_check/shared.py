@@ -1,0 +1,269 @@
+"""Shared memory of a running chunk of programs: loads, stores, and asynchronous copies into it.
+
+Every byte has marks of what nobody wrote (undefined.py). A copy's bytes arrive at the wait for its group, not before:
+until then the place counts as unwritten, so that who reads too early reads what nobody wrote.
+Source: NVIDIA, "PTX ISA", chapter 9.7.9.25 (asynchronous copies) and 8.10 (proxies).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptx_check.allocations import POISON
+from ptx_check.atomics import TYPES, take_turns
+from ptx_check.memory import WORDS, join, split, spread, stored_alike
+
+
+class Shared:
+    name = "shared memory"
+
+    def __init__(self, run, size: int) -> None:
+        self.run, self.size = run, size
+        self.pitch = -(-max(size, 16) // 16) * 16
+        self.flat = _views(np.full(run.programs * (self.pitch // 4), POISON[4], dtype=np.uint32))
+        self.marks = _views(np.full(run.programs * (self.pitch // 4 if run.checks else 4), 0xFFFFFFFF, dtype=np.uint32))
+        """Memory, and of each byte the bits that nobody wrote, as words of every width."""
+        self.proxies = Proxies(run, self.pitch) if run.checks and run.launch.code.asynchronous else None
+        self.rows = {width: np.arange(run.programs, dtype=np.int64)[:, None] * (self.pitch // width) for width in WORDS}
+
+    def positions(self, index, address, mask, width) -> np.ndarray:
+        """Positions of words of `width` bytes in their program's row; what lies outside is reported and moved
+        inside."""
+        shift = np.uint32(width.bit_length() - 1)
+        turned = address if width == 1 else (address >> shift) | (address << (np.uint32(32) - shift))
+        last = np.uint32(max(self.size - width, 0)) >> shift
+        wrong = turned > last  # beyond, or not aligned: then its lowest bits have become the highest
+        if wrong.any() or self.size < width:
+            self.complain(index, address, mask, width)
+            turned = np.minimum(address >> shift, last)
+        return turned.astype(np.int64)
+
+    def complain(self, index, address, mask, width) -> None:
+        lanes = np.ones((1, 1), dtype=bool) if mask is None else mask
+        if (((address & np.uint32(width - 1)) != 0) & lanes).any():
+            self.run.fault("alignment", index, f"an address in {self.name} that {width} bytes do not divide")
+        if ((address.astype(np.int64) + width > self.size) & lanes).any():
+            self.run.fault("bounds", index, f"{width} bytes outside of {self.size} bytes of {self.name}")
+
+    def load(self, index, address, guard, size, count, kept):
+        mask, width = self.run.where(guard), size * count
+        positions = self.positions(index, address, mask, width) + self.rows[width]
+        if self.run.checks:
+            self.note("read", index, address, mask, width)
+            marks = self.unwritten(positions, width)
+            if marks is not None:
+                self.run.undefined.loaded(index, split(marks, size, count))
+        parts = split(self.flat[width].take(positions), size, count)
+        if mask is None or not kept:
+            return parts
+        return tuple(np.where(mask, part, old) for part, old in zip(parts, kept))
+
+    def note(self, kind: str, *access) -> None:
+        """For races."""
+        getattr(self.run.races, kind)(*access)
+
+    def unwritten(self, positions, width) -> np.ndarray | None:
+        """The marks of words of so many bytes; None where they have none."""
+        marks = self.marks[width].take(positions)
+        return marks if marks.view(np.uint8 if width == 1 else WORDS[min(width, 8)]).any() else None
+
+    def store(self, index, address, guard, size, values, marks=None) -> None:
+        mask, width = self.run.where(guard), size * len(values)
+        shape = self.run.shape
+        unknown = None if marks is None else join(marks, shape, size)
+        self.put(index, address, mask, join(values, shape, size), width, marks=unknown, size=size)
+
+    def exchange(self, index, address, guard, form: tuple[str, str], orders, value, compared, wanted: bool):
+        """An atomic operation; what each thread found there, where that is wanted."""
+        run, size = self.run, np.dtype(TYPES[form[1]]).itemsize
+        mask, shape = run.where(guard), run.shape
+        data = [spread(each, shape) for each in (run.threads, value, *([] if compared is None else [compared]))]
+        positions, threads, given, *other = self.chosen(index, address, mask, size, *data)
+        result = np.zeros(shape, WORDS[size])
+        if run.checks:
+            if self.marks[size][positions].any():
+                run.fault("unwritten", index, "an atomic operation on shared memory that nobody wrote")
+            self.note("exchange", index, address, mask, size)
+        found = take_turns(self.flat[size], positions, *form, given, *other, wanted=wanted)
+        if wanted:
+            result.reshape(-1)[threads] = found.view(WORDS[size])
+        return result
+
+    def chosen(self, index, address, mask, width, *data) -> list[np.ndarray]:
+        """Where each thread's word lies, and data (all programs and threads), of the threads in the mask."""
+        shape = data[0].shape if data else self.run.shape
+        places = spread(self.positions(index, address, mask, width) + self.rows[width], shape)
+        if mask is None:
+            return [each.ravel() for each in (places, *data)]
+        within = spread(mask, shape)
+        return [each[within] for each in (places, *data)]
+
+    def put(self, index, address, mask, packed, width, code=None, marks=None, size=2) -> None:
+        """Stores words of elements of `size` bytes; packed, and marks where some bits of it are undefined, have all
+        programs and threads."""
+        data = (packed,) if marks is None else (packed, marks)
+        positions, packed, *unknown = self.chosen(index, address, mask, width, *data)
+        self.flat[width][positions] = packed
+        if self.run.checks:
+            if ("bounds", index) not in self.run.launch.faults:
+                stored_alike(self.run, index, self.flat[width][positions], packed, size, "shared")
+            self.marks[width][positions] = unknown[0] if unknown else 0
+            if self.proxies is not None:
+                self.proxies.written(positions, width)
+            self.note("write", index, address, mask, width, code)
+
+    def claim(self, index, address, mask, width) -> None:
+        """A copy is on its way to words: until it arrives they are unwritten."""
+        (positions,) = self.chosen(index, address, mask, width)
+        self.flat[width][positions] = self.flat[width].dtype.type(0)
+        if self.run.checks:
+            self.marks[width][positions] = np.full(16, 0xFF, np.uint8).view(WORDS[width])[0]
+            self.run.races.write(index, address, mask, width)
+
+
+def _views(words: np.ndarray) -> dict[int, np.ndarray]:
+    return {width: words.view(dtype) for width, dtype in WORDS.items()}
+
+
+class Local(Shared):
+    """Memory that each thread has to itself, for what is chosen by a number that the kernel computes."""
+
+    name = "a thread's own memory"
+
+    def __init__(self, run, size: int) -> None:
+        self.run, self.size = run, size
+        self.pitch = -(-size // 16) * 16
+        words = run.programs * run.width * self.pitch // 4
+        self.flat = _views(np.full(words, POISON[4], dtype=np.uint32))
+        self.marks = _views(np.full(words, 0xFFFFFFFF, dtype=np.uint32))
+        self.proxies = None
+        self.rows = {width: run.threads * (self.pitch // width) for width in WORDS}
+
+    def note(self, kind: str, *access) -> None:
+        """No other thread touches it."""
+
+
+class Copies:
+    """cp.async: what is on its way, group by group. Groups are counted per program, whose threads go together."""
+
+    def __init__(self, run) -> None:
+        self.run = run
+        self.committed = np.zeros((run.programs, 1), dtype=np.int64)
+        self.pending: list[tuple] = []
+
+    def issue(self, index, destination, source, guard, width, count) -> None:
+        run = self.run
+        mask = run.where(guard)
+        if mask is not None and not mask.any():
+            return
+        if count is None:
+            count = run.zero + np.uint32(width)
+        wanted = count != 0
+        reading = wanted if mask is None else wanted & mask
+        packed = np.zeros(run.shape, dtype=WORDS[width])
+        unknown = None
+        whole = mask is None and wanted.all()
+        if reading.any():
+            pieces = run.memory.locate(index, source, None if whole else reading, width)
+            for buffer, offsets, lanes in pieces:
+                raw, marks = run.memory.gather(index, buffer, offsets, lanes, min(width, 4), width // min(width, 4))
+                words = join(raw, run.shape, min(width, 4))
+                packed = words if lanes is None else np.where(np.broadcast_to(lanes, run.shape), words, packed)
+                if marks is not None:
+                    marks = join(marks, run.shape, min(width, 4))
+                    before = np.zeros(run.shape, WORDS[width]) if unknown is None else unknown
+                    unknown = marks if lanes is None else np.where(np.broadcast_to(lanes, run.shape), marks, before)
+        partial = (count != 0) & (count != width)
+        if partial.any():
+            packed = _shortened(packed, count, width, run.shape)
+            unknown = None if unknown is None else _shortened(unknown, count, width, run.shape)
+        if run.checks:
+            self.check_order(index, destination, mask, width)
+        run.shared.claim(index, destination, mask, width)
+        unknown = None if unknown is None else np.ascontiguousarray(unknown)
+        packed = np.ascontiguousarray(packed)
+        self.pending.append((index, destination, mask, packed, width, self.committed.copy(), unknown))
+
+    def check_order(self, index, destination, mask, width) -> None:
+        """A thread's own copies are not ordered among themselves: none may go where one of its others is on its way.
+        Those of other threads are races like any."""
+        for issued, before, other, _, size, _, _ in self.pending:
+            meet = (before.astype(np.int64) < destination.astype(np.int64) + width) & (
+                destination < before.astype(np.int64) + size
+            )
+            for part in (mask, other):
+                meet = meet if part is None else meet & part
+            if meet.any():
+                byte = int(np.broadcast_to(destination, meet.shape)[meet][0])
+                message = f"shared memory at byte {byte} is copied to while an earlier copy to it is on its way"
+                return self.run.fault("race", index, message, issued)
+        return None
+
+    def commit(self, index) -> None:
+        arrived = self.run.rows(index)
+        self.committed = self.committed + (1 if arrived is None else arrived.astype(np.int64))
+
+    def wait(self, index, allowed: int) -> None:
+        """All but the `allowed` youngest groups have arrived."""
+        arrived = self.run.rows(index)
+        remaining = []
+        for issued, destination, mask, packed, width, group, unknown in self.pending:
+            done = group < self.committed - allowed
+            if arrived is not None:
+                done = done & arrived
+            if done.any():
+                whole = done.all()
+                part = mask if whole else (done if mask is None else done & mask)
+                self.run.shared.put(issued, destination, part, packed, width, marks=unknown)
+            if not done.all():
+                rest = ~done if mask is None else ~done & mask
+                if rest.any():
+                    kept = rest if done.any() else mask
+                    remaining.append((issued, destination, kept, packed, width, group, unknown))
+        self.pending = remaining
+
+    def remember(self) -> None:
+        """After a barrier: what is still on its way may be written in the new stretch too."""
+        for issued, destination, mask, _, width, _, _ in self.pending:
+            self.run.races.write(issued, destination, mask, width)
+
+
+def _shortened(packed, count, width, shape) -> np.ndarray:
+    """Words of which bytes from `count` on are zero."""
+    step = np.arange(width, dtype=np.uint32)
+    lanes = np.ascontiguousarray(packed).view(np.uint8).reshape(*shape, width)
+    lanes = np.where(step < np.broadcast_to(count, shape)[..., None], lanes, 0).astype(np.uint8)
+    return lanes.view(WORDS[width])[..., 0]
+
+
+class Proxies:
+    """Shared memory as asynchronous products see it: what threads wrote comes to them by fence.proxy.async alone."""
+
+    def __init__(self, run, pitch: int) -> None:
+        self.run = run
+        self.stamps = _views(np.zeros(run.programs * (pitch // 4), dtype=np.uint32))
+        self.now = 1
+        """Of each byte the stretch in which threads wrote it; a fence begins the next."""
+
+    def stamp(self, width: int) -> np.ndarray:
+        return np.full(16, self.now, np.uint8).view(WORDS[width])[0]
+
+    def written(self, positions, width) -> None:
+        self.stamps[width][positions] = self.stamp(width)
+
+    def fence(self) -> None:
+        """All threads of the running programs pass fence.proxy.async."""
+        active = self.run.active
+        if active is not None and active.shape[1] != 1 and not (active | self.run.ended()).all():
+            return  # those of some threads alone order nothing that others wrote
+        self.now += 1
+        if self.now > 255:
+            self.stamps[4][:] = 0
+            self.now = 1
+
+    def check(self, index, positions, width, mask) -> None:
+        """A product reads words."""
+        fresh = self.stamps[width].take(positions) == self.stamp(width)
+        if fresh.any() and (mask is None or (fresh & mask).any()):
+            message = "a product reads what threads wrote into shared memory with no fence.proxy.async in between"
+            self.run.fault("fence", index, message)

@@ -1,0 +1,414 @@
+"""A kernel's basic blocks as Python functions over numpy arrays: every instruction a line, every register a variable.
+
+    def block_3(M, S, m):          M the running programs, S registers that cross blocks, m which threads are here
+        r7 = r5 + r6
+        ...
+        return p2, 5, 4            where p2, to block 5, the others to block 4
+
+A register is an array of shape (programs or 1, threads or 1): what depends on the thread's number alone is computed
+once for all programs. Variables of one block are dropped after their last use, so that memory is used again while the
+cache has it. What crosses blocks lies in S as unsigned bits, merged under m where some threads are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from ptx_check import arithmetic, atomics, exact, forms, rounding, undefined
+from ptx_check.control import CARRY, TYPE_OF, first_source, registers_of, results_and_sources
+from ptx_check.faults import Unsupported
+from ptx_check.operands import TYPES, variable, viewed
+from ptx_check.parse import Address, Block, Instruction, Kernel, Name, Number, Vector
+from ptx_check.warp_instructions import WarpInstructions
+
+_IGNORED = ("fence", "membar", "prefetch", "prefetchu", "griddepcontrol")
+_SPACES = {"global": "memory", "shared": "shared", "local": "local"}
+_LOAD_MODES = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "weak", "volatile"}
+_ATOMIC_MODES = {"global", "shared", "shared::cta", "gpu", "cta", "sys", "cluster", "relaxed", "acquire", "release",
+                 "acq_rel", "noftz"}  # fmt: skip
+
+
+def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyType({})) -> list:
+    """A function for every block; tables: the kernel's constants. Raises Unsupported for an opcode that is not known,
+    with its line."""
+    uses = [_uses(block) for block in kernel.blocks]
+    crossing = {name: position for position, name in enumerate(sorted(set().union(*(u for u, _ in uses))))}
+    labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
+    space: dict = {"np": np, **TYPES, **{n: f for n, f in vars(rounding).items() if not n.startswith("_")}}
+    space |= {variable(name): np.full((1, 1), table.data_ptr(), np.uint64) for name, table in tables.items()}
+    space |= {"exact": exact, "anded": undefined.anded, "ored": undefined.ored, "CROSSING": frozenset(crossing)}
+    parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}
+    everything = [i for block in kernel.blocks for i in block.instructions]
+    products = [i for i in everything if "mma_async" in i.opcode]
+    late = {r.name for i in products for r in registers_of(i.operands[0])}
+    taken = late | {r.name for i in products for r in registers_of(i.operands[1]) if isinstance(i.operands[1], Vector)}
+    copies = [tuple(r.name for o in i.operands for r in registers_of(o)) for i in everything if i.words[0] == "mov"]
+    while late and (earlier := {c[0] for c in copies if len(c) == 2 and c[1] in late} - late):
+        late |= earlier
+    read = {r.name for i in everything for o in i.operands[first_source(i) :] for r in registers_of(o)}
+    lines: list[str] = []
+    for number, block in enumerate(kernel.blocks):
+        lines += _Writer(number, block, crossing, labels, parameters, space, late, taken, read).lines()
+    exec(compile("\n".join(lines), f"<{kernel.name}>", "exec"), space)
+    return [space[f"block_{number}"] for number in range(len(kernel.blocks))]
+
+
+def _uses(block: Block) -> tuple[set[str], set[str]]:
+    """Names that a block reads before it writes them, and names that it writes."""
+    before: set[str] = set()
+    defined: set[str] = set()
+    for instruction in block.instructions:
+        written, read = results_and_sources(instruction)
+        before |= {r.name for r in read} - defined
+        defined |= {r.name for r in written}
+    return before, defined
+
+
+class _Writer(WarpInstructions):
+    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read) -> None:
+        super().__init__(number, block, crossing, labels, parameters, space)
+        self.late, self.taken, self.read = late, taken, read
+        """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
+        self.touched: set[str] = set()
+        """Of those that products take: touched by others since the last wgmma.fence of this block."""
+
+    def lines(self) -> list[str]:
+        last: dict[str, int] = {}
+        for position, i in enumerate(self.block.instructions):
+            for registers in results_and_sources(i):
+                last.update({r.name: position for r in registers})
+        end = f"return {self.number + 1}"
+        for position, i in enumerate(self.block.instructions):
+            base = i.opcode.split(".")[0]
+            if base in ("bra", "ret", "exit") and forms.executed(i.opcode):
+                end = self.leave(i, base)
+                break
+            self.instruction(i, base)
+            dead = [n for n, p in last.items() if p == position and n in self.kinds and n not in self.changed]
+            if dead:
+                self.emit(" = ".join(variable(n) for n in dead) + " = None")
+        self.tell_touched()
+        self.emit("if T: U.keep(CROSSING)")
+        for name, kind in self.changed.items():
+            where, plain = self.crossing[name], TYPE_OF[kind]
+            value = viewed(variable(name), self.kinds[name], plain)
+            self.emit(f"S[{where}] = {value} if m is None or S[{where}] is None else np.where(m, {value}, S[{where}])")
+        self.body.insert(0, "U = M.undefined; T = U.marks")
+        return [f"def block_{self.number}(M, S, m):", *(f"    {line}" for line in [*self.body, end])]
+
+    def leave(self, i: Instruction, base: str) -> str:
+        target = -1 if base != "bra" else self.labels[i.operands[0].text]
+        if i.guard is None:
+            return f"return {target}"
+        taken = self.value(i.guard, "p", i)
+        self.follow([i.guard.name], f"U.used({i.index}, ({i.guard.name!r},), None, 'branched upon')")
+        return f"return {'~' if i.negated else ''}{taken}, {target}, {self.number + 1}"
+
+    # --------------------------------------------------------------------------------------------- instructions
+
+    def instruction(self, i: Instruction, base: str) -> None:
+        if not forms.executed(i.opcode):
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
+        if i.opcode.startswith("fence.proxy.async") and self.taken:
+            self.emit("if M.shared.proxies is not None: M.shared.proxies.fence()")
+        if base in _IGNORED:
+            return
+        if i.guard is not None:
+            self.follow([i.guard.name], f"U.used({i.index}, ({i.guard.name!r},), None, 'a guard')")
+        if self.taken and base != "wgmma":
+            self.touched |= {r.name for registers in results_and_sources(i) for r in registers} & self.taken
+        if self.late and "mma_async" not in i.opcode:
+            early = sorted({r.name for r in results_and_sources(i)[1]} & self.late)
+            if base == "mov" and early:  # where loops end, the compiler copies sums that are on their way
+                names = [r.name for o in i.operands for r in registers_of(o)]
+                self.emit(f"if M.groups.open: M.groups.move({names!r})")
+            elif early:
+                self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
+        handler = self._carrying if i.opcode in forms.carrying() else getattr(self, f"_{base}", self._computed)
+        handler(i)
+
+    def tell_touched(self) -> None:
+        if self.touched:
+            self.emit(f"M.groups.touched.update({tuple(sorted(self.touched))})")
+        self.touched = set()
+
+    def _computed(self, i: Instruction) -> None:
+        meant = arithmetic.known(i.opcode, i.location)
+        target, *sources = i.operands
+        if i.opcode.startswith("setp") and isinstance(target, Vector):
+            return self._compared_pairs(i, meant, target.parts)
+        if i.words[0] in ("min", "max") and i.words[-1] == "f32" and len(sources) == 3:
+            meant = arithmetic.of_three(meant)
+        if len(sources) != len(meant.operands):
+            raise Unsupported(f"{i.opcode} with {len(sources)} sources", i.location)
+        values = [self.value(source, kind, i) for source, kind in zip(sources, meant.operands)]
+        self.mark(target, sources, self._marks_of(i, meant, sources, values), meant.result, i)
+        self.assign(target, meant.expression.format(*values), meant.result, i)
+        return None
+
+    def _carrying(self, i: Instruction) -> None:
+        """Sums with a carry: a word of a long one."""
+        target, *sources = i.operands
+        kind = arithmetic.TYPES[i.words[-1]]
+        plain = f"u{kind[1:]}"
+        *factors, first, last = (self.value(source, kind, i) for source in sources)
+        if i.words[0] in ("mad", "madc"):
+            factor, *_ = factors
+            first = f"multiply_high({factor}, {first})" if "hi" in i.words else f"({factor} * {first})"
+        carry = self.value(CARRY, "p", i) if i.words[0][-1] == "c" else self.constant(Number(0), "p")
+        how = "borrowed" if i.words[0].startswith("sub") else "carried"
+        self.emit(f"v = {how}({first}.view({plain}), {last}.view({plain}), {carry})")
+        given = [*sources, CARRY] if i.words[0][-1] == "c" else sources
+        names = tuple(r.name for source in given for r in registers_of(source))
+        for position, (to, each) in enumerate(((target, plain), (CARRY, "p"))):
+            if position == 0 or "cc" in i.words:
+                self.mark(to, given, f"U.whole({names}, {each!r})", each, i)
+                self.assign(to, f"v[{position}]", each, i)
+
+    def _createpolicy(self, i: Instruction) -> None:
+        """What a cache should keep: nothing that is computed."""
+        self.assign(i.operands[0], self.constant(Number(0), "u64"), "u64", i)
+
+    def _marks_of(self, i: Instruction, meant: arithmetic.Meaning, sources: list, values: list[str]) -> str:
+        """An expression for the marks of a result, of its type's width."""
+        base, names = i.words[0], tuple(r.name for source in sources for r in registers_of(source))
+        plain = [f"u{kind[1:]}" if kind[0] == "f" else kind for kind in (*meant.operands, meant.result)]
+        marks = [self.marks(source, kind) for source, kind in zip(sources, plain)]
+        unsigned = meant.result if meant.result == "p" else f"u{meant.result[1:]}"
+        if base in ("and", "or"):
+            return f"{base}ed({values[0]}, {values[1]}, {marks[0]}, {marks[1]})"
+        if base == "xor":
+            return f"{marks[0]} | {marks[1]}"
+        if base == "setp" and len(sources) == 3 and i.words[2] in ("and", "or"):
+            compared = meant.expression.format(values[0], values[1], i.words[2] == "and")  # with a neutral third
+            both = f"U.whole({names[:-1]}, 'p')"
+            return f"{i.words[2]}ed({compared}, {values[2]}, {both}, {marks[2]})"
+        data = arithmetic.moved(i.opcode, len(sources))
+        if data:
+            steering = tuple(r.name for source in sources[data:] for r in registers_of(source))
+            moved = meant.expression.format(*marks[:data], *values[data:])
+            return f"({moved})" + (f" | U.whole({steering}, {unsigned!r}).view({plain[-1]})" if steering else "")
+        if base == "cvt" and i.words[-2].endswith("x2") and len(sources) == 2:
+            high, low = (tuple(r.name for r in registers_of(source)) for source in sources)
+            half = f"u{int(meant.result[1:]) // 2}"
+            return f"pack(U.whole({low}, {half!r}), U.whole({high}, {half!r}))"
+        if i.words[-1].endswith("x2") and base != "cvt":
+            return f"U.halves({names}, {unsigned!r})"
+        return f"U.whole({names}, {unsigned!r})"
+
+    def _compared_pairs(self, i: Instruction, meant, targets) -> None:
+        """setp of pairs of halves: a predicate for the lower ones and one for the upper ones."""
+        if not i.words[-1].endswith("x2"):
+            raise Unsupported(f"form of {i.opcode}", i.location)
+        pair, joined = i.operands[1:3], i.operands[3:]
+        values = [self.value(source, "u32", i) for source in pair]
+        third = [self.value(source, "p", i) for source in joined]
+        names = tuple(r.name for source in i.operands[1:] for r in registers_of(source))
+        for side, target in enumerate(targets):
+            self.mark(target, i.operands[1:], f"U.whole({names}, 'p')", "p", i)
+            self.assign(target, meant.expression.format(*(f"halves({v})[{side}]" for v in values), *third), "p", i)
+
+    def _mov(self, i: Instruction) -> None:
+        target, source = i.operands
+        if not isinstance(target, Vector):
+            return self._computed(i)
+        whole = "u" + i.opcode.split(".")[1][1:]
+        if len(target.parts) == 4:
+            part = int(whole[1:]) // 4
+            self.emit(f"v = {self.value(source, whole, i)}")
+            for position, destination in enumerate(target.parts):
+                shifted = f"({self.marks(source, whole)} >> {whole}({position * part})).astype(u{part})"
+                self.mark(destination, (source,), shifted, f"u{part}", i)
+                self.assign(destination, f"(v >> {whole}({position * part})).astype(u{part})", f"u{part}", i)
+            return None
+        half = f"u{int(whole[1:]) // 2}"
+        self.emit(f"low, high = halves({self.value(source, whole, i)})")
+        for side, (part, text) in enumerate(zip(target.parts, ("low", "high"), strict=True)):
+            self.mark(part, (source,), f"halves({self.marks(source, whole)})[{side}]", half, i)
+            self.assign(part, text, half, i)
+        return None
+
+    def _ld(self, i: Instruction) -> None:
+        space, kind, size, targets = self._access(i, i.operands[0])
+        if space == "param":
+            return self._parameter(i, kind, size)
+        self.unhinted(i)
+        address = self.address(i.operands[1], "u64" if space == "global" else "u32", i)
+        self.use(i.operands[1:], "an address", i)
+        kept = "None" if i.guard is None else self.values(targets, f"u{8 * size}", i)
+        call = f"M.{_SPACES[space]}.load({i.index}, {address}, {self.guard(i)}, {size}, {len(targets)}, {kept})"
+        self.emit(f"v = {call}")
+        self.load_marks(targets, f"u{8 * size}", kind, i)
+        for position, target in enumerate(targets):
+            self.assign(target, viewed(f"v[{position}]", f"u{8 * size}", kind), kind, i, kept=True)
+        return None
+
+    def _parameter(self, i: Instruction, kind: str, size: int) -> None:
+        target, address = i.operands
+        if isinstance(address.base, Name):
+            text = f"M.parameter_part({self.parameters[address.base.text]}, {address.offset}, u{8 * size})"
+        else:
+            text = f"M.parameter({self.address(address, 'u64', i)}).astype(u{8 * size})"
+        self.assign(target, viewed(text, f"u{8 * size}", kind), kind, i)
+
+    def _st(self, i: Instruction) -> None:
+        space, _, size, sources = self._access(i, i.operands[1])
+        self.unhinted(i)
+        address = self.address(i.operands[0], "u64" if space == "global" else "u32", i)
+        values = self.values(sources, f"u{8 * size}", i)
+        self.use(i.operands[:1], "an address", i)
+        marks = ""
+        if space == "global":
+            self.use(i.operands[1:], "stored in global memory", i)
+        else:
+            names = [r.name for source in sources for r in registers_of(source)]
+            marks = f", U.taken({tuple(names)}, u{8 * size}) if T else None"
+        self.emit(f"M.{_SPACES[space]}.store({i.index}, {address}, {self.guard(i)}, {size}, {values}{marks})")
+
+    def unhinted(self, i: Instruction) -> None:
+        """Drops the last operand of an instruction that tells caches what to keep."""
+        if "L2::cache_hint" in i.words:
+            i.operands = i.operands[:-1]
+
+    def _red(self, i: Instruction) -> None:
+        self._exchange(i, Name("_"), *i.operands)
+
+    def _atom(self, i: Instruction) -> None:
+        self._exchange(i, *i.operands)
+
+    def _exchange(self, i: Instruction, target: object, place: Address, *values: object) -> None:
+        """An atomic operation: cas compares with the first of two values and stores the second."""
+        modes = set(i.words[1:]) & _ATOMIC_MODES
+        operation, kind = (word for word in i.words[1:] if word not in _ATOMIC_MODES)
+        space = "shared" if modes & {"shared", "shared::cta"} else "global"
+        plain = f"u{8 * np.dtype(atomics.TYPES[kind]).itemsize}"
+        if len(values) != 1 + (operation == "cas"):
+            raise Unsupported(f"operands of {i.opcode}", i.location)
+        *compared, value = (self.value(each, plain, i) for each in values)
+        address = self.address(place, "u64" if space == "global" else "u32", i)
+        self.use([place, *values], f"taken into {space} memory", i)
+        wanted = any(r.name in self.read for r in registers_of(target))
+        orders = bool(modes & {"acquire", "acq_rel"}), bool(modes & {"release", "acq_rel"})
+        call = (
+            f"M.{_SPACES[space]}.exchange({i.index}, {address}, {self.guard(i)}, {(operation, kind)}, {orders}, {value}"
+        )
+        self.emit(f"v = {call}, {compared[0] if compared else None}, {wanted})")
+        self.mark(target, (), self.constant(Number(0), plain), plain, i)
+        if wanted:
+            self.assign(target, "v", plain, i)
+
+    def _access(self, i: Instruction, data: object) -> tuple[str, str, int, tuple]:
+        """Address space, type, bytes an element and registers of a load or store."""
+        words = [w for w in i.words[1:] if not w.startswith(("L1::", "L2::")) and w not in _LOAD_MODES]
+        space, kind = words[0].split("::")[0], arithmetic.TYPES[words[-1]]
+        count = int(words[1][1:]) if len(words) == 3 and words[1][0] == "v" else 1
+        if int(kind[1:]) // 8 * count > 16:
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
+        registers = data.parts if isinstance(data, Vector) else (data,)
+        if len(registers) != count or len(i.operands) != 2 + ("L2::cache_hint" in i.words):
+            raise Unsupported(f"operands of {i.opcode}", i.location)
+        return space, kind, int(kind[1:]) // 8, registers
+
+    def _cp(self, i: Instruction) -> None:
+        if i.opcode == "cp.async.commit_group":
+            self.emit(f"M.copies.commit({i.index})")
+        elif i.opcode == "cp.async.wait_group":
+            self.emit(f"M.copies.wait({i.index}, {i.operands[0].value})")
+        elif i.opcode == "cp.async.wait_all":
+            self.emit(f"M.copies.commit({i.index})")
+            self.emit(f"M.copies.wait({i.index}, 0)")
+        elif i.words[:3] in (["cp", "async", "ca"], ["cp", "async", "cg"]):
+            self.unhinted(i)
+            if len(i.operands) not in (3, 4):
+                raise Unsupported(f"operands of {i.opcode}", i.location)
+            destination, source = self.address(i.operands[0], "u32", i), self.address(i.operands[1], "u64", i)
+            count = self.value(i.operands[3], "u32", i) if len(i.operands) == 4 else "None"
+            self.use(i.operands, "an address or a size", i)
+            self.emit(
+                f"M.copies.issue({i.index}, {destination}, {source}, {self.guard(i)}, {i.operands[2].value}, {count})"
+            )
+        else:
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
+
+    def _ldmatrix(self, i: Instruction) -> None:
+        count = self._fragments(i)
+        address = self.address(i.operands[1], "u32", i)
+        self.use(i.operands[1:], "an address", i)
+        self.emit(f"v = M.matrices.load({i.index}, {address}, {count}, {'trans' in i.words})")
+        self.load_marks(i.operands[0].parts, "u32", "u32", i)
+        self.assign_elements(i.operands[0].parts, "u32", i)
+
+    def _stmatrix(self, i: Instruction) -> None:
+        count = self._fragments(i)
+        address = self.address(i.operands[0], "u32", i)
+        values = self.values(i.operands[1].parts, "u32", i)
+        self.use(i.operands[:1], "an address", i)
+        marks = f"U.taken({tuple(r.name for r in registers_of(i.operands[1]))}, u32) if T else None"
+        self.emit(f"M.matrices.store({i.index}, {address}, {count}, {'trans' in i.words}, {values}, {marks})")
+
+    def _fragments(self, i: Instruction) -> int:
+        words = [w for w in i.words[1:] if w != "trans"]
+        if words[:3] != ["sync", "aligned", "m8n8"] or words[-1] != "b16" or i.guard is not None:
+            raise Unsupported(f"form of {i.opcode}", i.location)
+        return int(words[3][1:])
+
+    def _mma(self, i: Instruction) -> None:
+        of_sums, a, b, _ = i.words[-4:]
+        if i.guard is not None:
+            raise Unsupported(f"form of {i.opcode}", i.location)
+        sums, *operands = i.operands
+        register = "u64" if a == "f64" else "u32"
+        fragments = [self.values(operand.parts, register, i) for operand in operands]
+        names = [r.name for o in operands for r in registers_of(o)]
+        marks = ["(" + "".join(f"{self.marks(part, register)}, " for part in o.parts) + ")" for o in operands]
+        kinds = (a, b, of_sums)
+        self.follow(names, f"U.loaded(U.origin({tuple(names)}), M.matrices.unknown({kinds}, {', '.join(marks)}))")
+        self.load_marks(sums.parts, register, register, i)
+        held = "satfinite" in i.words
+        self.emit(f"v = M.matrices.multiply({i.index}, {kinds}, {held}, {', '.join(fragments)})")
+        self.assign_elements(sums.parts, register, i)
+
+    def _wgmma(self, i: Instruction) -> None:
+        word = i.words[1]
+        if word == "fence":
+            self.touched = set()
+            self.emit("M.groups.fence()")
+            return
+        if word == "commit_group":
+            self.emit(f"M.groups.commit({i.index})")
+        elif word == "wait_group":
+            self.emit(f"M.groups.wait({i.index}, {i.operands[0].value})")
+        else:
+            self._wgmma_product(i)
+
+    def _wgmma_product(self, i: Instruction) -> None:
+        shape, of_sums, a, b = i.words[4:8]
+        if i.guard is not None:
+            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
+        sums, left, right, scale, *signs = i.operands
+        from_registers = isinstance(left, Vector)
+        flags = [flag.value for flag in signs]  # the factors of a and b, then what lies transposed
+        if flags[:2] not in ([1, 1], []):  # whole numbers have none
+            raise Unsupported(f"{i.opcode} with a sign turned", i.location)
+        first = self.values(left.parts, "u32", i) if from_registers else self.values((left,), "u64", i)
+        old = self.values(sums.parts, "u32", i)
+        columns, depth = (int(n) for n in shape[4:].split("k"))
+        names = tuple(part.name for part in sums.parts)
+        taken = names + (tuple(part.name for part in left.parts) if from_registers else ())
+        self.tell_touched()
+        self.emit(f"M.groups.check_fence({i.index}, {taken})")
+        self.use([right, scale] if from_registers else [left, right, scale], "a descriptor or a scale", i)
+        marks = f"U.taken({taken[len(names) :]}, u32) if T else None" if from_registers else "None"
+        transposed = [*flags[2:], 0, 0]  # of 16-bit types alone, and of what lies in shared memory
+        turned = (0, transposed[0]) if from_registers else tuple(transposed[:2])
+        self.emit(
+            f"v = M.groups.multiply({i.index}, {(a, b, of_sums)}, {'satfinite' in i.words}, {columns}, {depth}, "
+            f"{from_registers}, {first}, {self.value(right, 'u64', i)}, {self.value(scale, 'p', i)}, {turned}, "
+            f"{old}, {names!r}, {marks})"
+        )
+        self.follow(["", *names, *taken], f"U.summed({i.index}, {names}, {taken}, {self.value(scale, 'p', i)})")
+        self.assign_elements(sums.parts, "u32", i)

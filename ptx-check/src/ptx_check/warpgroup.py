@@ -1,0 +1,173 @@
+"""wgmma: four warps multiply a tile of 64 rows, operands in shared memory, the sums in registers.
+
+An operand in shared memory is told by a descriptor: where it begins, two strides, and how its 16-byte pieces are
+swizzled. Along the depth K ("K-major") a row of the tile lies in 32, 64 or 128 bytes, eight rows follow each other and
+`stride` bytes lead to the next eight; the other way ("MN-major", transposed) eight steps of K follow each other, each
+with 16, 32 or 64 elements of the rows, `stride` bytes lead to the next eight of K and `leading` bytes to the next
+elements of the rows. A swizzle exchanges address bits 4 to 6 by those that lie three higher.
+
+A product may read its operands, and its sums be unfinished, until wgmma.wait_group: sums that are used before are
+reported, and memory that is written before is a race. wgmma.fence must lie between any other instruction that touches
+its registers and the product, and before the first; fence.proxy.async between what threads wrote and the product that
+reads it (shared.py).
+Source: NVIDIA, "PTX ISA", chapters 9.7.15.5 (layouts and descriptors) and 9.7.15.5.2 (fragments).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from ptx_check.faults import Unsupported
+from ptx_check.matrices import SIZES, elements, marked, sum_marks, summed
+from ptx_check.races import COLLECTIVE
+
+_SWIZZLES = {1: 128, 2: 64, 3: 32}
+"""The descriptor's two highest bits -> bytes that a row of the pattern has."""
+
+
+def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: bool) -> np.ndarray:
+    """Byte addresses (..., rows, depth) of the elements of an operand; descriptor (...) uint64. Raises ValueError for
+    a layout without swizzle, or descriptors that differ in more than where they begin."""
+    d = descriptor.astype(np.uint64)
+    start = ((d & np.uint64(0x3FFF)) << np.uint64(4)).astype(np.int64)
+    leading, stride = (int((int(d.flat[0]) >> bit & 0x3FFF) << 4) for bit in (16, 32))
+    mode, base = int(d.flat[0]) >> 62, int(d.flat[0]) >> 49 & 7
+    if mode not in _SWIZZLES or base or ((d ^ d.flat[0]) >> np.uint64(14)).any():
+        raise ValueError(f"a matrix descriptor {int(d.flat[0]):#x} without swizzle, or of several kinds")
+    pattern = _SWIZZLES[mode]
+    row, k = np.arange(rows)[:, None], np.arange(depth)[None, :]
+    if turned:
+        across = pattern // size
+        offset = row % across * size + row // across * leading + k % 8 * pattern + k // 8 * stride
+    else:
+        offset = row % 8 * pattern + row // 8 * stride + k * size
+    address = start[..., None, None] + offset
+    return address ^ (address >> 3 & (pattern // 16 - 1) << 4)
+
+
+class Groups:
+    """Products on their way, by group."""
+
+    def __init__(self, run) -> None:
+        self.run = run
+        self.count = run.width // 128
+        self.committed = 0
+        self.open: dict[str, int] = {}
+        """Registers whose product was not waited for, and its group."""
+        self.reading: list[tuple] = []
+        """(group, instruction, addresses) of operands that may still be read."""
+        self.touched: set[str] = set()
+        """Registers that other instructions read or wrote since the last wgmma.fence."""
+        self.fenced = False
+
+    def fence(self) -> None:
+        self.touched, self.fenced = set(), True
+
+    def check_fence(self, index: int, names) -> None:
+        """A product takes registers: a fence must have come since others touched them."""
+        if self.run.checks and (not self.fenced or not self.touched.isdisjoint(names)):
+            message = "a product takes registers that others touched with no wgmma.fence in between"
+            self.run.fault("fence", index, message)
+
+    def commit(self, index: int) -> None:
+        self.committed += 1
+
+    def wait(self, index: int, allowed: int) -> None:
+        done = self.committed - allowed
+        self.open = {name: group for name, group in self.open.items() if group >= done}
+        for entry in self.reading:
+            self.log(entry)
+        self.reading = [entry for entry in self.reading if entry[0] >= done]
+
+    def check(self, index: int, names: list[str]) -> None:
+        """An instruction reads registers: none may be on its way."""
+        if any(name in self.open for name in names):
+            self.run.fault("unwritten", index, "the sums of a product are used before wgmma.wait_group")
+
+    def move(self, names: list[str]) -> None:
+        """mov: the first register becomes as unfinished, or finished, as the second."""
+        destination, source = names
+        if source in self.open:
+            self.open[destination] = self.open[source]
+        else:
+            self.open.pop(destination, None)
+
+    def remember(self) -> None:
+        """After a barrier: operands of unfinished products are still read in the new stretch."""
+        for entry in self.reading:
+            self.log(entry)
+
+    def log(self, entry) -> None:
+        _, index, address, mask = entry
+        if self.run.checks:
+            self.run.races.read(index, address, mask, 2, np.full((1, 1), COLLECTIVE, np.int64))
+
+    def multiply(
+        self, index, kinds, held, columns, depth, from_registers, left, right, scale, turned, old, names, marks
+    ):
+        """The new sums, columns / 2 registers a thread: (64, columns) for each of the program's warpgroups. marks: of
+        the registers of the left operand, or None."""
+        run = self.run
+        if not self.count or run.width % 128:
+            raise Unsupported("wgmma needs groups of four warps", run.launch.code.instructions[index].location)
+        unknown: list[np.ndarray] = []
+        """Whether elements of the sums are undefined: (programs, groups, 64 or 1, columns or 1)."""
+        if from_registers:
+            a = self.fragments(left, kinds[0])
+            if marks is not None:
+                found = self.fragments([marked(r, kinds[0]) for r in map(run.spread, marks)], kinds[0])
+                unknown.append(found.any(-1, keepdims=True))
+        else:
+            a = self.operand(index, left[0], 64, depth, kinds[0], bool(turned[0]), unknown)
+        b = self.operand(index, right, columns, depth, kinds[1], bool(turned[1]), unknown, across=True)
+        product = np.matmul(a, b.swapaxes(-1, -2))  # (programs, groups, 64, columns)
+        before = [np.where(scale, each, np.uint32(0)) for each in old]
+        made = summed([self.piece(product, position) for position in range(columns // 2)], before, kinds[2], held)
+        self.open.update(dict.fromkeys(names, self.committed))
+        if unknown:
+            shape = (run.programs, self.count, 64, columns)
+            found = functools.reduce(np.logical_or, (np.broadcast_to(each, shape) for each in unknown))
+            pieces = [self.piece(found, position) for position in range(columns // 2)]
+            run.undefined.loaded(index, sum_marks(pieces, [np.zeros((1, 1), np.uint32)] * len(old), kinds[2]))
+        return made
+
+    def piece(self, sums: np.ndarray, position: int) -> np.ndarray:
+        """Each thread's register of this number of sums (programs, groups, 64, columns)."""
+        tiles = sums.reshape(len(sums), self.count, 4, 2, 8, sums.shape[-1] // 8, 4, 2)
+        shape = (len(sums), self.run.width)
+        return tiles[:, :, :, position // 2 % 2, :, position // 4, :, position % 2].reshape(shape)
+
+    def fragments(self, registers, kind) -> np.ndarray:
+        """Operand a from registers, (programs, groups, 64, depth): as mma's, 16 rows a warp."""
+        matrices = self.run.matrices
+        warps = matrices.left(registers, kind)
+        return warps.reshape(len(warps), self.count, 64, warps.shape[-1])
+
+    def operand(self, index, descriptor, rows, depth, kind, turned, unknown, *, across=False) -> np.ndarray:
+        """(programs, groups, rows, depth) numbers, from shared memory. unknown: takes its rows with undefined elements,
+        as columns of the sums where across."""
+        run, size = self.run, SIZES[kind]
+        descriptor = run.spread(descriptor).reshape(descriptor.shape[0], self.count, 128)
+        if (descriptor != descriptor[:, :, :1]).any():
+            run.fault("divergence", index, "the threads of a warpgroup have different matrix descriptors")
+        try:
+            address = positions(descriptor[:, :, 0], rows, depth, size, turned)
+        except ValueError as error:
+            raise Unsupported(str(error), run.launch.code.instructions[index].location) from None
+        flat = address.reshape(len(address), -1).astype(np.uint32)
+        mask = run.active if run.active is None or run.active.shape[1] == 1 else run.active.any(1, keepdims=True)
+        inside = run.shared.positions(index, flat, mask, size) + run.shared.rows[size]
+        shape = (run.programs, self.count, rows, depth)
+        if run.checks:
+            run.shared.proxies.check(index, inside, size, mask)
+            marks = run.shared.unwritten(inside, size)
+            if marks is not None:
+                found = marks.reshape(shape).any(-1)
+                unknown.append(found[:, :, None, :] if across else found[..., None])
+        raw = run.shared.flat[size].take(inside)
+        entry = (self.committed, index, flat, mask)
+        self.log(entry)
+        self.reading.append(entry)
+        return elements(raw.reshape(shape), kind)

@@ -1,0 +1,70 @@
+"""What foreign code asks of torch.cuda and of tensors while kernels are executed."""
+
+import pytest
+import torch
+import triton
+
+from ptx_check import CHIPS, executed
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_torch_cuda_speaks_of_the_chip(chip):
+    with executed(chip):
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 1
+        assert torch.cuda.get_device_capability("cuda") == CHIPS[chip].capability
+        properties = torch.cuda.get_device_properties(torch.device("cuda:0"))
+        assert (properties.major, properties.minor) == CHIPS[chip].capability
+        assert properties.multi_processor_count == CHIPS[chip].processors
+        assert torch.cuda.get_device_name() == CHIPS[chip].product
+        assert triton.runtime.driver.active.get_active_torch_device() == torch.device("cuda", 0)
+        assert torch.cuda.is_bf16_supported(including_emulation=False) == (CHIPS[chip].number >= 80)
+    assert not torch.cuda.is_available() or torch.cuda.get_device_name() != CHIPS[chip].product
+
+
+def test_tensors_on_a_device_lie_on_the_cpu_and_say_that_they_do_not():
+    with executed("sm_80"):
+        made = [
+            torch.zeros(2, device="cuda"),
+            torch.tensor([1.0, 2.0]).cuda(),
+            torch.ones(2).to("cuda:0"),
+            torch.ones(2).to(torch.device("cuda"), torch.float64),
+            torch.ones(2).new_empty((2,), device="cuda").fill_(1),
+            torch.nn.Linear(2, 2).cuda().weight,
+            torch.arange(2, device=0),
+        ]
+        for tensor in made:
+            assert tensor.is_cuda
+            assert tensor.device == torch.device("cuda", 0)
+            assert tensor.get_device() == 0
+        assert torch.empty_like(made[0], device=made[0].device).shape == (2,)
+        with torch.cuda.device(made[0].device), torch.cuda.stream(torch.cuda.Stream()):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            end.record()
+            assert begin.elapsed_time(end) >= 0
+    for tensor in made:
+        assert not tensor.is_cuda
+        assert tensor.device.type == "cpu"
+    with pytest.raises((RuntimeError, AssertionError)):
+        torch.zeros(2, device="cuda:77")
+
+
+def test_training_goes_on_as_on_a_cpu():
+    """PyTorch itself is told the truth: autograd, optimizers and random numbers look for no device."""
+    with executed("sm_90"):
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(3, 1, device="cuda")
+        optimizer = torch.optim.AdamW(layer.parameters())
+        with torch.random.fork_rng():
+            loss = layer(torch.randn(5, 3, device="cuda")).square().mean()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(layer.weight, layer.weight.to("cpu").clone())
+        assert "cuda" not in repr(layer.weight.detach())
+
+
+def test_the_answers_can_be_left_out():
+    with executed("sm_90", cuda=False):
+        assert torch.zeros(1).device.type == "cpu"
+        assert not torch.zeros(1).is_cuda

@@ -1,0 +1,74 @@
+"""Everyday features of Triton's language, executed and compared with torch."""
+
+import language_memory  # noqa: F401 (these three fill FEATURES)
+import language_tiles  # noqa: F401
+import language_values  # noqa: F401
+import pytest
+import torch
+import triton
+import triton.language as tl
+from language import FEATURES
+
+from ptx_check import Unsupported, executed
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_a_feature_gives_what_torch_gives(feature, chip):
+    if int(chip[3:]) < feature.since:
+        pytest.skip(f"the compiler has it from sm_{feature.since} on")
+    feature.check(chip)
+
+
+@triton.jit
+def _square(x, y, out, N: tl.constexpr, OF: tl.constexpr, SUMS: tl.constexpr):
+    i = tl.arange(0, N)
+    offsets = i[:, None] * N + i[None, :]
+    a, b = tl.load(x + offsets), tl.load(y + offsets)
+    tl.store(out + offsets, tl.dot(a.to(OF), tl.trans(b).to(OF), out_dtype=SUMS))
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_90"])
+@pytest.mark.parametrize(
+    ("given", "of", "sums"),
+    [
+        (torch.int8, tl.int8, torch.int32),
+        (torch.float16, tl.float16, torch.float16),
+        (torch.float32, tl.float8e5, torch.float32),
+        (torch.float32, tl.float8e4nv, torch.float32),
+        (torch.float64, tl.float64, torch.float64),
+    ],
+    ids=lambda kind: str(kind).removeprefix("torch."),
+)
+def test_products_of_four_warps(chip, given, of, sums):
+    """wgmma on sm_90, mma.sync before; whole numbers, so that every sum is exact."""
+    if chip == "sm_80" and of == tl.float8e4nv:
+        pytest.skip("the compiler has it from sm_89 on")
+    x, y = torch.randint(-2, 3, (2, 64, 64)).to(given)
+    language = {torch.int32: tl.int32, torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64}
+    with executed(chip):
+        out = torch.empty(64, 64, dtype=sums)
+        _square[(1,)](x, y, out, N=64, OF=of, SUMS=language[sums])
+    assert torch.equal(out.double(), x.double() @ y.double().T)
+
+
+@triton.jit
+def _sin_of_float64(x, out):
+    tl.store(out, tl.sin(tl.load(x)))
+
+
+@triton.jit
+def _descriptor(x, out):
+    source = tl.make_tensor_descriptor(x, [16, 32], [32, 1], [8, 32])
+    tl.store(out + tl.arange(0, 8)[:, None] * 32 + tl.arange(0, 32)[None, :], source.load([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "chip", "name"),
+    [(_sin_of_float64, "sm_80", "param0"), (_descriptor, "sm_90", "tensormap.replace")],
+    ids=["calls of functions", "TMA"],
+)
+def test_what_is_not_executed_is_refused_by_name(kernel, chip, name):
+    x = torch.zeros(16, 32, dtype=torch.float64 if chip == "sm_80" else torch.float32)
+    with pytest.raises(Unsupported, match=rf"{name}.* PTX line \d+"), executed(chip):
+        kernel[(1,)](x, torch.empty_like(x))

@@ -1,0 +1,93 @@
+"""A test suite and a script run through the machine as users do: by pytest's option and by the command."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).with_name("suite.txt").read_text()
+
+
+def run(folder, *arguments):
+    """Runs Python with these arguments; its status and output."""
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def suite(tmp_path):
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    return tmp_path
+
+
+PYTEST = ("-m", "pytest", "-q", "-p", "ptx_check.plugin", "-p", "no:cacheprovider", "test_suite.py")
+
+
+def test_a_suite_written_for_a_device_runs_on_every_chip_that_is_named(suite):
+    status, text = run(suite, *PYTEST, "--ptx-check=sm_80,sm_90", "--ptx-report=faults.sarif")
+    assert status == 1
+    assert "2 failed, 5 passed" in text, text
+    assert "4 launches, 2 faults, 0 notes" in text
+    report = json.loads((suite / "faults.sarif").read_text())["runs"][0]
+    assert [result["ruleId"] for result in report["results"]] == ["bounds"] * 2
+    place = report["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "test_suite.py"
+    assert "tl.store" in SUITE.split("\n")[place["region"]["startLine"] - 1]
+    assert {result["properties"]["chip"] for result in report["results"]} == {"sm_80", "sm_90"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ptx-check=sm_81"], "choose among sm_60"),
+        (["--ptx-check=sm_80", "--ptx-report=faults.xml"], "ends with one of .txt, .json, .sarif"),
+        (["--ptx-report=faults.json"], "needs --ptx-check"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_line(suite, arguments, said):
+    status, text = run(suite, *PYTEST, *arguments)
+    assert status == 4
+    assert said in text
+
+
+def test_sizes_for_a_parameter_that_a_test_does_not_have_are_refused(suite):
+    (suite / "test_suite.py").write_text(SUITE.replace('sizes={"n"', 'sizes={"m"'))
+    status, text = run(suite, *PYTEST, "--ptx-check=sm_80")
+    assert status != 0
+    assert "names m, which no parametrize of this test has" in text
+
+
+SCRIPT = """
+import sys, torch, triton, triton.language as tl
+
+@triton.jit
+def one(x, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(x + i, i, mask=i < n)
+
+one[(1,)](torch.zeros(100, dtype=torch.int32, device="cuda"), int(sys.argv[1]), N=128)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(("count", "status"), [(100, 0), (101, 1)])
+def test_a_script_is_run_by_the_command(tmp_path, count, status):
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    command = ("-m", "ptx_check", "--chips", "sm_80,sm_90", "--report", "out.json", "mine.py", str(count))
+    found, text = run(tmp_path, *command)
+    assert found == status, text
+    assert text.count("went on") == 2
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["launches"] == 2
+    assert [fault["chip"] for fault in report["faults"]] == (["sm_80", "sm_90"] if status else [])
+
+
+def test_the_lines_of_the_readme_give_what_it_shows(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (tmp_path / "first.py").write_text(readme.split("```python\n")[1].split("```")[0])
+    status, text = run(tmp_path, "first.py")
+    assert status == 1
+    shown = " ".join(readme.split("```\n\n```\n")[1].split("```")[0].split())
+    assert shown in " ".join(text.split())

@@ -1,0 +1,102 @@
+"""What kernels of other people have and ours have not: atomic operations, and configurations to choose among."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from ptx_check import FaultyKernel, executed
+
+
+@triton.jit
+def _add_up(x, positions, out, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.atomic_add(out + tl.load(positions + i), tl.load(x + i))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+@pytest.mark.parametrize("chip", ["sm_60", "sm_75", "sm_80", "sm_90", "sm_120"])
+def test_sums_by_atomic_operations(chip, dtype):
+    x, positions = torch.randint(-8, 9, (512,)).to(dtype), torch.randint(0, 20, (512,))
+    out = torch.zeros(20, dtype=dtype)
+    with executed(chip):
+        _add_up[(2,)](x, positions, out, N=256)
+    assert torch.equal(out, torch.zeros(20, dtype=dtype).index_add(0, positions, x))
+
+
+@triton.jit
+def _count(out, counter):
+    position = tl.atomic_add(counter, 1)
+    tl.store(out + position, position)
+
+
+def test_a_counter_gives_every_program_a_place_of_its_own():
+    with executed("sm_80"):
+        _count[(4,)](out := torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+    assert out.tolist() == [0, 1, 2, 3]
+
+
+@triton.autotune([triton.Config({"N": n}) for n in (16, 32, 64)], key=["count"])
+@triton.jit
+def _doubled(x, out, count, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    inside = (i < count) | (N == 32)  # so one of the configurations goes too far
+    tl.store(out + i, 2 * tl.load(x + i, mask=inside), mask=inside)
+
+
+def test_every_configuration_of_an_autotuner_is_executed():
+    x = torch.arange(64.0)
+    with executed("sm_80") as machine:
+        _doubled[lambda chosen: (triton.cdiv(64, chosen["N"]),)](x, out := torch.empty(64), 64)
+    assert torch.equal(out, 2 * x)
+    assert {done.grid[0] for done in machine.launches} == {4, 2, 1}
+    with pytest.raises(FaultyKernel, match="bounds"), executed("sm_80"):
+        _doubled[lambda chosen: (triton.cdiv(40, chosen["N"]),)](x[:40].clone(), torch.empty(40), 40)
+
+
+@triton.jit
+def _kept(x, out, count, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.where(i < count, tl.load(x + i), 0.0))
+
+
+@pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
+def test_a_load_that_where_discards_is_no_fault(chip):
+    with executed(chip):
+        x, out = torch.empty(128), torch.empty(128)
+        x[:50] = 1
+        _kept[(1,)](x, out, 50, N=128)
+        assert out.sum() == 50
+        with pytest.raises(FaultyKernel, match=r"unwritten: .* stored in global memory"):
+            _kept[(1,)](x, out, 51, N=128)
+
+
+@triton.jit
+def _ignored(labels, out, ignore_index, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.where(tl.load(labels + i) == ignore_index, 1, 0))
+
+
+def test_a_negative_number_is_compared_with_labels_of_64_bits():
+    labels, out = torch.tensor([5, -100] * 32), torch.zeros(64, dtype=torch.int32)
+    with executed("sm_80"):
+        _ignored[(1,)](labels, out, -100, N=64)
+    assert out.tolist() == [0, 1] * 32
+
+
+@triton.jit
+def _product(a, b, out, N: tl.constexpr, TURNED: tl.constexpr):
+    i, j = tl.arange(0, N), tl.arange(0, N)
+    offsets = i[:, None] * N + j[None, :]
+    right = tl.load(b + offsets)
+    tl.store(out + offsets, tl.dot(tl.load(a + offsets), tl.trans(right) if TURNED else right))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+def test_products_of_float32(chip, turned):
+    a, b = (torch.randint(-3, 4, (64, 64)).float() for _ in range(2))
+    out = torch.empty(64, 64)
+    with executed(chip):
+        _product[(1,)](a, b, out, N=64, TURNED=turned)
+    assert torch.equal(out, a @ (b.T if turned else b))

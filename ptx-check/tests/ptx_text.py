@@ -1,0 +1,110 @@
+"""Runs a few lines of PTX: what the tests of the machine's instructions stand on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ptx_check.allocations import bytes_of, mark
+from ptx_check.faults import Fault
+from ptx_check.memory import buffers
+from ptx_check.parse import parse
+from ptx_check.run import Code, Launch, parameters_of
+
+HEAD = """.version 8.7
+.target {target}
+.address_size 64
+.extern .shared .align 16 .b8 global_smem[];
+.visible .entry {name}({parameters})
+.reqntid {threads}
+{{
+\t.reg .pred \t%p<64>;
+\t.reg .b16 \t%rs<128>;
+\t.reg .b32 \t%r<512>;
+\t.reg .b64 \t%rd<128>;
+"""
+
+
+class Ran:
+    """What a run left: its memory, as it was given, and its faults."""
+
+    def __init__(self, memory: dict[str, np.ndarray], faults: list[Fault]) -> None:
+        self.memory, self.faults = memory, faults
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.memory[name]
+
+    @property
+    def kinds(self) -> set[str]:
+        return {fault.kind for fault in self.faults}
+
+
+def run(
+    body: str, *, threads: int = 32, grid=(1, 1, 1), shared: int = 0, target: str = "sm_80", fresh=(), **memory
+) -> Ran:
+    """Runs `body` with one parameter for every array, whose address is in %rd1, %rd2, ... in their order. fresh: names
+    of arrays whose bytes that hold POISON nobody wrote."""
+    names = list(memory)
+    text = HEAD.format(
+        name="probe",
+        target=target,
+        threads=threads,
+        parameters=",\n".join(f"\t.param .u64 probe_param_{n}" for n in range(len(names))),
+    )
+    text += "".join(f"\tld.param.b64 %rd{n + 1}, [probe_param_{n}];\n" for n in range(len(names)))
+    lines = body.strip().split("\n")
+    text += "\n".join(line if line.startswith("}") else f"\t{line}" for line in lines) + "\n\tret;\n}\n"
+    tensors = [torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).copy()) for array in memory.values()]
+    for name, tensor in zip(names, tensors):
+        if name in fresh:
+            written = tensor.clone()
+            mark(tensor)
+            bytes_of(tensor.untyped_storage())[:] = written.numpy()
+    code = Code(parse(text))
+    launch = Launch(
+        code, grid, threads, shared, parameters_of(code.kernel, [t.data_ptr() for t in tensors]), buffers(tensors)
+    )
+    faults = launch.execute()
+    left = {name: t.numpy().view(memory[name].dtype) for name, t in zip(names, tensors)}
+    return Ran(left, faults)
+
+
+REGISTERS = {"b16": "%rs", "b32": "%r", "b64": "%rd", "pred": "%p"}
+BYTES = {"b16": 2, "b32": 4, "b64": 8}
+
+
+def apply(opcode: str, result: str, *operands) -> np.ndarray:
+    """opcode on each element of the operands: (kind, array) or a constant written out. result: the kind of register."""
+    count = max(len(o[1]) for o in operands if isinstance(o, tuple))
+    threads = -(-count // 32) * 32
+    memory, lines, words = {}, ["mov.u32 %r500, %tid.x;"], []
+    for position, operand in enumerate(operands):
+        if not isinstance(operand, tuple):
+            words.append(operand)
+            continue
+        kind, values = operand
+        stored = "b16" if kind == "pred" else kind
+        padded = np.resize(np.asarray(values), threads)
+        memory[f"x{position}"] = padded.view(f"u{BYTES[stored]}") if kind != "pred" else padded.astype("u2")
+        register = f"{REGISTERS[stored]}{10 + position}"
+        lines += [
+            f"mad.wide.u32 %rd{50 + position}, %r500, {BYTES[stored]}, %rd{len(memory)};",
+            f"ld.global.{stored} {register}, [%rd{50 + position}];",
+        ]
+        if kind == "pred":
+            lines.append(f"setp.ne.b16 %p{10 + position}, {register}, 0;")
+            register = f"%p{10 + position}"
+        words.append(register)
+    target = REGISTERS[result] + "40"
+    lines.append(f"{opcode} {target}, {', '.join(words)};")
+    out = "b32" if result == "pred" else result
+    if result == "pred":
+        lines += [f"selp.b32 %r40, 1, 0, {target};"]
+    memory["out"] = np.zeros(threads, dtype=f"u{BYTES[out]}")
+    lines += [
+        f"mad.wide.u32 %rd70, %r500, {BYTES[out]}, %rd{len(memory)};",
+        f"st.global.{out} [%rd70], {REGISTERS[out]}40;",
+    ]
+    ran = run("\n".join(lines), threads=threads, **memory)
+    assert not ran.faults, ran.faults
+    return ran["out"][:count]

@@ -1,0 +1,139 @@
+"""Branches of threads that part and meet again, and parameters."""
+
+import numpy as np
+import pytest
+import torch
+from ptx_text import HEAD, run
+
+from ptx_check import Unsupported
+from ptx_check.control import joins, successors, unassigned
+from ptx_check.memory import buffers
+from ptx_check.parse import parse
+from ptx_check.run import Code, Launch, parameters_of
+
+OUT_OF_LINE = """
+mov.u32 %r1, %tid.x;
+mad.wide.u32 %rd10, %r1, 4, %rd1;
+mov.b32 %r2, %r1;
+setp.gt.u32 %p1, %r1, 15;
+@%p1 bra $L__SLOW;
+$L__JOIN:
+shfl.sync.bfly.b32 %r3, %r2, 31, 31, -1;
+bar.sync 0;
+st.global.b32 [%rd10], %r3;
+ret;
+$L__SLOW:
+add.s32 %r2, %r2, 100;
+bra.uni $L__JOIN;
+"""
+
+
+def test_threads_that_part_meet_where_all_their_ways_lead_wherever_that_stands():
+    """A part out of line stands behind the join: all threads wait for those that took it."""
+    ran = run(OUT_OF_LINE, y=np.zeros(32, "u4"))
+    assert not ran.faults
+    values = [t + 100 * (t > 15) for t in range(32)]
+    assert ran["y"].tolist() == [values[t ^ 31] for t in range(32)]
+
+
+NESTED = """
+mov.u32 %r1, %tid.x;
+mad.wide.u32 %rd10, %r1, 4, %rd1;
+mov.b32 %r2, 0;
+mov.b32 %r3, 0;
+$L__OUTER:
+and.b32 %r4, %r1, 3;
+mov.b32 %r5, 0;
+bra.uni $L__TEST;
+$L__BODY:
+add.s32 %r2, %r2, 1;
+add.s32 %r5, %r5, 1;
+$L__TEST:
+setp.lt.u32 %p1, %r5, %r4;
+@%p1 bra $L__BODY;
+shfl.sync.idx.b32 %r6, %r2, 3, 31, -1;
+setp.eq.b32 %p2, %r1, 7;
+@%p2 ret;
+add.s32 %r3, %r3, 1;
+setp.lt.u32 %p3, %r3, 2;
+@%p3 bra $L__OUTER;
+st.global.b32 [%rd10], %r2;
+"""
+
+
+def test_loops_within_loops_meet_after_each_round_and_threads_may_end_within():
+    ran = run(NESTED, y=np.full(32, 99, "u4"))
+    assert {fault.kind for fault in ran.faults} == {"divergence"}  # the second round's shfl lacks thread 7, which ended
+    assert ran["y"].tolist() == [99 if t == 7 else 2 * (t % 4) for t in range(32)]
+
+
+def test_immediate_post_dominators():
+    diamond = [[1, 2], [3], [3], [4]]
+    assert joins(diamond) == [3, 3, 3, 4]
+    loop_with_two_exits = [[1], [2, 4], [3, 5], [1], [6], [6]]
+    assert joins(loop_with_two_exits) == [1, 6, 6, 1, 6, 6]
+    assert joins([[0]]) == [1]  # never ends
+
+
+def text(body: str, parameters: str) -> str:
+    return HEAD.format(name="probe", target="sm_80", threads=32, parameters=parameters) + body + "\nret;\n}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "load", "register", "value", "wanted"),
+    [
+        ("u32", "ld.param.s32", "%rd5", -100, -100),
+        ("u32", "ld.param.u32", "%rd5", -100, (1 << 32) - 100),
+        ("u8", "ld.param.s8", "%rd5", -3, -3),
+        ("u16", "ld.param.s16", "%rd5", -3, -3),
+        ("u16", "ld.param.u16", "%rd5", -3, (1 << 16) - 3),
+        ("u64", "ld.param.b64", "%rd5", -3, -3),
+    ],
+)
+def test_a_signed_parameter_stays_signed_in_a_wider_register(kind, load, register, value, wanted):
+    """ignore_index = -100 is an int32 that losses compare with 64-bit labels."""
+    body = f"ld.param.b64 %rd1, [p0];\n{load} {register}, [p1];\nst.global.b64 [%rd1], {register};"
+    out = torch.zeros(1, dtype=torch.int64)
+    code = Code(parse(text(body, f".param .u64 p0,\n.param .{kind} p1")))
+    launch = Launch(code, (1, 1, 1), 32, 0, parameters_of(code.kernel, [out.data_ptr(), value]), buffers([out]))
+    assert not launch.execute()
+    assert out.item() == wanted
+
+
+def test_half_of_a_parameter():
+    body = "ld.param.b64 %rd1, [p0];\nld.param.b32 %r1, [p1+4];\nst.global.b32 [%rd1], %r1;"
+    out = torch.zeros(1, dtype=torch.int32)
+    code = Code(parse(text(body, ".param .u64 p0,\n.param .u64 p1")))
+    given = parameters_of(code.kernel, [out.data_ptr(), 7 << 32 | 5])
+    assert not Launch(code, (1, 1, 1), 32, 0, given, buffers([out])).execute()
+    assert out.item() == 7
+
+
+def test_registers_that_may_be_read_before_anything_is_put_in_them():
+    body = """
+    mov.u32 %r1, 1;
+    setp.eq.b32 %p1, %r1, 1;
+    @%p1 bra $L__A;
+    mov.b32 %r2, 1;
+    mov.b32 %r3, 1;
+    bra.uni $L__B;
+    $L__A:
+    mov.b32 %r3, 2;
+    $L__B:
+    @%p1 mov.b32 %r4, 5;
+    add.s32 %r5, %r2, %r3;
+    add.s32 %r6, %r4, %r5;
+    """
+    assert unassigned(parse(text(body, ""))) == {"%r2": "u32", "%r4": "u32"}
+    assert successors(parse(text(body, ""))) == [[2, 1], [3], [3], [4]]
+
+
+@pytest.mark.parametrize("line", ["ld.global.frob.b32 %r1, [%rd1];", "shfl.sync.frob.b32 %r1, %r2, 1, 31, -1;",
+                                  "st.global.nc.b32 [%rd1], %r1;", "bar.frob 0;", "fence.frob;", "membar.frob;",
+                                  "cp.async.frob_group;", "vote.sync.frob.pred %p1, %p2, -1;",
+                                  "ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r1}, [%r2];",
+                                  "wgmma.frob.sync.aligned;", "prefetch.frob [%rd1];", "ret.frob;"])  # fmt: skip
+def test_a_mode_that_no_list_has_is_refused_in_a_line(line):
+    opcode = line.split(" ")[0].rstrip(";")
+    with pytest.raises(Unsupported, match=rf"^opcode {opcode} is .*, at probe, PTX line \d+$"):
+        run(f"mov.u32 %r2, %tid.x;\n{line}", target="sm_90a", shared=1024, y=np.zeros(32, "u4"))

@@ -1,0 +1,60 @@
+"""Faults as text, JSON and SARIF."""
+
+import json
+
+import pytest
+
+from ptx_check.faults import KINDS, NOTES, Fault, Location
+from ptx_check.reports import Findings, as_json, as_sarif, as_text, write
+
+STORE = Location("kernel", 138, "mine.py:21:32 @[ mine.py:30:4 ]", "/elsewhere/mine.py")
+LOAD = Location("kernel", 123, "mine.py:19:25", "/elsewhere/mine.py")
+
+
+@pytest.fixture
+def findings():
+    found = Findings(launches=3)
+    found.add([Fault("programs", "written and read", STORE, LOAD)] * 2, "sm_80", "test_a")
+    found.add([Fault("rounding", "last bits", Location("kernel", 0, ""))], "sm_90")
+    return found
+
+
+def test_text_counts_a_fault_of_many_tests_once_and_ends_with_the_numbers(findings):
+    findings.add([Fault("programs", "written and read", STORE, LOAD)], "sm_80", "test_b")
+    lines = as_text(findings).splitlines()
+    assert lines[0].startswith("fault on sm_80 in test_a: programs: written and read, at kernel, PTX line 138")
+    assert lines[1].startswith("note on sm_90: rounding")
+    assert lines[2] == "3 launches, 1 fault, 1 note"
+
+
+def test_json_has_the_places(findings):
+    report = json.loads(as_json(findings))
+    assert report["launches"] == 3
+    assert report["faults"][0]["at"]["ptx_line"] == 138
+    assert report["faults"][0]["other"]["python"] == "mine.py:19:25"
+    assert report["notes"][0]["other"] is None
+
+
+def test_sarif_has_rules_places_and_the_other_access(findings):
+    run = json.loads(as_sarif(findings))["runs"][0]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == [*KINDS, *NOTES]
+    fault, note = run["results"]
+    assert run["tool"]["driver"]["rules"][fault["ruleIndex"]]["id"] == fault["ruleId"] == "programs"
+    place = fault["locations"][0]["physicalLocation"]
+    assert place == {
+        "artifactLocation": {"uri": "file:///elsewhere/mine.py"}, "region": {"startLine": 21, "startColumn": 33}
+    }  # fmt: skip
+    assert fault["relatedLocations"][0]["physicalLocation"]["region"]["startLine"] == 19
+    assert (fault["level"], note["level"]) == ("error", "note")
+    assert "physicalLocation" not in note["locations"][0]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.json", "a.sarif"])
+def test_the_name_of_a_file_decides_its_form(findings, tmp_path, name):
+    write(findings, tmp_path / name)
+    assert (tmp_path / name).stat().st_size
+
+
+def test_any_other_name_is_refused(findings, tmp_path):
+    with pytest.raises(ValueError, match=r"ends with one of \.txt"):
+        write(findings, tmp_path / "a.xml")
