@@ -4,7 +4,8 @@
     python -m benchmarks.executed --chip sm_90      one of them
 
 Runs tests/executed and ptx-check/tests/kernels whole, chip after chip, and after each of them puts its line into
-benchmarks/results/executed.jsonl, so that an interrupted run keeps the chips before. Ends with status 1 where a case failed; the record names it.
+benchmarks/results/executed.jsonl, so that an interrupted run keeps the chips before. Ends with status 1 where a case
+failed; the record names it.
 """
 
 import os
