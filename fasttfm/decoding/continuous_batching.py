@@ -22,9 +22,9 @@ def takes_options(translator: Translator, config: DecodingConfig) -> bool:
     return not whole and config.batch_invariant and translator.terminology is None and translator.aligned is None
 
 
-def takes_lines(translator: object) -> bool:
+def takes_lines(translator: Translator) -> bool:
     """Whether lines may join a search with this model: on a CPU, with numba. To be asked inside batches.inference()."""
-    return isinstance(translator, Translator) and can_continue(translator.model, DecodingConfig())
+    return can_continue(translator.model, DecodingConfig())
 
 
 class ContinuousBatching:

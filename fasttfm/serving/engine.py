@@ -238,6 +238,8 @@ class Engine:
 
     def _can_join(self, sentence: Sentence) -> bool:
         model, translator = sentence.model, self.translators[sentence.model]
+        if not isinstance(translator, Translator):
+            return False
         if model not in self._takes_lines:
             self._enter(model)
             self._takes_lines[model] = takes_lines(translator)

@@ -1,0 +1,217 @@
+"""How long short requests wait beside long ones, when clients do not wait for each other.
+
+    python -m benchmarks.open_loop MODEL --text in.en --seconds 60 --workers 2
+
+Requests come at random times (a Poisson process), four of one short sentence for each of eight long ones. First the
+capacity is found: how many a second are answered while sixteen clients ask again as soon as they are answered. Then
+requests come at half, 80% and 95% of it. Times count from the moment that a request should have been sent. CTranslate2,
+with the same weights behind the same HTTP front, takes the same requests, one search after the other as it is made for.
+Appends one line to benchmarks/results/open-loop.jsonl. Source of the method: Tene, coordinated omission (wrk2).
+"""
+
+import http.client
+import json
+import multiprocessing
+import random
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from fasttfm.cli.main import main as fasttfm
+from fasttfm.data.corpus import read_lines
+from fasttfm.decoding import Translator
+from fasttfm.decoding.translator import Translation
+from fasttfm.parsing import parse_json
+
+LOADS = (0.5, 0.8, 0.95)
+"""Shares of the capacity."""
+_CLIENTS = 16
+_MOST_AT_ONCE = 256
+_BURST = 64
+_LONG = 8
+"""Sentences of a long request."""
+_SHORT_REQUESTS = 0.8
+"""Share of the requests that have one short sentence."""
+_PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The sentences that are asked for: the shortest third of a text and its longest third."""
+
+    short: list[str]
+    long: list[str]
+
+    @classmethod
+    def from_lines(cls, lines: Sequence[str]) -> "Requests":
+        ordered = sorted(lines, key=lambda line: len(line.split()))
+        third = max(1, len(ordered) // 3)
+        return cls(ordered[:third], ordered[-third:])
+
+    def draw(self, draws: random.Random) -> tuple[str, list[str]]:
+        """A kind of request, and its texts."""
+        if draws.random() < _SHORT_REQUESTS:
+            return "short", [draws.choice(self.short)]
+        return "long", draws.choices(self.long, k=_LONG)
+
+
+class CTranslate2:
+    """A translator for our server that asks CTranslate2 for one batch after the other."""
+
+    def __init__(self, model: Path, folder: Path, workers: int) -> None:
+        import ctranslate2
+        import sentencepiece
+
+        if fasttfm(["export", str(model), "--format", "ctranslate2", "--out", str(folder), "--quiet"]):
+            raise SystemExit("the model cannot be exported to CTranslate2")
+        ours = Translator.from_directory(model, workers=1)
+        self.model, self.config = ours.model, ours.config
+        self.source_tokenizer, self.target_tokenizer = ours.source_tokenizer, ours.target_tokenizer
+        self._source = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
+        self._translator = ctranslate2.Translator(str(folder), intra_threads=workers)
+
+    def translate_nbest(self, lines: list[str], _prefixes: Any = None, _first_line: int = 1) -> list[list[Translation]]:
+        pieces = [self._source.encode(line, out_type=str) for line in lines]
+        results = self._translator.translate_batch(
+            pieces,
+            beam_size=self.config.beam,
+            max_decoding_length=max(map(len, pieces)) + self.config.max_len_b,
+            disable_unk=True,
+            suppress_sequences=[["<blank>"], ["<s>"]],
+        )
+        return [[Translation(" ".join(each.hypotheses[0]), 0.0, 0.0)] for each in results]
+
+
+def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) -> None:
+    """Answer requests until this process is ended; sends the port that it listens at."""
+    import torch
+    import uvicorn
+
+    from fasttfm.serving.app import App
+    from fasttfm.serving.limits import Limits
+
+    torch.set_num_threads(workers)
+    listener = socket.create_server(("127.0.0.1", 0))
+    limits = Limits(queue=100_000, seconds=_PATIENCE)
+    ours = kind == "fasttfm"
+    translator: Any = Translator.from_directory(model, workers=1) if ours else CTranslate2(model, folder, workers)
+    app = App({"model": translator}, limits, workers=workers if ours else 1)
+    port.send(listener.getsockname()[1])
+    uvicorn.Server(uvicorn.Config(app.starlette, log_level="warning", lifespan="off")).run(sockets=[listener])
+
+
+def ask(port: int, texts: Sequence[str]) -> int:
+    """Translate the texts; the bytes of the answer. SystemExit where there is none."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+    try:
+        connection.request("POST", "/translate", json.dumps({"text": texts}))
+        answer = connection.getresponse().read()
+    finally:
+        connection.close()
+    if len(parse_json(answer).get("translations", ())) != len(texts):
+        raise SystemExit(f"a request was not answered: {answer[:200]!r}")
+    return len(answer)
+
+
+def burst(port: int, requests: Requests) -> None:
+    """Many requests at once, so that what is found out or compiled at its first use has been."""
+    draws = random.Random(0)
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        for each in [pool.submit(ask, port, requests.draw(draws)[1]) for _ in range(_BURST)]:
+            each.result()
+
+
+def capacity(port: int, requests: Requests, seconds: float) -> float:
+    """Requests a second that are answered while clients ask again at once."""
+    stop, answered = threading.Event(), [0] * _CLIENTS
+
+    def client(number: int) -> None:
+        draws = random.Random(number)
+        while not stop.is_set():
+            ask(port, requests.draw(draws)[1])
+            answered[number] += not stop.is_set()
+
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        clients = [pool.submit(client, number) for number in range(_CLIENTS)]
+        stop.wait(seconds)
+        stop.set()
+        for each in clients:
+            each.result()
+    return max(sum(answered), 1) / seconds
+
+
+def waits(port: int, requests: Requests, rate: float, seconds: float, seed: int) -> dict[str, list[float]]:
+    """Seconds from when each request should have been sent to its answer, by the kind of request."""
+    draws = random.Random(seed)
+    found: dict[str, list[float]] = {"short": [], "long": []}
+
+    def send(kind: str, texts: Sequence[str], due: float) -> None:
+        ask(port, texts)
+        found[kind].append(time.perf_counter() - due)
+
+    begin = time.perf_counter()
+    due = begin
+    sent = []
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        while (due := due + draws.expovariate(rate)) < begin + seconds:
+            time.sleep(max(0.0, due - time.perf_counter()))
+            sent.append(pool.submit(send, *requests.draw(draws), due))
+        for each in sent:
+            each.result()
+    return found
+
+
+def row_of(provider: str, load: float, rate: float, found: dict[str, list[float]]) -> dict[str, Any]:
+    """What a load took; milliseconds."""
+    row: dict[str, Any] = {"provider": provider, "load": load, "requests_per_second": round(rate, 2)}
+    for kind, seconds in found.items():
+        row[f"{kind}_requests"] = len(seconds)
+        cuts = statistics.quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else seconds * 99
+        for name, place in (("p50", 49), ("p95", 94), ("p99", 98)):
+            row[f"{kind}_{name}_ms"] = round(1000 * cuts[place], 1) if cuts else 0.0
+    return row
+
+
+@command.program(
+    command.flag("model", type=Path, metavar="MODEL", help="model directory"),
+    command.flag("--text", type=Path, required=True, help="source sentences, one a line"),
+    command.flag("--seconds", type=float, default=60.0, help="of each load (default: %(default)s)"),
+    command.flag("--workers", type=int, default=1, help="processes, of CTranslate2 threads (default: %(default)s)"),
+    command.flag("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)"),
+)
+def main(args: Any) -> dict[str, Any]:
+    requests = Requests.from_lines([line for line in read_lines(args.text) if line.strip()])
+    processes = multiprocessing.get_context("spawn")
+    measured = []
+    for provider in ("fasttfm", "CTranslate2"):
+        ours, theirs = processes.Pipe()
+        server = processes.Process(
+            target=partial(serve, provider, args.model, args.workers, args.folder / "exported", theirs)
+        )
+        server.start()
+        theirs.close()
+        try:
+            port = ours.recv()
+            burst(port, requests)
+            most = capacity(port, requests, args.seconds)
+            for load in LOADS:
+                rate = load * most
+                measured.append(row_of(provider, load, rate, waits(port, requests, rate, args.seconds, args.seed)))
+                print(json.dumps(measured[-1]), flush=True)
+        finally:
+            server.terminate()
+            server.join()
+    return {"measured": measured}
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
