@@ -213,7 +213,8 @@ class Engine:
                 return True
             budget = self.translators[sentence.model].config.batch_tokens
             left = budget - sum(each.tokens for each in search.sentences)
-            return left >= sentence.tokens or (not searched[sentence.request] and left + budget >= sentence.tokens)
+            tokens = min(sentence.tokens, budget)  # a longer one must get its turn too
+            return left >= tokens or (not searched[sentence.request] and left + budget >= tokens)
 
         while True:
             with self._changed:

@@ -36,7 +36,7 @@ def test_loads_of_requests_that_do_not_wait_for_each_other(tmp_path):
     pytest.importorskip("ctranslate2")
     model = write_model_dir(tmp_path / "model", trained=False)
     (tmp_path / "in.en").write_text("\n".join(LINES))
-    flags = ["--seconds", "2", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
+    flags = ["--seconds", "1", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
     assert open_loop.main([str(model), *flags]) == 0
     record = json.loads((tmp_path / "open-loop.jsonl").read_text())
     validate(record)
