@@ -59,7 +59,7 @@ def projections(weight: Tensor, bias: Tensor | None, *, split: bool, sums: bool)
 
 
 def sums_bias(bias: Tensor | None, rows: int, keys: int, head_size: int, x: Tensor) -> bool:
-    """Whether attention of that many rows over keys sums the gradient of the bias of x's projection."""
+    """Return whether attention of that many rows over keys sums the gradient of the bias of x's projection."""
     if bias is None or not bias.requires_grad or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     dtype = torch.get_autocast_dtype(x.device.type) if casts(x) else x.dtype
@@ -125,7 +125,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(width, width)
 
     def takes(self, y: Tensor) -> bool:
-        """Whether the input and the parameters are tensors that the operators take."""
+        """Return whether the input and the parameters are tensors that the operators take."""
         return ordinary(y, self.in_proj_weight, self.in_proj_bias)
 
     def forward(self, y: Tensor, memory: Tensor | None = None, **options: Any) -> Tensor:

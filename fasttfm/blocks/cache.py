@@ -35,7 +35,7 @@ class AttentionCache:
 
     @property
     def complete(self) -> bool:
-        """Whether keys and values need not be computed again."""
+        """True if keys and values need not be computed again."""
         return not self.grows and self._keys is not None
 
     def update(self, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ class AttentionCache:
 
 
 class LayerCache(NamedTuple):
-    """What one decoder layer remembers."""
+    """Keys and values that one decoder layer remembers."""
 
     target: AttentionCache
     """Of self-attention."""
@@ -128,7 +128,7 @@ class LayerCache(NamedTuple):
 
 
 class DecoderCache:
-    """What a decoder remembers of the positions it has seen, so that each is computed once.
+    """Keys and values of the positions that a decoder has seen, so that each is computed once.
 
         cache = DecoderCache()
         for token in ...:

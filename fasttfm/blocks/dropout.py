@@ -1,4 +1,4 @@
-"""Which numbers decide a dropout: the seed of a pass, and the site, which tells the dropouts of a model apart."""
+"""Numbers that decide a dropout: the seed of a pass, and the site, which tells the dropouts of a model apart."""
 
 from __future__ import annotations
 

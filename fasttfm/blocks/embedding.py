@@ -37,7 +37,7 @@ class Sinusoids(nn.Module):
         self.register_buffer("table", table.to(device, dtype or torch.get_default_dtype()), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """What every conversion goes through; to_empty() would leave the table unwritten."""
+        """Hook of every conversion; to_empty() would leave the table unwritten."""
         was_meta = self.table.is_meta
         super()._apply(fn, recurse)
         if was_meta and not self.table.is_meta:

@@ -1,4 +1,4 @@
-"""Whether a sub-module may be computed inside a fused operator instead of being called.
+"""True if a sub-module may be computed inside a fused operator instead of being called.
 
 It may only where nobody would notice: exactly the expected class (a parametrised, quantised, sharded or LoRA-wrapped
 module is of another), no hooks (pruning and the old weight_norm are hooks), no forward of its own, and parameters that
@@ -29,7 +29,7 @@ LAYER = frozenset({"layer"})
 
 
 def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
-    """Whether module does what a class in kinds does, no more and no less.
+    """Return whether module does what a class in kinds does, no more and no less.
 
     A class of ours that computes the same as one in kinds says so in its own `stands_for`, which no class derived from
     it inherits.
@@ -39,7 +39,7 @@ def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether calling module does more than its class's forward."""
+    """Return whether calling module does more than its class's forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -52,7 +52,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether all are tensors that the operators take: no DTensor, quantised or nested tensor."""
+    """Return whether all are tensors that the operators take: no DTensor, quantised or nested tensor."""
     for tensor in tensors:
         if tensor is None or type(tensor) is Tensor or type(tensor) is nn.Parameter:
             if tensor is not None and tensor.is_nested:

@@ -37,7 +37,7 @@ class Projection(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a stack sees: padding counts, unless the sequences are packed."""
+    """Rows that a stack sees: padding counts, unless the sequences are packed."""
 
     sequences: int
     tokens: int
@@ -57,7 +57,7 @@ class Work(NamedTuple):
 
 
 class _Reading:
-    """What a pass takes in the place of parameters."""
+    """Tensors that a pass takes in the place of parameters."""
 
     def __init__(self) -> None:
         self.values: dict[Hashable, Tensor] = {}
@@ -75,13 +75,13 @@ def _reading() -> _Reading | None:
 
 
 def read(parameter: Any) -> Any:
-    """What a block reads in the place of a parameter, or of None."""
+    """Return what a block reads in the place of a parameter, or of None."""
     reading = _reading()
     return parameter if reading is None else reading.values.get(id(parameter), parameter)
 
 
 def gradient_parts(bias: Any) -> Tensor | None:
-    """What takes the gradient of a bias, in parts, if not what is read of it."""
+    """Return the tensor that takes the gradient of a bias, in parts, if it is not what is read of it."""
     reading = _reading()
     return None if reading is None else reading.sums.get(id(bias))
 
@@ -145,7 +145,7 @@ def _read_together(works: tuple[Work, ...]) -> _Reading | None:
 
 
 def _is_plain(stack: nn.Module) -> bool:
-    """Whether nothing under the stack has hooks, and all parameters are float32 and ordinary."""
+    """Return whether nothing under the stack has hooks, and all parameters are float32 and ordinary."""
     return not any(hooked(module) for module in stack.modules()) and all(
         type(p) is nn.Parameter and p.dtype == torch.float32 for p in stack.parameters()
     )
@@ -160,7 +160,7 @@ def _memory(attention: Any) -> Hashable:
 
 
 class _Plan:
-    """What the layers of a stack read. `complete` is False where a module is of another class than was built."""
+    """Tensors that the layers of a stack read. `complete` is False where a module is of a class that was not built."""
 
     def __init__(self, work: Work, device: torch.device) -> None:
         self.rows, self.memory_rows, self.device = work.rows, work.memory, device
@@ -206,7 +206,7 @@ class _Plan:
         return self.parts[key]
 
     def _linear(self, module: Any) -> bool:
-        """Whether the module is a linear layer with a bias; the plan is not complete where it is not."""
+        """Return whether the module is a linear layer with a bias; the plan is not complete where it is not."""
         if untouched(module, LINEAR) and module.bias is not None:
             return True
         self.complete = False
@@ -232,7 +232,7 @@ class _Plan:
             self.sums[id(parameter)] = Sum(Slice(parameter), parts)
 
     def _attention_bias(self, key: Hashable, part: Slice, keys: int, head_size: int) -> bool:
-        """Whether attention sums the gradient of this bias of a projection."""
+        """Return whether attention sums the gradient of this bias of a projection."""
         parts = self._parts(attention_bias_parts, self.rows.sequences, keys, head_size, self.dtype, self.device)
         if parts is None:
             return False

@@ -12,7 +12,7 @@ from fasttfm.errors import ArgumentError, ArgumentTypeError
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the T elements of B sequences lie in a batch padded to length S, and in the packed (T, E) tensor.
+    """Places of the T elements of B sequences in a batch padded to length S, and in the packed (T, E) tensor.
 
         packing = Packing.from_padding_mask(padding)       # (B, S) bool, True is padding
         output = encoder(src, packing=packing)             # zeros at padding, which nothing was computed for

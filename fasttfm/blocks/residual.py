@@ -27,7 +27,7 @@ from fasttfm.functional.merging import norm_adds_bias
 
 
 class Output(NamedTuple):
-    """What a sub-layer computed."""
+    """Result of a sub-layer."""
 
     value: Tensor
     """(..., N)."""
@@ -59,7 +59,7 @@ class Residual(NamedTuple):
         return x if isinstance(x, Residual) else cls(x, norm_first, None if norm_first else x, None, norm_first)
 
     def branch(self, norm: Any) -> tuple[Tensor, Residual]:
-        """What the sub-layer of norm reads (..., N), and the stream that its output is joined to."""
+        """Return the input of norm's sub-layer (..., N), and the stream that its output is joined to."""
         if self.normed is not None:
             return self.normed, self
         if self.waiting is None:
@@ -77,7 +77,7 @@ class Residual(NamedTuple):
         return Residual(stream, False, y)
 
     def value(self, norm: Any = None) -> Tensor:
-        """Where the stream ends, (..., N); with the final norm of a pre-norm stack, its output."""
+        """Return the end of the stream, (..., N); with the final norm of a pre-norm stack, its output."""
         if norm is not None:
             return self.branch(norm)[0]
         if self.normed is not None:
@@ -105,7 +105,7 @@ def linear_output(x: Tensor, weight: Tensor, bias: Tensor | None, *, leave_bias:
 
 
 def _fuses(norm: Any, stream: Tensor) -> bool:
-    """Whether the operators may read the norm's parameters instead of calling it."""
+    """Return whether the operators may read the norm's parameters instead of calling it."""
     return untouched(norm, NORM) and len(norm.normalized_shape) == 1 and ordinary(stream, norm.weight, norm.bias)
 
 

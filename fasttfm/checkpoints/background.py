@@ -27,7 +27,7 @@ class Background:
         self._running = self._executor.submit(write)
 
     def written(self, wait: bool = False) -> list[Path]:
-        """What has been written since the last call, at the moment or (wait) when the running one has ended.
+        """Return what has been written since the last call, at the moment or (wait) when the running one has ended.
 
         Raises what the writing raised.
         """

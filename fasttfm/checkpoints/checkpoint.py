@@ -129,7 +129,7 @@ def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[s
 
 
 def is_quantized(checkpoint: Path) -> bool:
-    """Whether the matrices of a checkpoint directory or of a .safetensors file are stored in int8."""
+    """Return whether the matrices of a checkpoint directory or of a .safetensors file are stored in int8."""
     if shards.is_sharded(checkpoint):
         return False
     with _opened(checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint, "cpu") as file:
@@ -152,7 +152,7 @@ def read_state(checkpoint: Path) -> TrainingState:
 
 
 def is_resumable(checkpoint: Path) -> bool:
-    """Whether weights and training state of a checkpoint directory are whole. Reads both."""
+    """Return whether weights and training state of a checkpoint directory are whole. Reads both."""
     try:
         read_state(checkpoint)
         read_weights(checkpoint)
@@ -187,7 +187,7 @@ def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """What goes wrong while a file is read, as a UserError."""
+    """Raise what goes wrong while a file is read as a UserError."""
     try:
         yield
     except FileNotFoundError as error:

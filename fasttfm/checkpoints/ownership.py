@@ -128,7 +128,7 @@ def delete(folder: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the owner of an unfinished directory is gone."""
+    """Return whether the owner of an unfinished directory is gone."""
     owner = path / _OWNER_FILE
     boot = boot_identity()
     try:

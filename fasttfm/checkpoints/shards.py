@@ -31,7 +31,7 @@ MODEL, STATE = "model.", "state."
 
 
 class Ranks(Protocol):
-    """What ranks need to write one checkpoint together (see fasttfm.training.workers)."""
+    """Operations that ranks need to write one checkpoint together (see fasttfm.training.workers)."""
 
     @property
     def is_first(self) -> bool: ...
@@ -40,7 +40,7 @@ class Ranks(Protocol):
 
 
 def is_sharded(checkpoint: Path) -> bool:
-    """Whether a checkpoint directory holds parts of several ranks."""
+    """Return whether a checkpoint directory holds parts of several ranks."""
     return (checkpoint / SHARDS).is_dir()
 
 
@@ -102,7 +102,7 @@ def read_shards(checkpoint: Path, prefix: str) -> dict[str, Tensor]:
 
 
 def read_values(checkpoint: Path) -> dict[str, Any]:
-    """What of the training state is not a tensor; errors as in read_shards."""
+    """Return the training state apart from its tensors; errors as in read_shards."""
     return dict(parse_json((checkpoint / VALUES_FILE).read_bytes(), dict, finite=False))
 
 

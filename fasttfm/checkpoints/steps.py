@@ -1,4 +1,4 @@
-"""Which checkpoints a model directory has, what their names mean, and which of them are kept."""
+"""Checkpoints of a model directory: their names, what these mean, and which of them are kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STATES_KEPT = 2
 
 
 def checkpoints_folder(model_dir: str | Path) -> Path:
-    """Where the checkpoints of a model directory lie."""
+    """Return the folder of a model directory's checkpoints."""
     return Path(model_dir) / "checkpoints"
 
 
@@ -125,7 +125,7 @@ def delete_since(model_dir: str | Path, first: int) -> None:
 
 
 def way_on(model_dir: str | Path) -> str:
-    """What can be done when the newest checkpoint cannot be gone on from; each remedy was checked to work.
+    """Say what can be done when training cannot go on from the newest checkpoint; each remedy was checked to work.
 
     Reads the older checkpoints, newest first, until one is whole.
     """

@@ -1,4 +1,4 @@
-"""Which vocabulary a checkpoint was trained with: another one of the same size would load, and translate nonsense."""
+"""Identity of a checkpoint's vocabulary: another one of the same size would load, and translate nonsense."""
 
 from __future__ import annotations
 

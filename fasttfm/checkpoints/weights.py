@@ -65,7 +65,7 @@ def _refuse_others(model: torch.nn.Module, weights: Mapping[str, Tensor], source
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether a real tensor holds neither NaN nor infinity; no memory is taken for the types that training uses."""
+    """Return whether a real tensor has neither NaN nor infinity; takes no memory for the types that training uses."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     try:

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is judged: gather() gathers all of it before judge() judges, without side effects."""
+    """Facts that are judged: gather() gathers all of it before judge() judges, without side effects."""
 
     cores: int
     """That this process may run on."""
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge(facts: Facts) -> Iterator[Finding]:
-    """What is slower than it need be."""
+    """Name what is slower than it need be."""
     yield from _of_settings(facts.environment)
     yield from _of_device(facts) if facts.device else _of_processor(facts)
     if facts.busy_cores > 0.3:

@@ -93,7 +93,7 @@ def text(result: dict[str, Any]) -> str:
 
 
 def processor_units() -> list[str]:
-    """What the processor can do, by Linux's names; empty elsewhere."""
+    """Return the processor's units for vectors and matrices, by Linux's names; empty elsewhere."""
     flags = cpuinfo("flags").split()
     return [unit for unit in _UNITS if unit in flags]
 
@@ -116,7 +116,7 @@ def _assembler() -> dict[str, dict[str, str | None]]:
 
 
 def _tuned() -> dict[str, Any] | None:
-    """What `fasttfm tune` has kept for the device; None without one."""
+    """Return what `fasttfm tune` has kept for the device; None without one."""
     device = gpu()
     if device is None:
         return None
@@ -131,7 +131,7 @@ def _tuned() -> dict[str, Any] | None:
 
 
 def _tuned_passes() -> dict[str, Any]:
-    """What `fasttfm tune --device cpu` has kept for this processor and number of threads."""
+    """Return what `fasttfm tune --device cpu` has kept for this processor and number of threads."""
     import torch
 
     from fasttfm.cpu import thresholds

@@ -20,7 +20,7 @@ _KIND = "gpt"
 
 
 def add_prepare_flags(parser: argparse.ArgumentParser) -> None:
-    """What turning text into prepared documents takes."""
+    """Add the flags that turning text into prepared documents takes."""
     file: dict[str, Any] = {"nargs": "+", "action": "extend", "type": INPUT_FILE, "metavar": "FILE"}
     parser.add_argument(
         "--text", required=True, help="plain UTF-8 text, or gzip, bzip2, xz or zstandard of it; may be repeated", **file

@@ -210,7 +210,7 @@ def _discard_output() -> None:
 
 
 def _give_up_output() -> None:
-    """What standard output did not take, Python would try to write once more at exit."""
+    """Drop what standard output did not take, which Python would try to write once more at exit."""
     try:
         sys.stdout.flush()
     except OSError:

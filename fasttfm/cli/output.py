@@ -1,4 +1,4 @@
-"""What a command says, one way for all: notes while it works, a bar on a terminal, its result in the end.
+"""Messages of a command, one way for all: notes while it works, a bar on a terminal, its result in the end.
 
     --quiet    no notes and no progress; the result, warnings and errors stay
     --json     the result as one JSON document on standard output; notes go to standard error
@@ -29,7 +29,7 @@ def add_output_flags(parser: argparse.ArgumentParser, result: str = "", *, lines
 
 
 class Output:
-    """Where a command's words go, by its --quiet and --json."""
+    """Destination of a command's messages, by its --quiet and --json."""
 
     def __init__(self, command: str, *, quiet: bool = False, as_json: bool = False) -> None:
         """command: as users type it, such as `prepare`."""
@@ -50,7 +50,7 @@ class Output:
             print(f"fasttfm {self.command}: {line}", file=stream, flush=True)
 
     def result(self, line: str, **fields: Any) -> None:
-        """What came out: the line, or with --json the fields."""
+        """Write the result: the line, or with --json the fields."""
         print(json.dumps({"command": self.command, **fields}) if self.as_json else line, flush=True)
 
     @contextmanager

@@ -47,14 +47,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def _whole_number(text: str) -> int:
-    """What `type=int` means: Python's own int reads 1_0 as ten."""
+    """Parse a whole number (`type=int`): Python's own int reads 1_0 as ten."""
     if not WHOLE_NUMBER.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a whole number such as 64")
     return int(text)
 
 
 def _number(text: str) -> float:
-    """What `type=float` means: Python's own float reads 1_0 and nan."""
+    """Parse a number (`type=float`): Python's own float reads 1_0 and nan."""
     try:
         return to_float(text)
     except ValueError:

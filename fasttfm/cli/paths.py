@@ -1,4 +1,4 @@
-"""What each path on a command line is for, as the `type` of its argument; all of them are checked before any work.
+"""Purpose of each path on a command line, as the `type` of its argument; all are checked before any work.
 
     parser.add_argument("--out", type=OUTPUT_FILE, …)
 
@@ -78,7 +78,7 @@ class _Given:
 
 
 class Damage:
-    """What a thread finds damaged beside a command: it interrupts the command, as long as this runs."""
+    """Damage that a thread finds beside a command: it interrupts the command, as long as this runs."""
 
     def __init__(self) -> None:
         self.complaint: str | None = None

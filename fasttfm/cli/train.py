@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_run_flags(
     parser: argparse.ArgumentParser, kind: str, made_by: str, presets: Sequence[str] | None = None
 ) -> None:
-    """What training on prepared data takes; made_by: the command that makes the data.
+    """Add the flags that training on prepared data takes; made_by: the command that makes the data.
 
     presets: their names; None: those of kind.
     """
@@ -50,7 +50,7 @@ def add_run_flags(
 
 
 def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) -> None:
-    """What training takes besides data, directories and configuration fields; presets: their names."""
+    """Add the flags of training besides data, directories and configuration fields; presets: their names."""
     parser.add_argument(
         "--preset",
         metavar="NAME",
@@ -76,7 +76,7 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
 
 
 def lists_presets(args: argparse.Namespace) -> bool:
-    """Whether the presets were asked for; prints a line on each then."""
+    """Return whether the presets were asked for; prints a line on each then."""
     if args.preset == "list":
         width = max(map(len, args.presets)) + 2
         print("\n".join(f"{name.ljust(width)}{preset_summary(name)}" for name in args.presets))
@@ -144,7 +144,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
 
 
 def _what_is_saved(model_dir: Path) -> str:
-    """What a run that was stopped outside the updates leaves, and what to do."""
+    """Say what a run that was stopped outside the updates leaves, and what to do."""
     from fasttfm.checkpoints.steps import saved_steps
 
     try:

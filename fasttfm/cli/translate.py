@@ -53,7 +53,7 @@ _FILES = {
 
 
 def _add_companions(parser: argparse.ArgumentParser) -> None:
-    """What goes with the lines: files, other models, and how lines are read."""
+    """Add the flags of what goes with the lines: files, other models, and how lines are read."""
     for flag, text in _FILES.items():
         parser.add_argument(flag, type=OUTPUT_FILE if flag == "--alignment" else INPUT_FILE, metavar="FILE", help=text)
     parser.add_argument(

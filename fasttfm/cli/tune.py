@@ -123,7 +123,7 @@ def _tune_cpu(quick: bool, output: Output) -> None:
 
 @contextmanager
 def _told(output: Output) -> Iterator[tuple[Progress, Callable[[str], None]]]:
-    """What is told how far the measuring is, and a line of its results."""
+    """Report how far the measuring is, and a line of its results."""
     with output.bar(total=1.0, bar_format="{percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}") as bar:
 
         def progress(done: int, total: int) -> None:

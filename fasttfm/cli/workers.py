@@ -25,7 +25,7 @@ _GRACE = 600
 
 
 def number_of_workers(wanted: int | None, threads: int, device: str | None) -> int:
-    """How many processes to start; 1 for training in this one, also where it is one of torchrun's already.
+    """Return how many processes to start; 1 for training in this one, also where it is one of torchrun's already.
 
     wanted: by --workers, None for auto. threads: of each process, 0 if that was left open. device: by --device.
     """
@@ -112,6 +112,6 @@ def allowed_cores() -> int:
 
 
 def usable_cores() -> int:
-    """Those of them that OMP_NUM_THREADS leaves to this program."""
+    """Return the cores that OMP_NUM_THREADS leaves to this program."""
     told = os.environ.get("OMP_NUM_THREADS", "")
     return min(allowed_cores(), int(told)) if told.isdecimal() and int(told) else allowed_cores()

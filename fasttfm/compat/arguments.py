@@ -1,4 +1,4 @@
-"""What the signatures share: refusals, checks of ranks and heads, and the causal triangle in the lower right corner."""
+"""Parts that the signatures share: refusals, checks of ranks and heads, the causal triangle at the lower right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def refuse(function: str, **given: tuple[Any, Any]) -> None:
 def causal_of_window(
     function: str, window: tuple[int | None, int | None] | None, lengths: tuple[int, int], causal: bool = False
 ) -> bool:
-    """Whether (left, right) is the causal triangle, or asked for beside it; ValueError for a true window.
+    """Return whether (left, right) is the causal triangle, or asked for beside it; ValueError for a true window.
 
     window: None, or None in it, is no window, and so is a side that reaches past lengths, those of the longest queries
     and keys: the last query sees the last key, and what it lets all see hides nothing.
@@ -67,7 +67,7 @@ def check_heads(function: str, **tensors: Tensor) -> None:
 
 
 def corner_offset(function: str, query_starts: Tensor, key_starts: Tensor) -> int:
-    """How many keys more than queries each sequence has: the last query sees the last key.
+    """Return how many keys more than queries each sequence has: the last query sees the last key.
 
     Raises ValueError where that differs between sequences. It reads the lengths, for which a GPU is waited for, unless
     both are one tensor.

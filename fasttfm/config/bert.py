@@ -1,4 +1,4 @@
-"""What the encoder-only models are made of: BERT, and by the fields in which they differ from it ALBERT, ELECTRA,
+"""Shapes of the encoder-only models: BERT, and by the fields in which they differ from it ALBERT, ELECTRA,
 classifiers and students."""
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What was written for a field, as the field's type: one reading for YAML, the command line and Python.
+"""Conversion of what was written for a field to the field's type: one reading for YAML, the command line and Python.
 
 Numbers are written as JSON has them, with a sign + and a bare decimal point allowed. What only Python or only YAML 1.1
 reads as a number is refused, because nobody can know what was meant: 1_0 (ten), 010 (ten or eight), 1:30 (ninety).

@@ -8,7 +8,7 @@ from fasttfm.config.checks import require_choices, require_rows, require_whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """How training and validation batches are cut from prepared data."""
+    """Settings of how training and validation batches are cut from prepared data."""
 
     max_tokens: int = 4096
     """Largest padded size of a batch: rows times the longer of the two sides, padding and end of sentence counted."""
@@ -30,7 +30,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentsConfig:
-    """How training and validation batches are cut from prepared documents."""
+    """Settings of how training and validation batches are cut from prepared documents."""
 
     max_tokens: int = 4096
     """Tokens of a batch; a whole number of rows, so that fewer are taken where it is not a multiple of row_length."""
@@ -43,7 +43,7 @@ class DocumentsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskingConfig:
-    """How batches are cut from prepared documents and masked."""
+    """Settings of how batches are cut from prepared documents and masked."""
 
     objective: Literal["mlm", "mlm+nsp", "mlm+sop", "electra"] = "mlm+nsp"
     """mlm: hidden tokens. mlm+nsp: and whether the second segment follows the first (BERT). mlm+sop: and whether two
@@ -67,13 +67,13 @@ class MaskingConfig:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether a row has two segments."""
+        """True if a row has two segments."""
         return self.objective in ("mlm+nsp", "mlm+sop")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskConfig:
-    """How examples become rows and batches."""
+    """Settings of how examples become rows and batches."""
 
     max_tokens: int = 4096
     """Tokens of a batch, padding included."""

@@ -1,4 +1,4 @@
-"""How translations are searched for: one frozen dataclass, the `decoding:` section of a configuration."""
+"""Settings of the search for translations: one frozen dataclass, the `decoding:` section of a configuration."""
 
 from dataclasses import dataclass
 from typing import Literal

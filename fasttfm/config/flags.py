@@ -35,7 +35,7 @@ def add_field_flags(group: Any, cls: type, names: Iterable[str]) -> None:
 
 
 def field_values(args: argparse.Namespace, cls: type, names: Iterable[str]) -> dict[str, Any]:
-    """Those of these fields that were given on the command line, each of its type; UserError for what is of another."""
+    """Return the fields that were given on the command line, each of its type; UserError for what is of another."""
     types, given = field_types(cls), vars(args)
     return {name: convert(given[name], types[name], flag_name(name)) for name in names if name in given}
 
@@ -49,7 +49,7 @@ def flag_values(
 
 
 def _placeholder(kind: Any) -> str:
-    """What stands for a value of this type in the help."""
+    """Return the word that stands for a value of this type in the help."""
     if typing.get_origin(kind) is Literal:
         return "|".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:

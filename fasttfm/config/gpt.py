@@ -1,4 +1,4 @@
-"""What a GPT is made of: one frozen dataclass; GPT-1, 2 and 3 are sizes and an order of the norms."""
+"""Shape of a GPT: one frozen dataclass; GPT-1, 2 and 3 are sizes and an order of the norms."""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class GPTConfig:
         self.layer_config()
 
     def layer_config(self) -> TransformerConfig:
-        """What the shared layers (models/layers.py) are told; ValueError for what they refuse."""
+        """Return the settings of the shared layers (models/layers.py); ValueError for what they refuse."""
         return TransformerConfig(
             encoder_layers=self.layers,
             decoder_layers=self.layers,

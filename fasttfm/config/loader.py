@@ -1,4 +1,4 @@
-"""Where the numbers of a run come from: preset < YAML files < command line, each checked against the same dataclasses.
+"""Sources of a run's numbers: preset < YAML files < command line, each checked against the same dataclasses.
 
 What the prepared data decide (the sizes of the vocabularies, the padding's id) comes from them alone: a file may say it
 too, as the config.yaml of every model does, but not otherwise.
@@ -76,7 +76,7 @@ def gather(
     *,
     kind: str = TRANSFORMER,
 ) -> Values:
-    """What preset, files and overrides say together, without defaults and without what the data decide.
+    """Join preset, files and overrides, without defaults and without what the data decide.
 
     kind: of the model, a key of KINDS.
     """

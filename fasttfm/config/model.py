@@ -1,4 +1,4 @@
-"""What a Transformer is made of: one frozen dataclass."""
+"""Shape of a Transformer: one frozen dataclass."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a training run is: batch, optimizer, schedule, regularisation, when to save, validate and stop.
+"""Settings of a training run: batch, optimizer, schedule, regularisation, when to save, validate and stop.
 
 Names are fairseq's where the meaning is the same. Source: Vaswani et al. 2017, section 5.
 """

@@ -26,7 +26,7 @@ _SELECTED = 256
 
 
 def runs_straight(model: Any, memory: Tensor) -> bool:
-    """Whether DecoderStep computes what the modules of a Transformer would, none of which is hooked or wrapped."""
+    """Return whether DecoderStep computes what a Transformer's modules would, none of which is hooked or wrapped."""
     layers, norm = list(model.decoder.layers), model.decoder.norm
     if not (frozen(memory) and layers and layers[0].norm_first == (norm is not None)):
         return False
@@ -90,7 +90,7 @@ class _Rows:
 
 
 class DecoderStep:
-    """What Transformer.step() computes with a StepCache; made inside frozen_weights() and used there."""
+    """Transformer.step() with a StepCache in a few compiled calls; made inside frozen_weights() and used there."""
 
     def __init__(self, model: Any) -> None:
         layers = list(model.decoder.layers)

@@ -140,7 +140,7 @@ def warn_without_route() -> None:
 
 
 def _is_exact(make: Callable[[Tensor, Tensor], Multiply]) -> bool:
-    """Whether products of the largest and of random values are the exact ones; False where the operator is missing."""
+    """Return whether products of the largest and of random values are exact; False where the operator is missing."""
     generator = torch.Generator().manual_seed(0)
     signs = torch.tensor([1, -1, 1, 1, -1], dtype=torch.int8)
     for rows, inputs, outputs in ((3, 96, 64), (17, 512, 80)):

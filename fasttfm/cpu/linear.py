@@ -35,7 +35,7 @@ _of_models: WeakKeyDictionary[nn.Module, tuple[tuple, dict[tuple, _Kept]]] = Wea
 
 
 class _Thread(threading.local):
-    """What frozen_weights() says on this thread."""
+    """State of frozen_weights() on this thread."""
 
     kept: dict[tuple, _Kept] | None = None
     batch_invariant = False
@@ -88,7 +88,7 @@ def _sample(parameters: list[nn.Parameter]) -> tuple[float, ...]:
 
 
 def frozen(x: Tensor) -> bool:
-    """Whether linear() keeps what it makes of weights now: inside frozen_weights(), x on a CPU."""
+    """Return whether linear() keeps what it makes of weights now: inside frozen_weights(), x on a CPU."""
     return (
         _thread.kept is not None
         and not torch.is_grad_enabled()
@@ -99,7 +99,7 @@ def frozen(x: Tensor) -> bool:
 
 
 def batch_invariant(x: Tensor) -> bool:
-    """Whether what is computed of x now must not depend on what is computed beside it."""
+    """Return whether what is computed of x now must not depend on what is computed beside it."""
     return _thread.batch_invariant and frozen(x)
 
 
@@ -169,7 +169,7 @@ def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool, large: 
 
 @dataclass(slots=True)
 class _Kept:
-    """What was made of a weight."""
+    """Tensors made of a weight."""
 
     weight: Tensor
     """The weight itself, so that nothing else gets its memory."""
@@ -231,7 +231,7 @@ def _plain_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu
 
 @functools.cache
 def _packed_dtypes() -> tuple[torch.dtype, ...]:
-    """Those that this torch and this processor lay weights out for.
+    """Return the dtypes that this torch and this processor lay weights out for.
 
     The two operators are those of torch.compile, which no documentation promises.
     """

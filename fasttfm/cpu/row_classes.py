@@ -29,7 +29,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 class RowClasses(NamedTuple):
-    """How a product is computed so that a row has the same bits always."""
+    """Ways to compute a product so that a row always has the same bits."""
 
     sizes: tuple[int, ...] = CANDIDATES
     """Row counts, rising."""
@@ -56,7 +56,7 @@ def row_classes(
     kind: tuple,
     large: int = 0,
 ) -> RowClasses:
-    """What gives a row (inputs,) of a product the same bits, wherever it stands, also with another number of threads.
+    """Return what gives a row (inputs,) of a product the same bits, wherever it stands, with any number of threads.
 
     make(weight (outputs, inputs), bias (outputs,)) returns the product; kind: what else decides how it is computed;
     large: as large_size() says. Found out once for each, and for each number of threads. A single row is the answer
@@ -134,7 +134,7 @@ def _with_large(product: Product, rows: Tensor, classes: RowClasses) -> RowClass
 
 
 def _agrees(product: Product, rows: Tensor, expected: Tensor, size: int) -> bool:
-    """Whether a product of so many rows gives what is expected of them, in another order."""
+    """Return whether a product of so many rows gives what is expected of them, in another order."""
     return torch.equal(product(rows[:size].flip(0)).flip(0), expected[:size])
 
 

@@ -19,7 +19,7 @@ _FIRST_CAPACITY = 32
 
 
 class Rows:
-    """Where the positions of each of R rows are stored, and what it translates."""
+    """Storage places of each of R rows' positions, and the sentence that each row translates."""
 
     def __init__(self, sentences: int, rows_per_sentence: int, lengths: Tensor) -> None:
         """lengths (B,) int64: of the sources."""
@@ -196,7 +196,7 @@ class MemoryAttention:
 
 
 class StepCache:
-    """What a decoder remembers in a search: as DecoderCache, one position of each row at a time."""
+    """Keys and values of a decoder in a search: as DecoderCache, one position of each row at a time."""
 
     moves_nothing = True
     """Hypotheses may change rows at no cost."""

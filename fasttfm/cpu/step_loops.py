@@ -27,7 +27,7 @@ to those that load it from disk."""
 
 
 def _conversion(source, result, written):
-    """What turns a number of kind `source` into one of kind `result` in a loop, as written(llvm's builder, x) says."""
+    """Return a conversion from kind `source` to kind `result` for use in a loop, as written(llvm's builder, x) says."""
 
     @intrinsic
     def converted(context, x):

@@ -24,7 +24,7 @@ _VIEWS = {torch.float32: None, torch.bfloat16: torch.uint16, torch.float16: torc
 
 @functools.cache
 def usable() -> bool:
-    """Whether numba is installed and works."""
+    """Return whether numba is installed and works."""
     if importlib.util.find_spec("numba") is None:
         return False
     try:
@@ -35,7 +35,7 @@ def usable() -> bool:
 
 
 def takes(x: Tensor, head_size: int = 1) -> bool:
-    """Whether the passes take tensors like x."""
+    """Return whether the passes take tensors like x."""
     return x.device.type == "cpu" and x.dtype in _VIEWS and head_size > 0 and usable()
 
 

@@ -28,7 +28,7 @@ _forked = False
 
 
 def team() -> tuple[int, int]:
-    """What over_threads() takes: how many threads, and what starts them; one alone where a fork has left the others."""
+    """Return over_threads()'s number of threads and what starts them; one alone where a fork has left the others."""
     return (1, 0) if _forked or not start() else (torch.get_num_threads(), start())
 
 
@@ -91,7 +91,7 @@ def over_threads(context, body, team, count, step, arguments):
 
 
 def _parts(context, module, compiled, kind):
-    """What every thread of a team runs: void(struct of what all share: parts taken, count, step, failed, arguments)."""
+    """Return what each thread of a team runs: void(struct of all: parts taken, count, step, failed, arguments)."""
     function = ir.Function(module, _FUNCTION, module.get_unique_name("parts"))
     function.linkage = "internal"
     function.attributes.add("noinline")

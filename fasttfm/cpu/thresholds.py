@@ -140,7 +140,7 @@ def forced(values: Mapping[str, int]) -> Iterator[None]:
 
 
 def system(threads: int) -> System:
-    """What a measurement on this machine holds for."""
+    """Name the machine that a measurement holds for."""
     versions = {name: version(name) or "unknown" for name in ("fasttfm", "torch", "numba")}
     name = f"{processor() or platform.machine()}, {threads} threads"
     return System(name, platform.machine(), torch.backends.cpu.get_cpu_capability(), versions)
@@ -152,7 +152,7 @@ def as_answer(name: str, elements: int, microseconds: float, of_torch: float) ->
 
 
 def tuned(threads: int) -> dict[str, int]:
-    """What is kept of LEAST for so many threads. ValueError for a file that is damaged."""
+    """Return what is kept of LEAST for so many threads. ValueError for a file that is damaged."""
     kept = {}
     for each in choice_cache.read(system(threads)):
         name = each.choice.removeprefix("cpu.")

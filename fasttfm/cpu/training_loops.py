@@ -27,7 +27,7 @@ _SUMS = np.uintp(128)
 
 @inlined()
 def _rows(columns):
-    """How many rows a part has."""
+    """Return the number of rows of a part."""
     return max(np.uintp(1), _PART // max(np.uintp(1), np.uintp(columns)))
 
 
@@ -79,7 +79,7 @@ def _keep_rows(begin, end, key, site, threshold, keep):
 
 @inlined()
 def _attended(i, keys, limit, causal, offset):
-    """How many keys, the first ones, query i sees."""
+    """Return how many keys, the first ones, query i sees."""
     count = min(keys, limit)
     if causal:
         count = min(count, i + offset + 1)

@@ -26,7 +26,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def takes(name: str, *tensors: Tensor) -> bool:
-    """Whether the pass of that name, as thresholds.LEAST has it, takes these tensors, and is the faster way; never in a
+    """Return whether the pass of that name (thresholds.LEAST) takes these tensors, and is the faster way; never in a
     search, whose bits must not depend on how many rows there are."""
     return (
         tensors[0].device.type == "cpu"
@@ -39,7 +39,7 @@ def takes(name: str, *tensors: Tensor) -> bool:
 
 
 def draws(shape: tuple[int, int, int], seed: Tensor) -> bool:
-    """Whether keep_mask() is the faster way to the mask."""
+    """Return whether keep_mask() is the faster way to the mask."""
     return (
         type(seed) is Tensor
         and seed.device.type == "cpu"
@@ -112,7 +112,7 @@ def _kept(before: Tensor, keep: Tensor) -> tuple:
 
 
 def takes_norm(name: str, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether residual_layer_norm() takes these, or its gradient; name: as takes() has it."""
+    """Return whether residual_layer_norm() takes these, or its gradient; name: as takes() has it."""
     return (
         weight is not None
         and bias is not None
@@ -180,14 +180,14 @@ def _unsigned(seed: Tensor) -> np.uint64:
 
 
 def team() -> tuple[int, int]:
-    """What the loops are told of the threads that they run over."""
+    """Tell the loops which threads they run over."""
     from fasttfm.cpu import thread_team
 
     return thread_team.team()
 
 
 def _has_team() -> bool:
-    """Whether the passes run over as many threads as PyTorch's own, or these are few."""
+    """Return whether the passes run over as many threads as PyTorch's own, or these are few."""
     if torch.get_num_threads() <= thresholds.fixed("threads_alone"):
         return True
     from fasttfm.cpu import thread_team

@@ -47,7 +47,7 @@ class Measured:
         return thresholds.as_answer(self.name, self.least, self._together(self.least), self._together(self.shipped))
 
     def line(self) -> str:
-        """What a person wants to know."""
+        """Return the line that a person wants to read."""
         taken = "never taken" if self.least == thresholds.NEVER else f"taken from {self.least:,} elements on"
         ratios = "; ".join(
             f"{dtype} {', '.join(f'{other / own:.2f}' for (d, _), (own, other) in self.times.items() if d == dtype)}"

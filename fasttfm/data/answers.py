@@ -22,7 +22,7 @@ from fasttfm.files import replace_file
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What is predicted for every question, by its id."""
+    """Predictions for every question, by its id."""
 
     answers: dict[str, str]
     """The best span's text, even where no answer has the better score."""

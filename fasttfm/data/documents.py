@@ -127,7 +127,7 @@ class TextBatch(TensorBatch):
 
     @property
     def is_even(self) -> bool:
-        """Whether all sequences are equally long, so that tokens.view(N, longest) has one a row."""
+        """True if all sequences are equally long, so that tokens.view(N, longest) has one a row."""
         return len(self.lengths) * self.longest == self.tokens.numel()
 
 

@@ -1,4 +1,4 @@
-"""Which pairs of a corpus are left out, and why: a table of rules, each with its count and its first place.
+"""Rules that leave out pairs of a corpus: a table, each with its count and its first place.
 
     empty        a side is blank, or has no subword
     too long     a side has more subwords than max_length
@@ -83,7 +83,7 @@ class Filter:
     _letters: dict[str, str] = field(default_factory=dict)
 
     def keeps(self, pair: Pair, source: list[int], target: list[int]) -> bool:
-        """Whether a pair is used; to be called for each pair of the split, in order, with its subwords."""
+        """Return whether a pair is used; to be called for each pair of the split, in order, with its subwords."""
         rule = self._rule(pair, source, target)
         self._seen += 1
         if rule is None:
@@ -113,7 +113,7 @@ class Filter:
         return None
 
     def _is_written_in(self, text: str, script: str) -> bool:
-        """Whether at least half of a text's letters are of a script; one without letters passes."""
+        """Return whether at least half of a text's letters are of a script; one without letters passes."""
         letters = in_script = 0
         for character in text:
             if character.isalpha():

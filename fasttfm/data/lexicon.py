@@ -1,4 +1,4 @@
-"""Which target tokens a source token is translated by: IBM model 1, from prepared sentence pairs.
+"""Translations of each source token: IBM model 1, from prepared sentence pairs.
 
     P(target | source) = product over target tokens t of sum over source tokens s of P(t | s) / (number of s)
 

@@ -69,7 +69,7 @@ class MaskedBatch(TensorBatch):
 
 
 class Spans(NamedTuple):
-    """Where each row's text lies."""
+    """Places of each row's text."""
 
     begins: np.ndarray
     """(R,) int64."""
@@ -126,7 +126,7 @@ class Pairs:
         return Pair(first, self._other(row, len(second), random), 1)
 
     def _cut(self, text: np.ndarray, random: np.random.Generator) -> int:
-        """Where the second segment begins: after a line break, at a word, or anywhere, in the middle half if it can."""
+        """Choose where the second segment begins: line break, word, or anywhere, in the middle half if it can."""
         cuts = np.arange(1, len(text))
         middle = np.abs(2 * cuts - len(text)) <= len(text) // 2
         line_starts = text[:-1] == self.line if self.line is not None else np.zeros(len(cuts), bool)

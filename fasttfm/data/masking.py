@@ -21,7 +21,7 @@ from fasttfm.files import unreadable
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingVocabulary:
-    """What masking knows of a vocabulary."""
+    """Facts of a vocabulary that masking needs."""
 
     size: int
     begin: int
@@ -37,7 +37,7 @@ class MaskingVocabulary:
 
 
 class Shares(NamedTuple):
-    """What becomes of hidden tokens; the others stay as they are, and are predicted all the same."""
+    """Shares of what becomes of hidden tokens; the others stay as they are, and are predicted all the same."""
 
     mask: float = 0.8
     random: float = 0.1
@@ -59,7 +59,7 @@ class Phrases:
         return sum(map(len, self._by_first.values()))
 
     def spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """Where phrases stand in tokens, [begin, end), from left to right, the longest first, without overlap."""
+        """Find phrases in tokens, [begin, end), from left to right, the longest first, without overlap."""
         spans, begin = [], 0
         while begin < len(tokens):
             for phrase in self._by_first.get(tokens[begin], ()):
@@ -120,7 +120,7 @@ class Masker:
         self._ordinary = np.flatnonzero(~vocabulary.is_special)
 
     def budget(self, candidates: int) -> int:
-        """How many of so many tokens are hidden; whole words and phrases may leave a few of them."""
+        """Return how many of so many tokens are hidden; whole words and phrases may leave a few of them."""
         return max(1, round(self.rate * candidates)) if candidates else 0
 
     def __call__(self, tokens: np.ndarray, random: np.random.Generator) -> MaskedRow:

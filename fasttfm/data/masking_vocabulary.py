@@ -1,4 +1,4 @@
-"""What masking knows of the tokenizer of prepared documents: its markers, and where words begin."""
+"""Facts of prepared documents' tokenizer that masking needs: its markers, and where words begin."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _apart(comma: re.Match[str]) -> str:
 
 
 def _keeps_stop(word: str, following: str) -> bool:
-    """Whether the full stop after a word belongs to it."""
+    """Return whether the full stop after a word belongs to it."""
     has_letter = any(map(str.isalpha, word))
     return ("." in word and has_letter) or word in ABBREVIATIONS or following[:1].islower()
 

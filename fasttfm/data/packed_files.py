@@ -52,7 +52,7 @@ _HEAD = 10
 
 
 def kind_of(head: bytes) -> Compression | None:
-    """How a stream that begins with these bytes is packed; None for plain text."""
+    """Tell how a stream that begins with these bytes is packed; None for plain text."""
     for packing in _PACKINGS:
         start = 4 if packing.name == "bzip2" and head.startswith(b"BZh") else 0
         if head[start:].startswith(packing.begins):

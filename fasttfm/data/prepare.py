@@ -48,7 +48,7 @@ _SPECIAL = re.compile(r"<(pad|unk|s|/s|0x[0-9A-Fa-f]{2})>|\u2581+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOptions:
-    """What decides the content of a prepared directory, besides the text."""
+    """Options that decide the content of a prepared directory, besides the text."""
 
     vocab_size: int = 8000
     """Subwords, special ones included; of each side where they are separate."""
@@ -272,7 +272,7 @@ def _check_numbers(options: PrepareOptions, files: int, valid_files: int, models
 
 
 def _copies(number: int, weight: float) -> int:
-    """How often a pair is written that is the number-th, from 1, which is kept of its file: evenly over the file."""
+    """Return how often the number-th kept pair of its file, from 1, is written: evenly over the file."""
     return int(number * weight + 1e-9) - int((number - 1) * weight + 1e-9)
 
 

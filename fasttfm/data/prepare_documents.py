@@ -35,7 +35,7 @@ _CHUNK = 20_000  # lines cut into tokens at a time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentOptions:
-    """What decides the content of a prepared directory, besides the text."""
+    """Options that decide the content of a prepared directory, besides the text."""
 
     vocabulary: Literal["pieces", "bytes"] = "pieces"
     """SentencePiece, or a token a byte."""
@@ -156,7 +156,7 @@ def _copied(
 
 
 def _line_after(copy: Path, offset: int) -> int:
-    """Where the line that begins after a byte begins, but not at the start; the end where none does."""
+    """Find the beginning of the line that begins after a byte, but not at the start; the end where none does."""
     with copy.open("rb") as file:
         file.seek(offset)
         file.readline()

@@ -165,7 +165,7 @@ class PreparedFolder:
 
     @classmethod
     def holds(cls, path: Path, fingerprint: dict[str, Any]) -> bool:
-        """Whether path already holds, whole, exactly what these inputs and options give."""
+        """Return whether path already holds, whole, exactly what these inputs and options give."""
         try:
             data = cls.open(path)
             if data.description.get("fingerprint") != fingerprint:
@@ -222,7 +222,7 @@ class PreparedData(PreparedFolder):
 
     @property
     def joint(self) -> bool:
-        """Whether source and target share one vocabulary."""
+        """True if source and target share one vocabulary."""
         return self.source_tokenizer is self.target_tokenizer
 
     @property

@@ -106,7 +106,7 @@ class SampledBatches(TokenBatches):
         return drawn.result().order
 
     def places(self, epoch: int, part: int, window: int) -> range:
-        """Where a window's batches stand among those of an epoch."""
+        """Return the places of a window's batches among those of an epoch."""
         first = (part - epoch * len(self)) % self.together
         size = self._window_batches * self.together
         return range(len(self))[first + window * size : first + (window + 1) * size : self.together]
@@ -164,7 +164,7 @@ class SampledBatches(TokenBatches):
         return sides, (sentence_keys(self.seed, epoch, indices, 0), sentence_keys(self.seed, epoch, indices, 1))
 
     def _mean_lengthening(self) -> float:
-        """How many times as long as SentencePiece's own the segmentations are, eos included."""
+        """Return how many times as long as SentencePiece's own the segmentations are, eos included."""
         probes = np.linspace(0, len(self.pairs) - 1, min(len(self.pairs), _PROBES)).astype(np.int64)
         drawn = sum(len(ids) + 1 for side in self._sampler.draw(*self._read(probes, 0)) for ids in side)
         own = self.pairs.source_lengths[probes] + self.pairs.target_lengths[probes] + 2

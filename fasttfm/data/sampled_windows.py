@@ -1,4 +1,4 @@
-"""What is computed of a window of pairs with subword sampling: segmentations, and batches of like length of them.
+"""Work on a window of pairs with subword sampling: segmentations, and batches of like length of them.
 
 A function of the window alone, for processes that have the vocabularies and nothing else.
 """

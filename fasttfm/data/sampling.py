@@ -43,7 +43,7 @@ _UNKNOWN_PENALTY = 10.0  # SentencePiece's kUnkPenalty
 
 
 def sentence_keys(seed: int, epoch: int, sentences: np.ndarray, side: int) -> np.ndarray:
-    """What decides the draws of each sentence, (len(sentences),) uint64. sentences: their numbers; side: 0 or 1."""
+    """Return the keys of each sentence's draws, (len(sentences),) uint64. sentences: their numbers; side: 0 or 1."""
     base = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
     numbers = sentences.astype(np.uint64) * np.uint64(2) + np.uint64(side)
     return _mix(_mix(numbers + np.uint64(_GOLDEN)) ^ base)
@@ -221,7 +221,7 @@ class SubwordSampler:
         return [self._ids[piece]] if piece in self._ids else self._spelled(piece)
 
     def _merge_at_once(self, split: Sequence[str], key: np.uint64, step: int = 0) -> list[int]:
-        """What a walk puts out that has come to this split by `step` steps: the same as by states, and none is kept."""
+        """Return the output of a walk that came here by `step` steps: the same as by states, and none is kept."""
         text, scores = "".join(split), self._scores
         starts = [0, *itertools.accumulate(map(len, split))]
         # of each place where a piece starts: where the piece before it starts and where it ends
@@ -265,7 +265,7 @@ class SubwordSampler:
 
 
 class _States:
-    """What can happen in each state, in arrays, and walks through them.
+    """Draws that can happen in each state, in arrays, and walks through them.
 
     Outcomes of a state are neighbours in `accept`, `other`, `following` and `emits`: the state that comes then and the
     emission, a short list of ids, that is put out on the way (-1: none).
@@ -356,7 +356,7 @@ class _States:
 
 
 class _Cuts:
-    """Where a segmentation can be cut for good: between characters that stand side by side in no piece."""
+    """Places where a segmentation can be cut for good: between characters that stand side by side in no piece."""
 
     def __init__(self, texts: list[str | None]) -> None:
         numbers: dict[str, int] = {}
@@ -372,7 +372,7 @@ class _Cuts:
         self._inside = np.array(sorted(left * self._width + right for left, right in inside) or [-1], dtype=np.int64)
 
     def between(self, ids: np.ndarray) -> np.ndarray:
-        """Whether the text can be cut between each id and the next, (len(ids) - 1,) bool."""
+        """Return whether the text can be cut between each id and the next, (len(ids) - 1,) bool."""
         pairs = self._last[ids[:-1]] * self._width + self._first[ids[1:]]
         indices = np.searchsorted(self._inside, pairs).clip(max=len(self._inside) - 1)
         return self._inside[indices] != pairs

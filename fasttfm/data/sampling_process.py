@@ -81,7 +81,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def serve() -> None:
-    """What a process does: windows from its input, what comes of them to its output."""
+    """Read windows from the process's input and write what comes of them to its output."""
     given, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
     source, target, amount = pickle.load(given)

@@ -98,7 +98,7 @@ def comet(model: str, sources: Sequence[str], hypotheses: Sequence[str], referen
 
 
 def _sees_gpu() -> bool:
-    """Whether models can run on a GPU."""
+    """Return whether models can run on a GPU."""
     import torch
 
     return torch.cuda.is_available()

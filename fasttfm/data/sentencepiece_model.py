@@ -1,4 +1,4 @@
-"""What a SentencePiece model holds: its kind, and every piece with score and type.
+"""Content of a SentencePiece model: its kind, and every piece with score and type.
 
 Sampling that a seed fixes (sampling.py), and with it exact resuming, must know whether merges or a lattice make the
 segmentations, and which pieces may be taken apart. SentencePiece's Python answers neither: it has no call for the kind

@@ -42,7 +42,7 @@ def round_length(length: int, multiple: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which pairs are a batch."""
+    """Division of pairs into batches."""
 
     order: np.ndarray
     """(pairs,) int32, or int64 where there are so many: the pairs' places, size by size."""

@@ -76,7 +76,7 @@ def read_squad(path: Path | str, *, answered: bool = True) -> SquadData:
 
 
 def read_json_text(path: Path) -> Any:
-    """What a JSON file holds, plain or packed. Raises UserError with the line and column where it is broken.
+    """Return the content of a JSON file, plain or packed. Raises UserError with the line and column where it is broken.
 
     Also as TextFile does.
     """

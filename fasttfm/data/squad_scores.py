@@ -39,7 +39,7 @@ class SquadScore:
 
 @dataclass(frozen=True, slots=True)
 class SquadReport:
-    """What the official script reports."""
+    """Scores that the official script reports."""
 
     all: SquadScore
     answerable: SquadScore | None

@@ -40,7 +40,7 @@ class TaskBatch(TensorBatch):
 
     @property
     def target_tokens(self) -> int:
-        """What the loss is summed over: examples."""
+        """Number of terms of the loss: examples."""
         return len(self.labels)
 
     @property
@@ -56,7 +56,7 @@ class TaskBatch(TensorBatch):
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """What a task consists of."""
+    """Examples that a task consists of."""
 
     rows: Sequence[Sequence[Row]]
     """Of each example its rows, equally many of all."""

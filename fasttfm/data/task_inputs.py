@@ -1,4 +1,4 @@
-"""What a task's texts look like to a model: tokens between markers, and windows over contexts that are too long.
+"""Inputs of a model for a task's texts: tokens between markers, and windows over contexts that are too long.
 
 BERT joins a pair as [CLS] first [SEP] second [SEP], GPT-1 as start first delimiter second extract; a single text leaves
 out the middle marker. In both the task's head reads one place: BERT's the first, GPT's the last.

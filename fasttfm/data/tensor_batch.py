@@ -1,4 +1,4 @@
-"""What all kinds of batches have in common: their tensors go to a device together."""
+"""Base of all kinds of batches: their tensors go to a device together."""
 
 from __future__ import annotations
 

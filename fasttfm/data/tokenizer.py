@@ -157,7 +157,7 @@ class Tokenizer:
         return text.replace("\r", " ").replace("\n", " ").translate(_SHOW)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where the characters of each token of encode(text) begin and end in text, spaces before it included.
+        """Return the begin and end of each token of encode(text) in text, in characters, spaces before it included.
 
         A character that is spelt in bytes belongs to the last of them; the others begin and end where it begins. Raises
         UserError for an imported model, whose prefixes and codes are not text.
@@ -170,7 +170,7 @@ class Tokenizer:
         return self.encode(text), self.spans(text)
 
     def decoded_spans(self, ids: Sequence[int] | np.ndarray) -> list[tuple[int, int]]:
-        """Where the characters of each id begin and end in decode(ids), as in spans()."""
+        """Return the begin and end of each id's characters in decode(ids), as in spans()."""
         self._refuse_imported()
         ids = [int(i) for i in ids]
         return _spans(self._processor, "DecodeIds", ids, self._processor.DecodeIds(ids))
@@ -196,7 +196,7 @@ class Tokenizer:
 def _spans(
     processor: spm.SentencePieceProcessor, verb: str, given: str | list[int], text: str
 ) -> list[tuple[int, int]]:
-    """What SentencePiece tells of its pieces, in characters of text."""
+    """Return SentencePiece's spans of its pieces, in characters of text."""
     if not hasattr(processor, f"{verb}AsProto"):  # before 0.2.1, which counts characters
         return [(piece.begin, piece.end) for piece in getattr(processor, f"{verb}AsImmutableProto")(given).pieces]
     pieces = getattr(processor, f"{verb}AsProto")(given).pieces  # counts bytes of UTF-8
@@ -206,7 +206,7 @@ def _spans(
 
 
 def vocabulary_file(model: Path | str) -> Path:
-    """Where the vocabulary of a SentencePiece model lies: spm.model's in spm.vocabulary.json."""
+    """Return the path of a SentencePiece model's vocabulary: spm.model's in spm.vocabulary.json."""
     return Path(model).with_suffix(".vocabulary.json")
 
 

@@ -1,4 +1,4 @@
-"""What a translation looks at: the cross-attention of given pairs, and the penalty for what is left out."""
+"""Cross-attention of given pairs, and the penalty for what a translation leaves out."""
 
 from __future__ import annotations
 

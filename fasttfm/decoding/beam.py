@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Going(NamedTuple):
-    """How the rows of a group of sentences go on after a step."""
+    """Continuation of the rows of a group of sentences after a step."""
 
     kept: Tensor | None
     """(b',) int64 indices of the sentences that go on among the b before the step, None for all of them."""
@@ -84,7 +84,7 @@ class Steps:
         raise NotImplementedError
 
     def best(self, sentence: int) -> list[Hypothesis]:
-        """What a sentence that has ended has found, best first."""
+        """Return the results of a sentence that has ended, best first."""
         raise NotImplementedError
 
 
@@ -184,7 +184,7 @@ def start_cache(model: Transformer, sources: Sequence[Sequence[int]], steps: Ste
 
 
 def search_together(model: Transformer, sources: Sequence[Sequence[int]], steps: Steps) -> list[list[Hypothesis]]:
-    """What each source (ids with end-of-sentence) of a batch finds, best first."""
+    """Search for each source (ids with end-of-sentence) of a batch; results best first."""
     cache = start_cache(model, sources, steps)
     steps.moves_nothing = getattr(cache, "moves_nothing", False)
     sentences = list(steps.sentences)

@@ -124,7 +124,7 @@ class ConstrainedSteps(BeamSteps):
         return [extensions[index] for index in chosen]
 
     def _file(self, extensions: list[_Extension], history: Tensor, sentence: int) -> None:
-        """Those that end among the 2K best that need nothing more; history (rows, step)."""
+        """File those that end among the 2K best that need nothing more; history (rows, step)."""
         penalty = length_penalty(self.step + 1, self.config)
         finished = self.finished[sentence]
         for each in [each for each in extensions if not each.needs][: 2 * self.config.beam]:

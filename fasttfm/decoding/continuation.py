@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How the next token is drawn."""
+    """Way in which the next token is drawn."""
 
     temperature: float = 1.0
     """What log-probabilities are divided by; 0 takes the likeliest token always."""

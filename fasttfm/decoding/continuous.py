@@ -60,7 +60,7 @@ class Waiting:
 
     @property
     def tokens(self) -> int:
-        """What it takes of the budget."""
+        """Tokens of the budget that it takes."""
         return max(round_length(len(self.source), LENGTHS), SHORTEST)
 
 
@@ -85,7 +85,7 @@ def constraints_of(
     banned: Sequence[Sequence[int]],
     phrases: Sequence[Required] | None = None,
 ) -> Constraints:
-    """What the outputs of sentences that are searched together may hold; phrases: of each what is required of it."""
+    """Return the constraints on sentences that are searched together; phrases: of each what is required of it."""
     prefixes = [each.prefix for each in sentences]
     limits = [max(config.longest_output(len(each.source) - 1), len(each.prefix)) for each in sentences]
     if phrases is not None:
@@ -96,7 +96,7 @@ def constraints_of(
 
 
 def can_continue(model: Any, config: DecodingConfig) -> bool:
-    """Whether a RunningSearch takes this model and configuration; asked inside batches.inference()."""
+    """Return whether a RunningSearch takes this model and configuration; asked inside batches.inference()."""
     takes = getattr(model, "takes_sentences", None)
     plain = config.diverse_beam_groups == 1 and config.batch_invariant
     return plain and takes is not None and bool(takes())
@@ -117,7 +117,7 @@ class RunningSearch:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is searched, nor waits."""
+        """True if nothing is searched, nor waits."""
         return not (self.waiting or self._joined)
 
     @property

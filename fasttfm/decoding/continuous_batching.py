@@ -16,14 +16,14 @@ Result = tuple[Hashable, list[Translation] | UserError]
 
 
 def takes_options(translator: Translator, config: DecodingConfig) -> bool:
-    """Whether lines with these options may join a search; diverse beams, coverage, alignments, terminology and the
+    """Tell if lines with these options may join a search; diverse beams, coverage, alignments, terminology and the
     choice among samples take whole batches."""
     whole = config.mbr_samples or config.coverage_penalty or config.diverse_beam_groups > 1
     return not whole and config.batch_invariant and translator.terminology is None and translator.aligned is None
 
 
 def takes_lines(translator: Translator) -> bool:
-    """Whether lines may join a search with this model: on a CPU, with numba. To be asked inside batches.inference()."""
+    """Return whether lines may join a search with this model: on a CPU, with numba. Ask inside batches.inference()."""
     return can_continue(translator.model, DecodingConfig())
 
 

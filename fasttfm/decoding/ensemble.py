@@ -71,7 +71,7 @@ class Caches:
 
     @property
     def moves_nothing(self) -> bool:
-        """Whether hypotheses may change rows at no cost."""
+        """True if hypotheses may change rows at no cost."""
         return all(getattr(cache, "moves_nothing", False) for cache in self.caches)
 
     def reorder(self, rows: Tensor) -> None:

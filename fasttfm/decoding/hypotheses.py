@@ -31,7 +31,7 @@ class Hypothesis:
 
 
 def length_penalty(length: int, config: DecodingConfig) -> float:
-    """What a log-probability is divided by; length counts end-of-sentence, as tensor2tensor does.
+    """Return the divisor of a log-probability; length counts end-of-sentence, as tensor2tensor does.
 
     gnmt is ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14, coverage left out), power length^alpha (fairseq).
     """

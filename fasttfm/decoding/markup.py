@@ -216,7 +216,7 @@ class _Insertion:
         return "".join(written)
 
     def _character(self, element: Element, first: int, last: int, low: int) -> int:
-        """Where the tag of an element that takes parts first to last begins."""
+        """Return where the tag of an element that takes parts first to last begins."""
         after_part = first > low and last == first and (element.leans_left or first == len(self.target))
         if after_part:
             return self.target[first - 1][1]

@@ -1,4 +1,4 @@
-"""What a search needs to remember, and what the machine has: a kernel that runs out of memory kills without a word."""
+"""Memory that a search needs, and that the machine has: a kernel that runs out of memory kills without a word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an output has so far of the phrases that it must hold: an automaton over its tokens.
+"""State of an output towards the phrases that it must hold: an automaton over its tokens.
 
 A requirement is a list of alternatives, each a sequence of tokens; an output meets all requirements when it holds one
 alternative of each, at places that do not overlap. Which requirement an occurrence serves is left open as long as it

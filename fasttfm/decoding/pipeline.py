@@ -1,4 +1,4 @@
-"""What Hugging Face's translation pipeline was, before transformers 5 dropped it: text in, dictionaries out."""
+"""Hugging Face's translation pipeline, which transformers 5 dropped: text in, dictionaries out."""
 
 from __future__ import annotations
 

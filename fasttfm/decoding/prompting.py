@@ -60,7 +60,7 @@ def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
 
 
 def _text(name: str, value: Any, where: str) -> str:
-    """What a template writes for a field."""
+    """Return what a template writes for a field."""
     if isinstance(value, dict | list):
         raise UserError(f"{where}: {name} is {told(value)}, it must be a text or a number")
     return str(value)
@@ -68,7 +68,7 @@ def _text(name: str, value: Any, where: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompting:
-    """How prompts are written and options compared."""
+    """Settings of how prompts are written and options compared."""
 
     template: str = "{text} {answer}"
     """An example with its fields in braces; a prompt ends where {answer} stands."""
@@ -100,7 +100,7 @@ class Prompting:
             ) from None
 
     def prompt(self, examples: Sequence[Example], number: int) -> str:
-        """What stands before the options of an example: solved ones, drawn from the others, and its question."""
+        """Write what stands before the options of an example: solved ones, drawn from the others, and its question."""
         others = [index for index in range(len(examples)) if index != number]
         if self.shots > len(others):
             raise UserError(f"--shots {self.shots}: there are {len(others)} other examples: give at most so many")

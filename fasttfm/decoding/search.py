@@ -169,7 +169,7 @@ def _batches(
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all sentences of a call are searched with; see search_ids."""
+    """Objects that all sentences of a call are searched with; see search_ids."""
 
     config: DecodingConfig
     banned: Sequence[Sequence[int]]

@@ -27,7 +27,7 @@ ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
 
 
 def sentence_splitter(language: str) -> Callable[[str], list[str]]:
-    """What splits a line into its sentences, white space included, so that together they are the line.
+    """Return a function that splits a line into its sentences, white space included: joined they are the line.
 
     By sentencex (MIT licence, of Wikimedia), which knows the abbreviations of some 240 languages; of others it takes a
     relative or splits at full stops. language: a code such as en or de. UserError for one that is not a code, and where
@@ -95,5 +95,5 @@ def _put_together(before: str, after: str) -> tuple[str, int]:
 
 
 def _same_word(before: str, after: str) -> bool:
-    """Whether the last word of the one goes on with the other."""
+    """Return whether the last word of the one goes on with the other."""
     return bool(before and after) and not before[-1].isspace() and not after[0].isspace()

@@ -23,7 +23,7 @@ FILE_NAME = "vmap.txt"
 
 
 class Shortlist:
-    """Which target tokens a sentence may be translated by."""
+    """Target tokens that a sentence may be translated by."""
 
     def __init__(self, always: Iterable[int], by_source: Mapping[tuple[int, ...], Sequence[int]]) -> None:
         """always: target ids that every sentence may write; by_source: what runs of source ids add to them."""

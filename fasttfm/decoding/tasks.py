@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of examples."""
+"""Answers of a fine-tuned model for examples."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _phrases(text: str, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def _goes_on(piece: str) -> bool:
-    """Whether a piece after a word makes it a longer one."""
+    """Return whether a piece after a word makes it a longer one."""
     byte = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
     if byte:
         value = int(byte[1], 16)

@@ -1,4 +1,4 @@
-"""Who attends to whom in an encoder-only model that reads a text."""
+"""Attention inside an encoder-only model that reads a text."""
 
 from __future__ import annotations
 

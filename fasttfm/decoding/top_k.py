@@ -19,7 +19,7 @@ _BLOCK = fixed("largest_block")
 
 
 def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """What values.topk(k) returns for values (N, V): the k largest of each row, falling, and their places, both (N, k).
+    """Return values.topk(k) of values (N, V): the k largest of each row, falling, and their places, both (N, k).
 
     Of equal values any may come first, as with topk. Raises RuntimeError for k > V.
     """

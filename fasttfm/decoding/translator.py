@@ -297,7 +297,7 @@ class Translator:
         )
 
     def _beginnings(self, prefixes: Sequence[str] | None, rows: Iterable[int]) -> list[list[int]] | None:
-        """What the search of each of these lines must begin with: the tokenizer's prefix, and the caller's."""
+        """Return the required beginnings of these lines' translations: the tokenizer's prefix, and the caller's."""
         if prefixes is None:
             forced = self.target_tokenizer.prefix
             return [forced for _ in rows] if forced else None

@@ -151,7 +151,7 @@ class WorkerPool:
 
 
 def can_fork(model: nn.Module) -> bool:
-    """Whether this system has what workers need, and the model is on a CPU."""
+    """Return whether this system has what workers need, and the model is on a CPU."""
     return hasattr(os, "fork") and all(each.device.type == "cpu" for each in model.parameters())
 
 
@@ -199,7 +199,7 @@ def _in_memory(value: Any) -> IO[bytes]:
 
 
 class _Origin(Exception):
-    """Where in a worker an error comes from."""
+    """Place in a worker that an error comes from."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -211,7 +211,7 @@ def _with_origin(error: BaseException, origin: str) -> BaseException:
 
 
 def _described(error: BaseException) -> tuple[BaseException, str]:
-    """What can be sent of an error."""
+    """Return what can be sent of an error."""
     origin = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))

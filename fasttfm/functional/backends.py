@@ -1,4 +1,4 @@
-"""Which way an operator is computed: Triton kernels or plain PyTorch."""
+"""Choice of how an operator is computed: Triton kernels or plain PyTorch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _warn_once(message: str) -> None:
 
 
 def values_are_checked(values: torch.Tensor) -> bool:
-    """Whether an operator looks at the numbers in starts and positions, and not at their shapes alone: on a CPU; on a
+    """Tell if an operator checks the numbers in starts and positions, and not their shapes alone: on a CPU; on a
     GPU, where the host waits for them, with FASTTFM_CHECK=1 in the environment. Never while a graph is made."""
     if torch.compiler.is_compiling() or type(values) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
         return False
@@ -75,7 +75,7 @@ def chosen() -> str:
 
 
 def use_triton(device: torch.device, choice: str | None = None) -> bool:
-    """Whether operators run their Triton kernels on this device; choice goes before what is set."""
+    """Return whether operators run their Triton kernels on this device; choice goes before what is set."""
     choice = _choice if choice is None else choice
     if choice == "torch":
         return False
@@ -95,7 +95,7 @@ def use_triton(device: torch.device, choice: str | None = None) -> bool:
 
 
 def kernels_take(choice: str, device: torch.device, *dtypes: torch.dtype) -> bool:
-    """Whether Triton kernels compute on tensors of these dtypes on this device; choice as chosen() gives it."""
+    """Return whether Triton kernels compute on tensors of these dtypes on this device; choice as chosen() gives it."""
     if choice == "torch" or device.type == "meta" or not use_triton(device, choice):
         return False
     for dtype in dtypes:

@@ -45,12 +45,12 @@ class Dropout(NamedTuple):
 
     @property
     def active(self) -> bool:
-        """Whether any element can be dropped; p below 1/512 rounds to no dropout."""
+        """True if any element can be dropped; p below 1/512 rounds to no dropout."""
         return self.seed is not None and reference.dropout_threshold(self.dropout_p) > 0
 
     @property
     def scale(self) -> float:
-        """What kept values are multiplied by."""
+        """Factor of kept values."""
         return reference.dropout_scale(self.dropout_p) if self.active else 1.0
 
 
@@ -98,7 +98,7 @@ def as_factor(keep: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def fake_keep_mask(x: Tensor, dropout: Dropout, route: str) -> Tensor:
-    """What keep_mask() of x (..., N) looks like: only PyTorch's route saves it, kernels draw it again."""
+    """Return an empty keep_mask() of x (..., N): only PyTorch's route saves it, kernels draw it again."""
     if dropout.seed is None or route == "triton":
         return x.new_empty(0, dtype=torch.bool)
     return x.new_empty((x.numel() // x.shape[-1], x.shape[-1]), dtype=torch.bool)

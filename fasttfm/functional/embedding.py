@@ -57,7 +57,7 @@ def embed(
 
 
 class _Table(NamedTuple):
-    """How rows are read from the tables."""
+    """Rules of how rows are read from the tables."""
 
     scale: float
     pad_id: int | None

@@ -113,7 +113,7 @@ class _Norm(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """What a norm leaves for its backward pass."""
+    """Tensors that a norm leaves for its backward pass."""
 
     x: Tensor
     mean: Tensor
@@ -294,7 +294,7 @@ class _ResidualSaved(NamedTuple):
 
     @property
     def one_gradient(self) -> bool:
-        """Whether x and residual have the same gradient, which is then computed once."""
+        """True if x and residual have the same gradient, which is then computed once."""
         return self.dtype == self.norm.x.dtype and self.dropout.seed is None
 
 

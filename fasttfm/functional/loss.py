@@ -112,7 +112,7 @@ def plain(
 
 
 def counted_rows(target: Tensor, ignore_index: int) -> Tensor | None:
-    """Which rows count, (R,) bool; None where all do and no device has to be waited for to know it."""
+    """Return the rows that count, (R,) bool; None where all do and no device has to be waited for to know it."""
     counted = target != ignore_index
     return None if target.device.type == "cpu" and bool(counted.all()) else counted
 

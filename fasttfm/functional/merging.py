@@ -1,4 +1,4 @@
-"""What a model has to know before it merges launches: what the kernels leave in parts, and what a norm adds.
+"""Facts that a model needs to merge launches: what the kernels leave in parts, and what a norm adds.
 
 A gradient that a kernel sums over rows is left as one partial sum a program. The node that reads all parameters
 (parameters.py) adds up all of them in one launch, where each alone would be a launch. These functions tell how many
@@ -23,7 +23,7 @@ _on = True
 
 @contextlib.contextmanager
 def merged_launches(on: bool) -> Iterator[None]:
-    """Whether models merge launches inside the block, in the whole process; they do by default.
+    """Return whether models merge launches inside the block, in the whole process; they do by default.
 
     Off, a training step has more launches and the same gradients up to the rounding of their sums.
     """
@@ -36,7 +36,7 @@ def merged_launches(on: bool) -> Iterator[None]:
 
 
 def norm_adds_bias(x: Tensor) -> bool:
-    """Whether residual_layer_norm() adds x_bias to x in passing, so that the product before it leaves its bias out."""
+    """Return whether residual_layer_norm() adds x_bias to x, so that the product before it leaves its bias out."""
     return _on and norm_route(chosen(), x) == "triton"
 
 

@@ -249,7 +249,7 @@ class _Rule(NamedTuple):
     differentiable: int
 
     def refuse(self, *_: Any) -> Any:
-        """What differentiates an operator without a derivative."""
+        """Raise for an operator without a derivative that is differentiated."""
         raise RuntimeError(
             f"{NAMESPACE}::{self.name} cannot be differentiated: second derivatives are not implemented; "
             "use fasttfm.reference for them"
@@ -373,7 +373,7 @@ def _wanted(layout: Layout) -> Callable[[Any], Any]:
 
 
 def _all_see_through() -> bool:
-    """Whether every dispatch mode that is on, such as a count of launches, wants calls as they are without it."""
+    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are."""
     return all(getattr(mode, "sees_through_operators", False) for mode in _get_current_dispatch_mode_stack())
 
 
@@ -421,7 +421,7 @@ def _unshared(outputs: Any) -> Any:
 
 
 def casts(x: Tensor) -> bool:
-    """Whether autocast is on for x's device, and will bring all operands to one dtype."""
+    """Return whether autocast is on for x's device, and will bring all operands to one dtype."""
     device = x.device.type
     return device in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
 

@@ -45,7 +45,7 @@ def read_parameters(
     sums: Sequence[Sum],
     dtype: torch.dtype,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """What a pass reads in place of float32 parameters: three lists, in the order of the arguments.
+    """Return what a pass reads in place of float32 parameters: three lists, in the order of the arguments.
 
     products: each group of parts becomes one tensor in dtype, its parts one after the other along the first dimension,
     and takes a gradient. biases: the same without a gradient, which sums bring. sums: each becomes (programs, N), the

@@ -57,7 +57,7 @@ _SCHEMA_TYPES: dict[Any, str] = {
 
 
 class Layout:
-    """How the fields of a NamedTuple, and of those that it holds, lie one after the other."""
+    """Order of the fields of a NamedTuple, and of those that it holds, one after the other."""
 
     def __init__(self, kind: type) -> None:
         fields = list(_fields(kind))

@@ -87,7 +87,7 @@ class _Saved(NamedTuple):
 
     @property
     def one_gradient(self) -> bool:
-        """Whether x and residual have the same gradient, which is then computed once."""
+        """True if x and residual have the same gradient, which is then computed once."""
         return not self.joined or (self.dtype == self.s.dtype and self.dropout.seed is None)
 
 

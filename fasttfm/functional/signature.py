@@ -1,4 +1,4 @@
-"""What stands in a call that failed: a wrong type is named by its argument, from the annotations of the function.
+"""Messages of a call that failed: a wrong type is named by its argument, from the annotations of the function.
 
 A call that succeeds pays for one more call of a function, and nothing is looked at. What would succeed with a wrong
 type has its check where it is read: numbers and tensors in the operators (record.py), switches by is_flag().
@@ -110,7 +110,7 @@ def wrong_argument(function: Callable[..., Any], args: tuple, kwargs: dict[str, 
 
 
 def _wrong_layout(tensor: Tensor) -> str:
-    """What keeps a tensor from being one of rows and columns, as a predicate; '' where nothing does."""
+    """Say what keeps a tensor from being one of rows and columns, as a predicate; '' where nothing does."""
     if tensor.layout is torch.strided:
         return "is a nested tensor" if tensor.is_nested else ""
     return "" if tensor.layout is torch.jagged else f"has layout {tensor.layout}"

@@ -24,7 +24,7 @@ def sources(names: list[str]) -> dict[str, Path]:
 
 
 def place(module: str, file: Path) -> PurePosixPath:
-    """Where a module's file lies in a package that has this package's folders."""
+    """Return the path of a module's file in a package that has this package's folders."""
     path = PurePosixPath(*module.split(".")[1:])
     return path / "__init__.py" if file.name == "__init__.py" else path.with_suffix(".py")
 

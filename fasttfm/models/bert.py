@@ -135,7 +135,7 @@ class MaskedHead(nn.Module):
 
 
 class Predictions(NamedTuple):
-    """What a pre-training model says of a batch."""
+    """Outputs of a pre-training model for a batch."""
 
     masked: Tensor
     """(M, V): logits of the tokens at the masked positions; (B, L, V) where none were named."""

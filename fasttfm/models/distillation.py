@@ -67,7 +67,7 @@ def attention_scores(attention: Any, y: Tensor) -> Tensor:
 
 
 def layer_map(teacher_layers: int, student_layers: int) -> list[int]:
-    """Which of the teacher's layers (from 0) each of the student's learns from: every k-th, the last the last.
+    """Choose the teacher's layer (from 0) that each of the student's learns from: every k-th, the last the last.
 
     Raises ValueError where the teacher's number of layers is not a multiple of the student's.
     """
@@ -78,7 +78,7 @@ def layer_map(teacher_layers: int, student_layers: int) -> list[int]:
 
 
 class Trace:
-    """What a pass through a stack of layers leaves behind, while watch() is entered."""
+    """Values that a pass through a stack of layers leaves behind, while watch() is entered."""
 
     def __init__(self) -> None:
         self.inputs: list[Tensor] = []

@@ -41,7 +41,7 @@ class ReplacedHead(nn.Module):
 
 
 class Detection(NamedTuple):
-    """What generator and discriminator say of a batch."""
+    """Outputs of generator and discriminator for a batch."""
 
     masked: Tensor
     """(M, V): the generator's logits at the masked positions."""
@@ -132,7 +132,7 @@ def mean_detection_loss(said: Detection, lengths: Lengths) -> Tensor:
 
 
 def _kept(tokens: Tensor, lengths: Lengths) -> Tensor:
-    """Where tokens (B, L), or packed (1, T), are not padding."""
+    """Mark the tokens (B, L), or packed (1, T), that are not padding."""
     if lengths is None or isinstance(lengths, Packing):
         return torch.ones_like(tokens, dtype=torch.bool)
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]

@@ -33,6 +33,6 @@ def read_encoder(folder: Path, checkpoint: str = "best") -> BertPretraining | El
 
 
 def read_encoder_body(folder: Path, checkpoint: str = "best") -> Bert:
-    """What is fine-tuned of such a directory: the body without the heads of pre-training; ELECTRA's discriminator."""
+    """Read the part of a directory to fine-tune: the body without heads of pre-training; ELECTRA's discriminator."""
     model = read_encoder(folder, checkpoint)
     return model.discriminator if isinstance(model, Electra) else model.body

@@ -95,7 +95,7 @@ class GPT(Model):
         return token_loss(hidden, self.output, targets, label_smoothing=label_smoothing, pad_id=IGNORED)[:2]
 
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
-        """What the logits are made of, (B, L, d), of tokens (B, L), which with a cache go on from those it has seen."""
+        """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
         packing = lengths if isinstance(lengths, Packing) else None
         first = 0 if cache is None else cache.length
         longest = first + tokens.shape[1] if packing is None else packing.longest

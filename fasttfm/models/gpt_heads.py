@@ -59,7 +59,7 @@ class GPTClassifier(TaskModel):
 
 
 def next_tokens(batch: Any) -> Tensor:
-    """What follows each token, (R, S) int64; IGNORED after the last and at padding."""
+    """Return the token that follows each, (R, S) int64; IGNORED after the last and at padding."""
     targets = torch.full_like(batch.tokens, IGNORED)
     targets[:, :-1] = batch.tokens[:, 1:]
     positions = torch.arange(batch.tokens.shape[1], device=targets.device)

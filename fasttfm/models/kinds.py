@@ -1,4 +1,4 @@
-"""Which class the models of a kind are of (config.KINDS has their configuration)."""
+"""Class of each kind of model (config.KINDS has their configuration)."""
 
 from __future__ import annotations
 

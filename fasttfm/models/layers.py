@@ -50,7 +50,7 @@ class DecoderSite(IntEnum):
 
 
 class _Layer(nn.Module):
-    """What encoder and decoder layers share."""
+    """Base of encoder and decoder layers."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Stack(nn.Module):
 
     @property
     def sites(self) -> int:
-        """Where the sites of what comes after begin."""
+        """Return the first of the sites that come after."""
         return self.first_site + SITES_PER_LAYER * len(self.layers)
 
     def forward(self, x: Tensor, *inputs: Any, seed: Tensor | None = None, cache: DecoderCache | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What whole models share besides their layers: passes that are merged, computed again, or looked into."""
+"""Base of whole models besides their layers: passes that are merged, computed again, or looked into."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Model(nn.Module):
 
 
 def rows_of(tokens: Tensor, lengths: Lengths) -> Rows:
-    """What layers see of tokens (B, L), padding included, or of packed ones (1, T)."""
+    """Return the rows that layers see of tokens (B, L), padding included, or of packed ones (1, T)."""
     if isinstance(lengths, Packing):
         return Rows(lengths.batch, lengths.tokens, lengths.longest)
     return Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])

@@ -41,7 +41,7 @@ _SHOWN_VALIDATIONS = 5
 
 
 def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Values:
-    """What a model directory, or one of save_pretrained(), says of its model; UserError where there is none.
+    """Read a model's description from its directory, or one of save_pretrained(); UserError where there is none.
 
     overrides: fields that are to have another value.
     """

@@ -34,7 +34,7 @@ _SOURCE_SITE, _TARGET_SITE = 0, 1  # of the embeddings' dropouts, before those o
 
 
 class _Targets(NamedTuple):
-    """What the loss needs besides the inputs of a pass."""
+    """Inputs of the loss besides those of a pass."""
 
     tokens: Tensor
     label_smoothing: float
@@ -132,7 +132,7 @@ class Transformer(Model):
             embedding.weight[self.config.pad_id] = 0.0
 
     def __prepare_scriptable__(self) -> Any:
-        """What torch.jit.script asks of a module first."""
+        """Answer torch.jit.script, which asks this of a module first."""
         raise RuntimeError(
             "fasttfm.models.Transformer cannot be scripted: torch.compile and torch.export take it; TorchScript takes "
             "torch.nn.Transformer, which load_state_dict() fills with encoder.* and decoder.* of this model"
@@ -292,7 +292,7 @@ class Transformer(Model):
         return cache
 
     def takes_sentences(self) -> bool:
-        """Whether sentences may join a search that runs; asked where the search is, inside frozen_weights()."""
+        """Return whether sentences may join a search that runs; asked where the search is, inside frozen_weights()."""
         rows = torch.empty(0, dtype=self.output.weight.dtype, device=self.output.weight.device)
         return chosen() != "triton" and takes(rows) and runs_straight(self, rows)
 

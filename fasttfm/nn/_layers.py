@@ -1,4 +1,4 @@
-"""What encoder and decoder layers of torch.nn's interface share: from its arguments to the blocks."""
+"""Base of encoder and decoder layers of torch.nn's interface: from its arguments to the blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTENTIONS = frozenset({MultiheadAttention})
 
 
 class Layer(nn.Module):
-    """What both kinds of layers share; torch.nn's class follows it among the bases."""
+    """Base of both kinds of layers; torch.nn's class follows it among the bases."""
 
     @checks_arguments
     def __init__(
@@ -80,12 +80,12 @@ def seed_for(device: torch.device, dropouts: tuple[nn.Module, ...], attentions: 
 
 
 def _opens(attention: nn.Module) -> bool:
-    """Whether a layer may compute attention without calling it, its output projection apart."""
+    """Return whether a layer may compute attention without calling it, its output projection apart."""
     return untouched(attention, ATTENTIONS)
 
 
 def argument_names(queries: str, keys: str) -> dict[str, str]:
-    """What the arguments of an attention are called in a layer whose own are `queries` and `keys`."""
+    """Return the names of an attention's arguments in a layer whose own are `queries` and `keys`."""
     masks = {"attn_mask": f"{keys}_mask", "key_padding_mask": f"{keys}_key_padding_mask"}
     return {"query": queries, "key": keys, "value": keys, **masks}
 

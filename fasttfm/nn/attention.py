@@ -100,7 +100,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return linear(heads, self.out_proj.weight, self.out_proj.bias), weights
 
     def takes(self, *inputs: Tensor) -> bool:
-        """Whether these inputs and the parameters are tensors that the operators take."""
+        """Return whether these inputs and the parameters are tensors that the operators take."""
         parameters = (self.in_proj_weight, self.in_proj_bias, self.q_proj_weight, self.out_proj.weight)
         return ordinary(*inputs, *parameters, self.out_proj.bias)
 
@@ -163,7 +163,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return joined, weights if weights is None or batched else weights[0]
 
     def _joins(self, query: Tensor, key: Tensor, value: Tensor, *given: Tensor | None) -> bool:
-        """Whether one product projects keys and values, and attention takes them as it wrote them; given: masks."""
+        """Return whether one product projects keys and values, and attention takes them as written; given: masks."""
         return (
             key is value
             and self.in_proj_weight is not None

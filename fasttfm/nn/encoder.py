@@ -157,7 +157,7 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
 
 
 def _packs(layer: nn.Module) -> bool:
-    """Whether layer takes packed input: its class may be derived from ours, but not its forward."""
+    """Return whether layer takes packed input: its class may be derived from ours, but not its forward."""
     attention = getattr(layer, "self_attn", None)
     return (
         isinstance(layer, TransformerEncoderLayer)

@@ -1,4 +1,4 @@
-"""What the modules raise for arguments that cannot be used."""
+"""Errors that the modules raise for arguments that cannot be used."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def detect_causal(mask: Tensor | None, is_causal: bool | None, length: int) -> b
 
 
 def batch_first(layers: Iterable[torch.nn.Module]) -> bool:
-    """Whether the first of the layers has the batch in the first dimension."""
+    """Return whether the first of the layers has the batch in the first dimension."""
     first = next(iter(layers), None)
     return getattr(getattr(first, "self_attn", None), "batch_first", False)
 

@@ -85,7 +85,7 @@ def _laid_out(y: Tensor, x: Tensor) -> Tensor:
 
 
 def _takes(norm: Any, name: str, input: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> bool:
-    """Whether the operators normalise input. Raises for a shape, a dtype or a device that torch.nn does not take."""
+    """Return whether the operators normalise input. Raises for shapes, dtypes, devices that torch.nn does not take."""
     shape = norm.normalized_shape
     if tuple(input.shape[-len(shape) :]) != shape:
         raise ArgumentError(f"{name} {tuple(input.shape)} must end in normalized_shape {shape} to be normalised")

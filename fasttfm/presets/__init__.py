@@ -39,7 +39,7 @@ def preset_section(name: str, section: str, kind: str = _TRANSFORMER) -> dict[st
 
 
 def preset_summary(name: str) -> str:
-    """What a preset of any kind is, in the first sentence of the comment that its file begins with."""
+    """Return the description of a preset of any kind: the first sentence of the comment that its file begins with."""
     lines = next(_FOLDER.rglob(f"{name}.yaml")).read_text(encoding="utf-8").splitlines()
     comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
     return re.split(r"(?<=[.:]) (?=[A-Z])", comment)[0].rstrip(":.")

@@ -1,4 +1,4 @@
-"""What others may do while a model trains: W&B, MLflow, a chart of one's own.
+"""Callbacks of other programs while a model trains: W&B, MLflow, a chart of one's own.
 
     class Printer(Callback):
         def on_validate(self, record, translations):

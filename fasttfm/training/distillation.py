@@ -42,7 +42,7 @@ class Distillation(MaskedModelling):
         self.path, self.teacher = teacher, model
 
     def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
-        """What nobody gives is as the teacher has it, with half its layers."""
+        """Build the student: what nobody gives is as the teacher has it, with half its layers."""
         refuse_another_vocabulary(data, self.path)
         given, source = values["model"], f"{self.path}'s config.yaml"
         if values["data"].setdefault("objective", "mlm") != "mlm":

@@ -115,7 +115,7 @@ class TaskFiles:
 
 
 def read_task(task: str, path: Path, columns: Sequence[str] = (), *, answered: bool = True) -> Any:
-    """What the file of a task holds; UserError with the place of what is wrong. answered: False for squad's questions
+    """Read a task's examples; UserError with the place of what is wrong. answered: False for squad's questions
     alone."""
     if task == "squad":
         return read_squad(path, answered=answered)

@@ -32,7 +32,7 @@ _NAMES = ("loss", "nll", "masked", "sentences", "tokens", "replaced", "noticed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedScore(Score):
-    """What one validation found, per hidden token; nll is of ELECTRA that of its generator; shares are in [0, 1]."""
+    """Results of one validation, per hidden token; nll is of ELECTRA that of its generator; shares are in [0, 1]."""
 
     masked_accuracy: float
     """Hidden tokens whose likeliest is the right one."""

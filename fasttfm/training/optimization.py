@@ -140,7 +140,7 @@ class Optimization:
         return saved
 
     def values(self) -> dict[str, Any]:
-        """What is not a tensor: the loss scale."""
+        """Return the part of the state that is not a tensor: the loss scale."""
         return {"scaler": self.scaler.state_dict()}
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class Optimization:
 
 
 def rate_factors(names: Sequence[str], rates: Sequence[str]) -> dict[str, float]:
-    """How many times the learning rate each parameter takes: 1, or what the last pattern=factor that fits says.
+    """Return each parameter's factor of the learning rate: 1, or what the last pattern=factor that fits says.
 
     Raises UserError for a pattern that no name fits.
     """

@@ -118,7 +118,7 @@ def _of_kind(records: Records, kind: str) -> Records:
 
 
 def _with(records: Records, key: str) -> Records:
-    """Those that have a number of that name."""
+    """Return the records that have a number of that name."""
     return [record for record in records if isinstance(record.get(key), int | float)]
 
 

@@ -25,7 +25,7 @@ from fasttfm.training.workers import Workers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextScore(Score):
-    """What one validation of a language model found, per token."""
+    """Results of one validation of a language model, per token."""
 
     bits_per_byte: float
     """Of all tokens together, over the bytes of the text: comparable between vocabularies."""

@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar on a terminal, plain lines anywhere else."""
+"""Display of a training run for a person: a bar on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainer asks of a model and of batches, whatever is trained."""
+"""Protocols that the trainer asks of a model and of batches, whatever is trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class TrainingBatch(Protocol):
-    """What one call of the model is given."""
+    """Arguments of one call of the model."""
 
     @property
     def source_tokens(self) -> int:
@@ -19,7 +19,7 @@ class TrainingBatch(Protocol):
 
     @property
     def target_tokens(self) -> int:
-        """What the loss is summed over."""
+        """Number of terms of the loss."""
 
     @property
     def cells(self) -> int:
@@ -27,7 +27,7 @@ class TrainingBatch(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the shapes of matrix products follow from."""
+        """Numbers that the shapes of matrix products follow from."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The same batch on a device."""

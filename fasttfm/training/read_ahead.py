@@ -22,7 +22,7 @@ _AHEAD = 4
 
 
 class Place(NamedTuple):
-    """Where a batch stands."""
+    """Place of a batch in an epoch."""
 
     epoch: int
     batch: int

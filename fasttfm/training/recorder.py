@@ -1,4 +1,4 @@
-"""What a run tells while it trains: records of the log, lines for a person, and warnings."""
+"""Output of a run while it trains: records of the log, lines for a person, and warnings."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from fasttfm.wording import counted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a finished run has to show."""
+    """Result of a finished run."""
 
     reason: str
     """Why it stopped."""

@@ -32,7 +32,7 @@ class Saving:
     background: Background = field(default_factory=Background)
 
     def is_due(self) -> bool:
-        """Whether anything has changed since the newest checkpoint."""
+        """Return whether anything has changed since the newest checkpoint."""
         position = self.updates.position
         return position.step > 0 and (position.step, position.validated) != self.saved
 

@@ -111,6 +111,6 @@ def read_parts(
 
 
 def _is_divided(tensor: Tensor) -> bool:
-    """Whether it is a DTensor; what makes some is imported then."""
+    """Return whether it is a DTensor; what makes some is imported then."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -1,4 +1,4 @@
-"""What is trained on what: the parts of a run that differ from one kind of model to the next."""
+"""Parts of a run that differ from one kind of model to the next."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Task(ABC):
 
     @abstractmethod
     def validator(self, config: Any, data: Any, device: torch.device) -> DividedValidator[Any]:
-        """What validates."""
+        """Return the validator."""
 
     def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:
         """Put the weights of a checkpoint, or of a model directory's best one, into a model that begins.

@@ -21,7 +21,7 @@ from fasttfm.training.workers import Workers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskScore(Score):
-    """What one validation found, per example; its outputs are a line an example: what the model says."""
+    """Results of one validation, per example; its outputs are a line an example: what the model says."""
 
     numbers: dict[str, float]
     """Name -> value, in percent except of threshold; the first is what decides which checkpoint is best."""

@@ -15,7 +15,7 @@ from fasttfm.training.callback import Callback
 
 
 def is_installed() -> bool:
-    """Whether the package, of the extra `tensorboard`, can be looked for at all."""
+    """Return whether the package, of the extra `tensorboard`, can be looked for at all."""
     return importlib.util.find_spec("tensorboard") is not None
 
 

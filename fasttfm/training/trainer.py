@@ -149,7 +149,7 @@ class Trainer:
     # When
 
     def _is_due(self, interval: int, reason: str | None, at_end: bool = False) -> bool:
-        """Whether something that happens every `interval` updates (0: never) and at the end happens now."""
+        """Return whether something that happens every `interval` updates (0: never) and at the end happens now."""
         step = self.updates.position.step
         if step == 0:
             return False
@@ -173,7 +173,7 @@ class Trainer:
         return self.updates.position.seconds + time.monotonic() - self._started
 
     def _share_done(self) -> tuple[float, float]:
-        """How much of the run is over, in [0, 1] by the limit that will end it, and the seconds that are left."""
+        """Return the share of the run that is over, in [0, 1] by the limit that will end it, and the seconds left."""
         config, position = self.config, self.updates.position
         elapsed = self._elapsed
         shares = [position.step / config.max_update]

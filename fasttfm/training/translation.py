@@ -30,7 +30,7 @@ from fasttfm.training.workers import Workers, cores_of_rank
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Validation(Score):
-    """What one validation found, per target token; its outputs are the translations of the pairs, in order."""
+    """Results of one validation, per target token; its outputs are the translations of the pairs, in order."""
 
     bleu: float | None
     """Cased sacreBLEU of the translations against the raw references; None when only the loss was asked for."""

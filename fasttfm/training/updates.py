@@ -34,7 +34,7 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(kw_only=True, slots=True)
 class Sums:
-    """What was added up since the last line of the log, over all ranks; saved, so that a resumed run writes the same
+    """Sums since the last line of the log, over all ranks; saved, so that a resumed run writes the same
     line."""
 
     updates: int = 0
@@ -47,7 +47,7 @@ class Sums:
 
 @dataclass(kw_only=True, slots=True)
 class Position:
-    """Where the run stands; the part of the state that is plain numbers."""
+    """Position of the run; the part of the state that is plain numbers."""
 
     step: int = 0
     """Updates done."""
@@ -274,7 +274,7 @@ class Updates:
         return self.optimization.tensors()
 
     def values(self, seconds: float) -> dict[str, Any]:
-        """What is not a tensor; seconds: time spent so far, earlier sessions included."""
+        """Return the part of the state that is not a tensor; seconds: time spent so far, earlier sessions included."""
         return {
             **self.optimization.values(),
             "position": {**asdict(self.position), "seconds": seconds},
@@ -328,5 +328,5 @@ def _counts(batch: TrainingBatch) -> np.ndarray:
 
 
 def _seed(seed: int, step: int, rank: int) -> int:
-    """What a rank's dropout in the update after `step` is drawn from; so no generator's state has to be saved."""
+    """Return the seed of a rank's dropout in the update after `step`; so no generator's state has to be saved."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])

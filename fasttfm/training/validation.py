@@ -1,4 +1,4 @@
-"""What validations of all kinds share: their scores, ranks that stop together, a model without dropout."""
+"""Base of validations of all kinds: their scores, ranks that stop together, a model without dropout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What one validation found; str() of it is for a person."""
+    """Results of one validation; str() of it is for a person."""
 
     loss: float
     """What is minimised, per target, in nats; training has diverged when it is not finite."""
@@ -53,7 +53,7 @@ class Score:
 
 
 def settings_of(recipe: TrainingConfig, device: torch.device) -> dict[str, Any]:
-    """What a DividedValidator of a run is made with: it computes as training does."""
+    """Return the settings of a run's DividedValidator: it computes as training does."""
     return {"device": device, "label_smoothing": recipe.label_smoothing, "autocast": AUTOCAST[recipe.precision]}
 
 
@@ -91,7 +91,7 @@ class DividedValidator(ABC, Generic[Part]):
 
     @abstractmethod
     def part(self, model: Any, rank: int, size: int) -> Part:
-        """What is measured on every size-th batch, from number rank; the model is in evaluation mode."""
+        """Return the measurements of every size-th batch, from number rank; the model is in evaluation mode."""
 
     @abstractmethod
     def score(self, part: Part, workers: Workers) -> Any:

@@ -41,12 +41,12 @@ class Workers:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that validates, logs and saves."""
+        """True if this process is the one that validates, logs and saves."""
         return self.rank == 0
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the launcher was killed, so that nobody looks after the ranks any more."""
+        """True if the launcher was killed, so that nobody looks after the ranks any more."""
         return self.size > 1 and os.getppid() != self._parent
 
     def wait(self) -> None:
@@ -79,11 +79,11 @@ class Workers:
         return wait
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gives, which must be picklable, by rank; every rank gets it."""
+        """Collect an object of each rank, which must be picklable, by rank; every rank gets it."""
         return [self.broadcast(value, source) for source in range(self.size)]
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """What one rank gives, which must be picklable; the others' values are not looked at."""
+        """Send one rank's object, which must be picklable; the others' values are not looked at."""
         if self.size == 1:
             return value
         values = [value]
@@ -176,7 +176,7 @@ def cores_of_rank() -> int:
 
 
 def share_of_rows(rank: int, size: int, batch: int, batches: int, rows: int) -> tuple[int, int]:
-    """Which rows [begin, end) of batch number `batch` of an update's `batches` batches a rank computes.
+    """Return the rows [begin, end) of batch number `batch` of an update's `batches` batches that a rank computes.
 
     An update is cut into `size` equal parts: 2 ranks take the halves of 1 batch, or 2 of 4 batches each, and of 3
     batches one and a half. Every row is of exactly one rank.

@@ -39,7 +39,7 @@ class NounPhrase:
 
 @dataclass(frozen=True)
 class Clause:
-    """Who does what to whom, when, how and where."""
+    """Subject, verb, object, time, manner and place of a clause."""
 
     subject: NounPhrase
     verb: Verb

@@ -63,7 +63,7 @@ class Phrases:
         return list(weights)[-1]
 
     def draw(self, name: str) -> Any:
-        """What has this name: a method, a pair of words, a number from a range, or a phrase made of such."""
+        """Draw what has this name: a method, a pair of words, a number from a range, or a phrase made of such."""
         if hasattr(self, name):
             return getattr(self, name)()
         if name in words.PAIRS:
@@ -130,7 +130,7 @@ class Phrases:
         return self.noun_phrase("persons", role)
 
     def subject(self, role: str = "subject") -> NounPhrase:
-        """Who acts: a pronoun, or a person."""
+        """Draw the subject: a pronoun, or a person."""
         return self.pronoun() if self.chance(0.3) else self.person(role)
 
     def pronoun(self, other_than: NounPhrase | None = None) -> NounPhrase:

@@ -1,4 +1,4 @@
-"""What attention is given besides query, key and value, as records."""
+"""Records of attention's arguments besides query, key and value."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Sequences(NamedTuple):
 
 
 def absent(like: Tensor) -> Tensor:
-    """What stands for an output that a call does not have: an operator always returns the same number of them."""
+    """Return a stand-in for an output that a call does not have: an operator returns the same number always."""
     return like.new_empty(0)
 
 

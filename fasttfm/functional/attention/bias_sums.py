@@ -31,7 +31,7 @@ class BiasSums(NamedTuple):
         )
 
     def of_heads(self) -> tuple[Tensor, ...]:
-        """Those of queries, keys and values (B, H, D)."""
+        """Return the sums for queries, keys and values (B, H, D)."""
         parts = self.joint.unbind(1)
         return parts if self.query is None else (self.query, *parts)
 

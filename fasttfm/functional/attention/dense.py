@@ -78,7 +78,7 @@ def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor |
 
 
 def shares(query_heads: Size, key_heads: Size) -> bool:
-    """Whether so many query heads can share so many heads of keys: equal numbers, or a multiple."""
+    """Return whether so many query heads can share so many heads of keys: equal numbers, or a multiple."""
     return query_heads == key_heads or (key_heads > 0 and query_heads % key_heads == 0)
 
 

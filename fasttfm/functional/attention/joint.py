@@ -249,7 +249,7 @@ class _PackedCall(NamedTuple):
 
 
 class _PackedSaved(NamedTuple):
-    """What the backward pass over packed sequences keeps."""
+    """Tensors that the backward pass over packed sequences keeps."""
 
     call: _PackedCall
     output: Tensor

@@ -1,4 +1,4 @@
-"""How heads lie in memory: one after the other in a token's row, so that joining them copies nothing."""
+"""Layout of heads in memory: one after the other in a token's row, so that joining them copies nothing."""
 
 from __future__ import annotations
 

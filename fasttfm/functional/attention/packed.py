@@ -112,7 +112,7 @@ class Call(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to attend."""
+        """True if there is nothing to attend."""
         return not self.query.numel() or not self.key.numel()
 
 
@@ -233,7 +233,7 @@ def forward(call: Call, covered: bool = False) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fake(call: Call) -> tuple[Tensor, ...]:
-    """What forward() gives, without numbers."""
+    """Return empty outputs of forward()'s shapes."""
     query, sequences = call.query, call.sequences
     tokens, heads, _ = query.shape
     output = query.new_empty(tokens, heads, call.value.shape[-1])

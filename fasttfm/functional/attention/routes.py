@@ -55,7 +55,7 @@ def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
 def takes_fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float = 1.0, seed: Tensor | None = None
 ) -> bool:
-    """Whether attention() is torch's own kernel, gradients too: where that is the faster way on a CPU."""
+    """Return whether attention() is torch's own kernel, gradients too: where that is the faster way on a CPU."""
     return (
         query.device.type == "cpu"
         and chosen() != "triton"
@@ -71,7 +71,7 @@ def takes_fused(
 
 
 def _long(query: Tensor, key: Tensor) -> bool:
-    """Whether torch's kernel is the faster way at these lengths. Where a graph leaves a length open, nothing may depend
+    """Tell if torch's kernel is the faster way at these lengths. Where a graph leaves a length open, nothing may depend
     on it: the graph would hold for the lengths of its example alone."""
     conditions = (query.shape[2] >= _FUSED[0], key.shape[2] >= _FUSED[1], query.shape[0] > 0, query.shape[1] > 0)
     if torch.compiler.is_compiling():
@@ -89,19 +89,19 @@ def takes_kernel(asked: str, scores: Tensor) -> str:
 
 
 def saves_weights(route: str) -> bool:
-    """Whether the forward pass keeps the weights (B, H, L, S) rather than their log-sum-exp (B, H, L)."""
+    """Return whether the forward pass keeps the weights (B, H, L, S) rather than their log-sum-exp (B, H, L)."""
     return route in ("explicit", "softmax")
 
 
 def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    """What a call keeps for its backward pass: itself, and its outputs. Where the weights are kept the output is not
+    """Return what a call keeps for its backward pass: itself and its outputs. Where weights are kept the output is not
     read again, and may be changed in place."""
     output, saved, kept = outputs
     return call, absent(output) if saves_weights(call.route) else output, saved, kept
 
 
 def writes_where_told(route: str) -> bool:
-    """Whether forward() takes memory to write to."""
+    """Return whether forward() takes memory to write to."""
     return route in ("short", "flash")
 
 
@@ -134,13 +134,13 @@ def forward(
 
 
 def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, ...]:
-    """What forward() gives, without numbers."""
+    """Return empty outputs of forward()'s shapes."""
     output = empty_heads_last(query, value.shape[-1])
     return output, *fake_saved(route, query, (*query.shape[:3], key.shape[2]), options.seed)
 
 
 def fake_saved(route: str, like: Tensor, shape: tuple, seed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What is saved of weights of this shape."""
+    """Return empty tensors in the shape of what is saved of weights of this shape."""
     if not saves_weights(route):
         return like.new_empty(shape[:3], dtype=torch.float32), absent(like)
     weights = like.new_empty(shape)

@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Size:
-    """What all but the last dimensions broadcast to."""
+    """Return the shape that all but the last dimensions broadcast to."""
     try:
         return torch.broadcast_shapes(*(x.shape[:-last] for x in (query, key, value)))
     except RuntimeError:
@@ -64,7 +64,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Si
 
 
 def _share(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether query heads share heads of keys; ValueError for heads that cannot."""
+    """Return whether query heads share heads of keys; ValueError for heads that cannot."""
     heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value)]
     if min(x.dim() for x in (query, key, value)) < 3 or heads[1] != heads[2] or not shares(*heads[:2]):
         raise ValueError(

@@ -23,7 +23,7 @@ from fasttfm.functional.dropout import as_factor, drawn, wide
 
 
 def _bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
-    """What is added to the scaled scores, as small as broadcasting to (B, H, L, S) allows; None: nothing.
+    """Return the addend of the scaled scores, as small as broadcasting to (B, H, L, S) allows; None: nothing.
 
     like: of the scores' dtype and device.
     """
@@ -73,12 +73,12 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _takes_pass(name: str, options: Options, *tensors: Tensor) -> bool:
-    """Whether softmax or its gradient is a pass; a mask is added by PyTorch."""
+    """Return whether softmax or its gradient is a pass; a mask is added by PyTorch."""
     return options.mask is None and training_passes.takes(name, *tensors) and all(x.is_contiguous() for x in tensors)
 
 
 def _seen(options: Options) -> tuple[Tensor | None, bool, int]:
-    """Which keys a query sees, as the passes take it."""
+    """Return the keys that a query sees, as the passes take it."""
     return options.key_lengths, options.causal, options.causal_offset
 
 
@@ -107,7 +107,7 @@ def weights(scores: Tensor, scale: float, options: Options, out: Tensor | None =
 
 
 def split_scale(scale: float, dtype: torch.dtype) -> tuple[float, float]:
-    """What queries of this dtype are multiplied by before the product with the keys, and what scores are after it.
+    """Return the factors of queries of this dtype before the product with the keys, and of scores after it.
 
     Scaling down before it keeps float16's products in range, as the kernels' float32 sums are; a power of two rounds
     nothing.
@@ -201,8 +201,8 @@ def backward(
 def operand_gradients(
     grad: Tensor, d_scores: Tensor, query: Tensor, key: Tensor, weights: Tensor, out: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of query, key and value, from that of Q K^T and the weights after dropout; in out, whose planes() must be
-    views, or without it heads last."""
+    """Return gradients of query, key, value from that of Q K^T and weights after dropout; in out, whose planes()
+    must be views, or without it heads last."""
     heads = key.shape[1]  # where query heads share them, the products of keys and values add these up
     g, ds, q, p = (planes(x, heads) for x in (grad, d_scores, query, weights))
     factors = (ds, planes(key)), (ds.transpose(1, 2), q), (p.transpose(1, 2), g)

@@ -65,7 +65,7 @@ class Event:
 
 
 def properties(chip: Chip) -> SimpleNamespace:
-    """As torch.cuda.get_device_properties gives them."""
+    """Properties as torch.cuda.get_device_properties gives them."""
     major, minor = chip.capability
     return SimpleNamespace(
         name=chip.product, major=major, minor=minor, multi_processor_count=chip.processors, total_memory=chip.memory,
