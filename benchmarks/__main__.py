@@ -118,7 +118,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
 
 
 def usual_dtype(device: torch.device) -> torch.dtype:
-    """What one trains in there: bfloat16 from sm_80 and on AMD's, float16 on sm_70 and 75, float32 on the rest."""
+    """Return the usual dtype of training: bfloat16 from sm_80 and on AMD's, float16 on sm_70 and 75, else float32."""
     import torch
 
     if device.type == "cpu":
@@ -239,7 +239,7 @@ def run_cases(
 
 
 def _left(began: float, done: int, total: int) -> str:
-    """What the cases left may take, as those before them took; nothing before the first."""
+    """Return the seconds that the cases left may take, as those before them took; nothing before the first."""
     minutes = (time.monotonic() - began) * (total - done) / max(done, 1) / 60
     return f", about {minutes:.0f} min left" if done else ""
 

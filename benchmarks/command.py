@@ -1,4 +1,4 @@
-"""How a program of the benchmarks begins and ends: its flags, the commands it runs, its record, its exit status."""
+"""Begin and end of a benchmark's program: its flags, the commands it runs, its record, its exit status."""
 
 import json
 import os
@@ -27,7 +27,7 @@ Flag = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def flag(*names: str, **options: Any) -> Flag:
-    """What argparse's add_argument() is given."""
+    """Return the arguments for argparse's add_argument()."""
     return names, options
 
 
@@ -136,7 +136,7 @@ def for_minutes(minutes: float) -> tuple[object, ...]:
 
 
 def python(*words: object) -> str:
-    """What `python -m WORDS` prints, with the threads it takes by itself; SystemExit with its complaint if it fails."""
+    """Return what `python -m WORDS` prints, with the threads it takes by itself; SystemExit with its complaint."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     line = [sys.executable, "-m", *map(str, words)]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What a choice does to the loss: trainings that differ in nothing else, as a record and a figure.
+"""Effect of a choice on the loss: trainings that differ in nothing else, as a record and a figure.
 
     python -m benchmarks.curves norm --text data/wmt_news_ende --work runs/curves
 

@@ -1,4 +1,4 @@
-"""What ALBERT and ELECTRA change of a BERT, on this machine: sharing by sharing, and at equal compute.
+"""Effects of ALBERT's and ELECTRA's changes to BERT, on this machine: sharing by sharing, and at equal compute.
 
     python -m benchmarks.encoders albert --text data/lm_text/tinyshakespeare.txt.gz data/lm_text/plato_republic.txt.gz
     python -m benchmarks.encoders electra --text data/lm_text/tinyshakespeare.txt.gz data/lm_text/plato_republic.txt.gz
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def body(self) -> Bert:
-        """What would be fine-tuned."""
+        """Return the part that would be fine-tuned."""
         return self.model.discriminator if isinstance(self.model, Electra) else self.model.body
 
     def tokens(self) -> float:
@@ -121,7 +121,7 @@ def albert(data: PreparedDocuments, updates: int) -> list[dict[str, Any]]:
 
 
 class Probe:
-    """Which text a line is from, told from the mean of frozen hidden states."""
+    """Classifier of which text a line is from, by the mean of frozen hidden states."""
 
     def __init__(self, data: PreparedDocuments) -> None:
         """Raises UserError for fewer than two texts."""

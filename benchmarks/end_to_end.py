@@ -105,7 +105,7 @@ def source_lines(name: str, text: Path) -> bytes:
 
 
 def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
-    """What `fasttfm score` says of the translations in output."""
+    """Return what `fasttfm score` says of the translations in output."""
     corpus = CORPORA[name]
     reference = _file(text, f"{corpus.test}.{corpus.target}")
     with output.open("rb") as hypotheses:

@@ -1,4 +1,4 @@
-"""How many cases of every kernel are right when their PTX is executed on a CPU, and how many mutations are noticed.
+"""Shares of every kernel's cases that are right when their PTX is executed on a CPU, and of mutations that are noticed.
 
     python -m benchmarks.executed                   every chip, as `make executed` does; half an hour on a core
     python -m benchmarks.executed --chip sm_90      one of them
@@ -26,7 +26,7 @@ NO_CHIP = "none named"
 
 
 def expression(chip: str) -> str:
-    """What pytest's -k takes to select a chip's cases."""
+    """Return the words for pytest's -k that select a chip's cases."""
     return f"not ({' or '.join(CHIPS)})" if chip == NO_CHIP else chip
 
 
@@ -49,7 +49,7 @@ by_chip = itemgetter("chip")
 
 
 def sentence(lines: Sequence[records.Record]) -> str:
-    """What the records say together, as docs/ptx.md and docs/proof.md quote it."""
+    """Return what the records say together, as docs/ptx.md and docs/proof.md quote it."""
     cases, passed = (sum(record[name] for record in lines) for name in ("cases", "passed"))
     subjects = [subject for record in lines for subject in record["mutations"]]
     noticed, missed = (sum(subject[name] for subject in subjects) for name in ("noticed", "missed"))

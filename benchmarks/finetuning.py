@@ -1,4 +1,4 @@
-"""What pre-training is worth: answers of a fine-tuned BERT beside those of the same model with fresh weights.
+"""Worth of pre-training: answers of a fine-tuned BERT beside those of the same model with fresh weights.
 
     python -m benchmarks.finetuning --text data/lm_text/wikitext2.txt.gz --qa data/qa [--minutes 2] [--epochs 2]
 

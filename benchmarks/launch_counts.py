@@ -1,4 +1,4 @@
-"""How many launches a training step of six and six layers takes, by the route of its attention.
+"""Launches of a training step of six and six layers, by the route of its attention.
 
     TRITON_INTERPRET=1 python -m benchmarks.launch_counts
 

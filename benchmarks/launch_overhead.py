@@ -1,4 +1,4 @@
-"""What launching a kernel costs the host: found by fasttfm's key, and by Triton itself.
+"""Cost of a kernel's launch for the host: found by fasttfm's key, and by Triton itself.
 
     python -m benchmarks.launch_overhead
 

@@ -1,4 +1,4 @@
-"""How evenly updates are mixed: the spread of lengths and sources over the updates of an epoch, as counts.
+"""Evenness of updates: the spread of lengths and sources over the updates of an epoch, as counts.
 
     python -m benchmarks.mixing --text data/tatoeba_ende data/wmt_news_ende
 
@@ -53,7 +53,7 @@ def grouped(order: Sequence[np.ndarray], together: int) -> list[list[np.ndarray]
 
 
 def spread(updates: Sequence[np.ndarray], pairs: ParallelTokens, sources: np.ndarray) -> dict[str, Any]:
-    """How updates (arrays of pairs' numbers) differ."""
+    """Return how updates (arrays of pairs' numbers) differ."""
     tokens = [pairs.target_lengths[each] + 1 for each in updates]
     count, sums = int(sources.max()) + 1, np.array([each.sum() for each in tokens])
     shares = np.array(

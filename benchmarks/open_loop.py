@@ -1,4 +1,4 @@
-"""How long short requests wait beside long ones, when clients do not wait for each other.
+"""Waiting times of short requests beside long ones, when clients do not wait for each other.
 
     python -m benchmarks.open_loop MODEL --text in.en --seconds 60 --workers 2
 
@@ -171,7 +171,7 @@ def waits(port: int, requests: Requests, rate: float, seconds: float, seed: int)
 
 
 def row_of(provider: str, load: float, rate: float, found: dict[str, list[float]]) -> dict[str, Any]:
-    """What a load took; milliseconds."""
+    """Return the record of a load; milliseconds."""
     row: dict[str, Any] = {"provider": provider, "load": load, "requests_per_second": round(rate, 2)}
     for kind, seconds in found.items():
         row[f"{kind}_requests"] = len(seconds)

@@ -1,4 +1,4 @@
-"""What the call of an operator costs on the host, above the computation that it calls.
+"""Cost of an operator's call on the host, above the computation that it calls.
 
     python -m benchmarks.operator_overhead
 

@@ -1,4 +1,4 @@
-"""What planning the batches of a large corpus takes: seconds and peak memory of a rank, by pairs.
+"""Cost of planning the batches of a large corpus: seconds and peak memory of a rank, by pairs.
 
     nice python -m benchmarks.planning --pairs 1000000 10000000
 

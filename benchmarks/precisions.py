@@ -1,4 +1,4 @@
-"""What fewer digits cost in translations: BLEU and chrF of one model in fp32, bf16 and int8 on given test sets.
+"""Cost of fewer digits in translations: BLEU and chrF of one model in fp32, bf16 and int8 on given test sets.
 
     python -m benchmarks.precisions MODEL --src test.en --ref test.de
     python -m benchmarks.precisions MODEL --src test.en --ref test.de --shortlist MODEL/vmap.txt

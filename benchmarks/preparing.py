@@ -1,4 +1,4 @@
-"""What `fasttfm prepare` takes: seconds and peak memory for corpora of several sizes.
+"""Cost of `fasttfm prepare`: seconds and peak memory for corpora of several sizes.
 
     python -m benchmarks.preparing --pairs 100000 1000000
     python -m benchmarks.preparing --pairs 1000000 10000000     about 20 minutes and 8 GB of disk, half of it text

@@ -53,7 +53,7 @@ IN_TURN = (
 
 @dataclass(frozen=True)
 class Processor:
-    """What a processor has, and how one that has more is kept from using it."""
+    """Instruction sets of a processor, and how one that has more is kept from using them."""
 
     name: str
     needs: tuple[str, ...]
@@ -84,7 +84,7 @@ def in_turn(found: Sequence[Processor], day: datetime.date) -> Processor:
 
 
 def measure(processor: Processor, tests: Sequence[str], workers: int) -> records.Record:
-    """What the record says of the tests on a processor."""
+    """Return the record of the tests on a processor."""
     began = time.perf_counter()
     paths = [str(Path("tests") / test) for test in tests]
     with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +133,7 @@ def sentence(record: records.Record) -> str:
 
 
 def is_good(record: records.Record) -> bool:
-    """Whether every case passed in time."""
+    """Return whether every case passed in time."""
     return not record["failed"] and record["slowest"]["seconds"] <= LIMIT
 
 

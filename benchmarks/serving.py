@@ -1,4 +1,4 @@
-"""How many sentences a second `fasttfm serve` translates for many clients at once, and how long each of them waits.
+"""Sentences a second that `fasttfm serve` translates for many clients at once, and how long each of them waits.
 
     python -m benchmarks.serving MODEL --text in.en --seconds 120 --workers 2
 

@@ -60,7 +60,7 @@ def verdict(before: Sequence[float], after: Sequence[float], threshold: float) -
 
 
 def rows_of(before: Medians, after: Medians, threshold: float) -> list[dict[str, Any]]:
-    """What both versions timed, the slowest change first."""
+    """Return the rows that both versions timed, the slowest change first."""
     rows = [
         {
             **dict(zip(("case", "shape", "dtype", "pass", "provider"), row)),

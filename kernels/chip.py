@@ -1,4 +1,4 @@
-"""What tiles depend on of a device."""
+"""Facts of a device that tiles depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fasttfm tune` measured, in the user's cache directory: one JSON file a device, driver and set of versions.
+"""Results of `fasttfm tune`, in the user's cache directory: one JSON file a device, driver and set of versions.
 
     $FASTTFM_CACHE, else $XDG_CACHE_HOME/fasttfm, else ~/.cache/fasttfm
         tuned/NVIDIA-H200-<digest of chip, driver and versions>.json
@@ -35,7 +35,7 @@ SHIPPED = Path(__file__).parent / "tiles" / "tuned"
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What a measurement holds for."""
+    """Device, driver and versions that a measurement holds for."""
 
     device: str
     """The product's name, as the driver says it."""
@@ -72,7 +72,7 @@ class Answer:
 
 
 def folder() -> Path:
-    """Where measurements are kept; need not exist."""
+    """Return the folder of the measurements; it need not exist."""
     if chosen := os.environ.get("FASTTFM_CACHE"):
         return Path(chosen) / "tuned"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttfm" / "tuned"
@@ -129,7 +129,7 @@ def read(system: System) -> list[Answer]:
 
 
 def parse(file: Path) -> tuple[System, list[Answer]]:
-    """What a file holds. Raises ValueError where it is damaged."""
+    """Read the content of a file. Raises ValueError where it is damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))  # noqa: TID251 (kernels know nothing of fasttfm)
     except (OSError, ValueError, RecursionError) as error:
@@ -145,7 +145,7 @@ def parse(file: Path) -> tuple[System, list[Answer]]:
 
 
 def shipped(system: System) -> list[Answer]:
-    """What was sent in for this product, whatever its driver and versions."""
+    """Return what was sent in for this product, whatever its driver and versions."""
     measured = [parse(file) for file in sorted(SHIPPED.glob("*.json"))]
     product = system.device, system.chip
     return [answer for other, answers in measured if (other.device, other.chip) == product for answer in answers]

@@ -96,7 +96,7 @@ def keep(chip: Chip, answers: dict[tuple[str, tuple], Any]) -> None:
 
 
 def kept(chip: Chip) -> dict[tuple[str, tuple], Any]:
-    """What keep() was last told for a chip."""
+    """Return what keep() was last told for a chip."""
     return _kept.get(chip, {})
 
 

@@ -1,4 +1,4 @@
-"""How a kernel file lists what must compile: one case for every kernel and tile that its launch functions can choose.
+"""Cases that a kernel file must compile: one for every kernel and tile that its launch functions can choose.
 
 Each kernel file has, beside its launch functions,
 

@@ -197,7 +197,7 @@ def _activate(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """What _forward's epilogue does with GELU, for a product that cuBLAS left in memory."""
+    """Apply _forward's epilogue with GELU to a product that cuBLAS left in memory."""
     M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first_column = tl.program_id(1) * COLUMNS
@@ -219,7 +219,7 @@ def _gate(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """What _backward's epilogue does, for a product that cuBLAS left in memory."""
+    """Apply _backward's epilogue to a product that cuBLAS left in memory."""
     M, N = shape
     first_column = tl.program_id(0) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)

@@ -45,7 +45,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 class _Parameters:
-    """What a kernel's parameters are, but for its constants."""
+    """Parameters of a kernel, but for its constants."""
 
     def __init__(self, kernel: Any) -> None:
         self.kinds = [(name, kind) for name, kind in kinds_of(kernel).items() if kind != "tl.constexpr"]
@@ -119,7 +119,7 @@ def _neutral(kind: Any, argument: Any) -> Any:
 
 
 class InterpretedKernel(InterpretedFunction):
-    """What `jit` makes of a function while Triton interprets kernels."""
+    """Result of `jit` while Triton interprets kernels."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -136,7 +136,7 @@ class InterpretedKernel(InterpretedFunction):
 
 
 class Kernel(JITFunction):
-    """What `jit` makes of a function."""
+    """Result of `jit`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)

@@ -1,4 +1,4 @@
-"""What a chip can do, which tile a kernel takes on it, and the interpreter switch."""
+"""Abilities of a chip, the tile that a kernel takes on it, and the interpreter switch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tile LayerNorm's kernels take, and how many programs share a backward pass."""
+"""Tiles of LayerNorm's kernels, and the number of programs that share a backward pass."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def tile(chip: Chip, N: int, *, backward: bool) -> RowTile:
 
 
 def programs_of(chip: Chip, tile: RowTile, M: int) -> int:
-    """How many programs share the row tiles in backward: 24 warps a processor, as many as their registers let in."""
+    """Return the number of programs that share the row tiles in backward: 24 warps a processor as registers allow."""
     return min(ceil_div(M, tile.rows), max(1, 24 // tile.warps) * chip.processors)

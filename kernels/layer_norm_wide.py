@@ -97,7 +97,7 @@ def _column_sums(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """What the rows of program (., p) add to dweight and dbias, for a block of columns."""
+    """Add the rows of program (., p) to dweight and dbias, for a block of columns."""
     M, N = shape
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     program = tl.program_id(1)

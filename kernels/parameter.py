@@ -1,4 +1,4 @@
-"""What a kernel's parameters are, said where they are declared:
+"""Types of a kernel's parameters, said where they are declared:
 
     class Shape(NamedTuple):
         M: Varying
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 
 class _Kind:
-    """What an annotation names while a kernel compiles."""
+    """Type that an annotation names while a kernel compiles."""
 
     __triton_builtin__ = True  # a kernel may name no other global of Python's
 

@@ -45,7 +45,7 @@ class Dropout(NamedTuple):
 
 
 def _on_cuda(_semantic: Any = None) -> tl.constexpr:
-    """Whether the kernel is compiled for an NVIDIA chip, whose words for pairs of halves Triton does not know. The
+    """Tell if the kernel is compiled for an NVIDIA chip, whose words for pairs of halves Triton does not know. The
     interpreter calls it as any function."""
     return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "cuda")
 

@@ -30,7 +30,7 @@ class ProductSizes(NamedTuple):
 
 
 class BiasParts(NamedTuple):
-    """What each tile of rows adds to the gradients of two biases; None: nobody wants it."""
+    """Addends of each tile of rows to the gradients of two biases; None: nobody wants it."""
 
     first: Float32Pointer
     """(tiles of rows, N), of the epilogue's result."""
@@ -105,7 +105,7 @@ def tile_of_product(
 
 
 def needs_neighbours(chip: Chip, kind: str) -> bool:
-    """Whether matrix units share a product's columns out among threads, as NVIDIA's do; kind as product_kind()'s.
+    """Return whether matrix units share a product's columns out among threads, as NVIDIA's; kind: product_kind()'s.
 
     Elsewhere a thread has neighbours anyway. There the order must stay as it is: over columns that lie in lanes with
     gaps between, Triton 3.7.1 sums wrongly, as the executed PTX shows.
@@ -115,7 +115,7 @@ def needs_neighbours(chip: Chip, kind: str) -> bool:
 
 @triton.jit
 def tile_offsets(rows, columns, M, N):
-    """Which elements of (M, N) are inside, and how far each is from the first."""
+    """Return which elements of (M, N) are inside, and how far each is from the first."""
     return (rows < M)[:, None] & (columns < N)[None, :], rows.to(tl.int64)[:, None] * N + columns[None, :]
 
 

@@ -1,4 +1,4 @@
-"""What is timed: groups of cases."""
+"""Groups of cases that are timed."""
 
 GROUPS = {
     "kernels": "benchmarks.cases.kernels",

@@ -27,7 +27,7 @@ RUNGS = {
 
 @dataclass(slots=True)
 class State:
-    """What is kept between two tokens: B sentences, R rows, row = sentence * (R / B) + k."""
+    """Values kept between two tokens: B sentences, R rows, row = sentence * (R / B) + k."""
 
     memory: Tensor
     """(B, S, d) the encoder's output, or (B, S) the sources themselves."""

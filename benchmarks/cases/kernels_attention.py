@@ -267,7 +267,7 @@ def _packed(lengths: list[int], H: int, D: int, causal: bool, compile: bool, set
         return q, k, v
 
     def padded(attend: Provider) -> Provider:
-        """What one does without a kernel for packed rows: to (B, H, longest, D) and back."""
+        """Pad packed rows to (B, H, longest, D) and back, as one does without a kernel for them."""
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (

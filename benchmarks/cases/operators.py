@@ -1,4 +1,4 @@
-"""What the cases of single operators share: a case with its cost, and who computes it with and without dropout."""
+"""Parts shared by the cases of single operators: a case with its cost, and who computes it with and without dropout."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -34,7 +34,7 @@ _RANDOM = "random order"
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What a provider gives back."""
+    """Result of a provider."""
 
     loss: Tensor
     """0-d: the sum over all target tokens."""

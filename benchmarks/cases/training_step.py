@@ -58,7 +58,7 @@ def cases(setting: Setting) -> list[Case]:
 
 
 def precision(setting: Setting) -> torch.dtype:
-    """What matrix products are computed in: on a CPU float32 has no use in training where bfloat16 is faster."""
+    """Return the dtype of matrix products: on a CPU float32 has no use in training where bfloat16 is faster."""
     return torch.bfloat16 if not setting.on_gpu and setting.dtype == torch.float32 else setting.dtype
 
 
@@ -212,7 +212,7 @@ def head(batch: Batch) -> Batch:
 def _checked(
     model: Any, loss: Callable[[Any, Batch], Tensor], device: torch.device, autocast: torch.dtype | None
 ) -> Provider:
-    """What the check compares: the loss a token without dropout, and the norm of its gradient in all parameters."""
+    """Return what is compared: the loss a token without dropout, and the norm of its gradient in all parameters."""
     model.eval()
 
     def run(batch: Batch) -> list[Tensor]:

@@ -1,1 +1,1 @@
-"""What a device allows: by machine code; old chips."""
+"""Limits of devices: by machine code; old chips."""

@@ -31,7 +31,7 @@ _FEED_FORWARD = {"fused": "Triton product with everything in it", "cublas": "cuB
 
 
 def routes() -> str:
-    """Which way each operator goes on each chip, as the functions that decide answer."""
+    """Return the route of each operator on each chip, as the functions that decide answer."""
     rows = []
     for kind, dtype in _KINDS.items():
         for keys in _LENGTHS:
@@ -59,7 +59,7 @@ def _row(operator: str, dtype: str, answer: Callable[[Chip], str]) -> list[str]:
 
 
 def proved() -> str:
-    """What the compile matrix has recorded of each kernel family on these chips."""
+    """Return what the compile matrix has recorded of each kernel family on these chips."""
     version, recorded = budgets.read()
     result: dict[tuple[str, str], list[tuple[str, Resources]]] = defaultdict(list)
     for (chip, case, dtype), resources in recorded.items():

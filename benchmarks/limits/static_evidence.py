@@ -1,4 +1,4 @@
-"""What the compiled machine code says of kernels that no GPU at hand has run: predicted, not measured.
+"""Predictions from machine code for kernels that no GPU at hand has run; nothing here is measured.
 
     python -m benchmarks static-evidence                 every kernel on every device
     python -m benchmarks static-evidence --device P100   one device, with registers, spills, shared memory, occupancy
@@ -53,7 +53,7 @@ WAITING_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What bounds a kernel on one GPU, as its vendor prints it; rates are dense, without structured sparsity."""
+    """Limits of a kernel on one GPU, as its vendor prints it; rates are dense, without structured sparsity."""
 
     name: str
     chip: str
@@ -198,7 +198,7 @@ def compiled_cases() -> dict[tuple[str, str], list[Compiled]]:
 
 
 def _times_us(cost: Cost, elements: float, compiled: Compiled, device: Device) -> dict[str, float]:
-    """What each resource of the device would take for a launch, by name; no instructions where none were counted."""
+    """Return each resource's time for a launch, by name; no instructions where none were counted."""
     threads = resident_threads(CHIPS[device.chip]) * compiled.occupancy * device.processors
     asked = threads * compiled.resources.registers * 4 * WAITING_SHARE / MEMORY_LATENCY_S
     units = device.half if compiled.resources.matrix else device.fp32
@@ -211,14 +211,14 @@ def _times_us(cost: Cost, elements: float, compiled: Compiled, device: Device) -
 
 
 def _fitting(cases: Iterable[Compiled], dropout: bool) -> list[Compiled]:
-    """Those that can be resident; if there are any, the counted ones alone, and those with or without dropout."""
+    """Return the resident ones; if there are any, the counted ones alone, and those with or without dropout."""
     result = [case for case in cases if case.occupancy]
     result = [case for case in result if case.resources.bound] or result
     return [case for case in result if ("dropout" in case.name) == dropout] or result
 
 
 def predict(work: Work, device: Device, cases: Mapping[tuple[str, str], Sequence[Compiled]]) -> Prediction | None:
-    """None where a kernel of the work has no recorded case on the device's chip that can be resident.
+    """Predict a launch; None where a kernel of the work has no recorded case on the device's chip that can be resident.
 
     A kernel without products may stand for its half-precision self with its float32 case; one with products may not.
     """

@@ -1,1 +1,1 @@
-"""How it is timed and checked, and what a record says."""
+"""Timing, checking, and records."""

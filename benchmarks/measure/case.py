@@ -20,7 +20,7 @@ PURE_PASSES = ("forward", "training forward", *GRADIENT_PASSES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a whole run of the benchmarks has in common."""
+    """Settings that all cases of a run have in common."""
 
     device: torch.device
     dtype: torch.dtype
@@ -53,7 +53,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """What a case runs: inputs, and who computes what from them."""
+    """Work of a case: inputs, and who computes what from them."""
 
     inputs: Callable[[int], tuple[Any, ...]]
     providers: Mapping[str, Provider | Absent]
@@ -105,13 +105,13 @@ class Case:
 
 
 class Clock(Protocol):
-    """What run() needs of a device; tests bring their own."""
+    """Interface of a device's clock for run(); tests bring their own."""
 
     name: str
     """What the times are, for the record."""
 
     def microseconds(self, run: Callable[[], Any]) -> float:
-        """How long one run takes, from cold caches, with everything that it started finished."""
+        """Return the time of one run, from cold caches, with everything that it started finished."""
 
     def peak_bytes(self, run: Callable[[], Any]) -> int | None:
         """Most memory that one run has allocated beyond what there was before; None where nothing counts it."""
@@ -122,7 +122,7 @@ class Clock(Protocol):
 
 @dataclass(slots=True)
 class Entry:
-    """What is known so far of one provider."""
+    """Facts known so far of one provider."""
 
     function: Any
     """The provider; None where it is absent."""

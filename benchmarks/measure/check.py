@@ -1,4 +1,4 @@
-"""Whether files of records are fit to be sent in, or taken: `python -m benchmarks check FILE...`
+"""True if files of records are fit to be sent in, or taken: `python -m benchmarks check FILE...`
 
 Beyond its schema a record must be one that somebody else can weigh: of a commit without changes on top, of a level that
 is meant to be kept, no faster than the device it names can be, and with nothing wrong in it that nobody has looked at.
@@ -29,7 +29,7 @@ _ROUNDED = 0.01
 
 
 def problems(record: Record) -> list[str]:
-    """What keeps a record that follows its schema from being taken, a sentence each."""
+    """Say what keeps a record that follows its schema from being taken, a sentence each."""
     machine: dict[str, Any] = record.get("machine", record)
     result = []
     if machine.get("uncommitted_changes"):
@@ -57,7 +57,7 @@ def problems(record: Record) -> list[str]:
 
 @functools.cache
 def _unknown_commit(commit: str) -> bool:
-    """Whether this checkout can tell that it does not have the commit."""
+    """Return whether this checkout can tell that it does not have the commit."""
     whole = git("rev-parse", "--is-shallow-repository") == "false"
     return whole and git("cat-file", "-e", f"{commit}^{{commit}}") is None
 
@@ -109,7 +109,7 @@ def _machine(record: Record) -> str:
 
 
 def _age(result: Sequence[Record]) -> str:
-    """How many commits to the package and its kernels are younger than the oldest record that this checkout knows."""
+    """Return the number of commits to package and kernels younger than the oldest record that this checkout knows."""
     commits = {record.get("machine", record).get("commit") for record in result}
     ages = [int(age) for commit in commits if commit and (age := _younger(commit))]
     oldest = max(ages, default=0)

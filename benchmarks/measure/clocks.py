@@ -131,7 +131,7 @@ _RUNS = 10
 
 
 def ceilings(setting: Setting) -> Machine:
-    """What this device sustains now: bytes a second of a copy, read and written, and FLOP/s of a square product.
+    """Measure what this device sustains now: bytes a second of a copy, read and written; FLOP/s of a square product.
 
     Not the data sheet's peaks: a share of these says what was left on the table on this very machine, at these clocks.
     Both are the best of several runs, so that a share above 1 would be a fault and not a lucky run.

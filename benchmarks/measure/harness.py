@@ -76,7 +76,7 @@ class Inputs:
         return inputs
 
     def next(self, provider: str, round_: int | None = None) -> tuple:
-        """Those of a timed round, the same for all providers; None: of a run before, which never is that of round 0."""
+        """Return a timed round's draws, the same for all providers; None: of a run before, never that of round 0."""
         if round_ is None:
             round_ = self._untimed[provider] = self._untimed.get(provider, 0) % (ROTATION - 1) + 1
         return self.given(provider, self.draws[round_ % ROTATION])
@@ -86,7 +86,7 @@ class Inputs:
         return numerics.copied(inputs) if provider in self._work.overwrites else inputs
 
     def written(self, inputs: tuple) -> bool:
-        """Whether these inputs, if they are some of the draws, were written over; they are then as drawn again."""
+        """Return whether these inputs, if some of the draws, were written over; they are then as drawn again."""
         position = next((i for i, each in enumerate(self.draws) if each is inputs), None)
         if position is None or numerics.fingerprint(inputs) == self._drawn[position]:
             return False
@@ -99,7 +99,7 @@ def _parameters(function: Provider) -> list[Tensor]:
 
 
 class Wrong(Exception):
-    """What a provider did that no time may be printed for."""
+    """Fault of a provider for which no time may be printed."""
 
 
 def _words(error: BaseException) -> str:
@@ -156,7 +156,7 @@ class Trial:
         return torch.set_grad_enabled(self.case.passes != "forward")
 
     def prepare(self, function: Provider, inputs: tuple) -> Callable[[], Any]:
-        """What the clock is to see of a pass: for a backward alone, the forward is run here."""
+        """Return what the clock is to see of a pass: for a backward alone, the forward is run here."""
         if self.case.passes not in GRADIENT_PASSES:
             return lambda: function(*inputs)
         wanted = [x for x in numerics.tensors(inputs) if x.requires_grad] + _parameters(function)
@@ -179,7 +179,7 @@ class Trial:
         return lambda: torch.autograd.grad(outputs, wanted, cotangents)
 
     def answer(self, function: Provider, inputs: tuple) -> Any:
-        """What the check compares: the output; with gradients [outputs], [input gradients], [the parameters' norm]."""
+        """Return what is compared: the output; with gradients [outputs], [input gradients], [the parameters' norm]."""
         if self.case.passes not in GRADIENT_PASSES:
             with self.gradients():
                 return function(*inputs)
@@ -353,7 +353,7 @@ class Trial:
         return done
 
     def _noisy(self) -> bool:
-        """Whether the runs so far are too noisy to be claimed."""
+        """Return whether the runs so far are too noisy to be claimed."""
         quantiles = (np.quantile(self.entries[name].times, (0.2, 0.5, 0.8)) for name in self.standing())
         return disturbed(self.load) or any(p80 - p20 > MOST_SPREAD * p50 for p20, p50, p80 in quantiles)
 

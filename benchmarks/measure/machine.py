@@ -1,4 +1,4 @@
-"""Where a measurement was made: device, driver, versions, commit, and what else the machine did meanwhile."""
+"""Machine of a measurement: device, driver, versions, commit, and what else the machine did meanwhile."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ _NOT_RECORDS = ":(exclude)benchmarks/results"  # a run that writes its own recor
 
 
 def describe() -> dict[str, Any]:
-    """What a stranger needs to judge or repeat a measurement, as JSON can hold it."""
+    """Describe what a stranger needs to judge or repeat a measurement, as JSON can hold it."""
     described: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": _command(),
@@ -47,7 +47,7 @@ _CLASSES = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 
 
 def instruction_sets(flags: str) -> list[str]:
-    """Those of a CPU that decide its products; flags: as /proc/cpuinfo has them."""
+    """Return a CPU's instruction sets that decide its products; flags: as /proc/cpuinfo has them."""
     return [name for name in _INSTRUCTION_SETS if name in flags.split()]
 
 
@@ -68,7 +68,7 @@ def machine_name(machine: dict[str, Any]) -> str:
 
 
 def _clocks(index: int) -> dict[str, str] | None:
-    """What nvidia-smi says of clocks and power; None where there is none to ask."""
+    """Return nvidia-smi's clocks and power; None where there is none to ask."""
     wanted = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "persistence_mode")
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(wanted)}", "--format=csv,noheader"]
     try:
@@ -79,7 +79,7 @@ def _clocks(index: int) -> dict[str, str] | None:
 
 
 def _command() -> str:
-    """How this process was started, as a shell takes it, without the folders of the machine it ran on."""
+    """Return how this process was started, as a shell takes it, without the folders of the machine it ran on."""
     program = Path(sys.argv[0]).resolve()
     if program.is_relative_to(ROOT):
         parts = program.relative_to(ROOT).with_suffix("").parts
@@ -171,7 +171,7 @@ SINCE_START = Watch()
 
 
 def disturbed(load: dict[str, Any] | None) -> bool:
-    """Whether the hypervisor or other processes took more than may be."""
+    """Return whether the hypervisor or other processes took more than may be."""
     return load is not None and ((load["steal"] or 0) > MOST_STEAL or (load["others"] or 0) > MOST_OTHERS)
 
 
@@ -181,6 +181,6 @@ def spread(time_us: dict[str, Any]) -> float:
 
 
 def noisy(record: dict[str, Any]) -> bool:
-    """Whether a row of the suite is too noisy to be claimed; records from before the mark by their spread alone."""
+    """Return whether a row of the suite is too noisy to claim; records from before the mark by their spread alone."""
     times = record.get("time_us")
     return times is not None and (bool(record.get("noisy")) or spread(times) > MOST_SPREAD)

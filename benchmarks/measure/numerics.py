@@ -1,4 +1,4 @@
-"""What makes a time worth printing: right numbers from inputs that do not flatter.
+"""Checks that make a time worth printing: right numbers from inputs that do not flatter.
 
 Error is the largest difference from the float64 result over that result's largest magnitude, tensor by tensor, the
 worst of them. It may be twice that of plain PyTorch in the same dtype plus a floor, the rule of flash-attention's
@@ -23,7 +23,7 @@ KINKED_MEASURE = "|x - float64| / max |float64| of 99 in 100"
 
 
 def _items(value: Any) -> list[Any] | None:
-    """What a tuple, list, mapping or dataclass holds, in order; None for anything else."""
+    """Return what a tuple, list, mapping or dataclass holds, in order; None for anything else."""
     if isinstance(value, (tuple, list)):
         return list(value)
     if isinstance(value, Mapping):

@@ -68,7 +68,7 @@ _PACKAGES = {
 
 
 def have(name: str, device: torch.device) -> Absent | None:
-    """None where the provider can run on device, else what its row says."""
+    """Return None where the provider can run on device, else what its row says."""
     package = _PACKAGES[name]
     needs = []
     if package.gpu and device.type != "cuda":
@@ -82,7 +82,7 @@ def have(name: str, device: torch.device) -> Absent | None:
 
 
 def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> Provider | Absent:
-    """What make() sets up, where it can run on device; one that is installed and broken refuses, in its own words.
+    """Return what make() sets up, where it can run on device; an installed and broken one refuses, in its own words.
 
     A wheel of another torch fails when it is imported: that is this row's matter, not the whole case's.
     """

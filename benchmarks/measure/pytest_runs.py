@@ -30,10 +30,10 @@ def run_tests(arguments: Sequence[str], workers: int, environment: Mapping[str, 
 
 
 def failed(cases: Sequence[ElementTree.Element]) -> list[ElementTree.Element]:
-    """Those that failed or could not begin."""
+    """Tests that failed or could not begin."""
     return [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
 
 
 def skipped(cases: Sequence[ElementTree.Element]) -> list[ElementTree.Element]:
-    """Those that were left out."""
+    """Tests that were left out."""
     return [case for case in cases if case.find("skipped") is not None]

@@ -1,4 +1,4 @@
-"""How a file of records is written, read and checked; schemas.yaml has what a record holds, in short for JSON Schemas.
+"""Files of records: written, read and checked; schemas.yaml has what a record holds, in short for JSON Schemas.
 
 One JSON line per case and provider. The programs that are older than the suite, or stand beside it, keep fields of
 their own; kind(record) tells them apart.
@@ -70,7 +70,7 @@ COUNTED = ("compile_matrix", "ledger")
 
 
 def kind(record: Record) -> str:
-    """Which of SCHEMAS a record is meant to follow. Raises ValueError for none."""
+    """Return the name in SCHEMAS that a record is meant to follow. Raises ValueError for none."""
     if not isinstance(record, dict):
         raise ValueError(f"a line that is no JSON object but {type(record).__name__}")
     if "schema" in record:
@@ -96,7 +96,7 @@ _VALIDATORS = {name: _Validator(schema) for name, schema in SCHEMAS.items()}
 
 
 def problems(record: Record, name: str) -> list[str]:
-    """What is wrong with a record under the schema of that name, a sentence each."""
+    """Say what is wrong with a record under the schema of that name, a sentence each."""
     errors = (jsonschema.exceptions.best_match([error]) for error in _VALIDATORS[name].iter_errors(record))
     return sorted(f"record{error.json_path[1:]}: {error.message}"[:300] for error in errors)
 
@@ -226,7 +226,7 @@ class Loaded:
 
     @property
     def suite(self) -> tuple[Entry, ...]:
-        """Those that the suite's harness wrote: a case, a provider and a status each."""
+        """Return the records that the suite's harness wrote: a case, a provider and a status each."""
         return tuple(entry for entry in self.entries if entry.kind == "benchmark")
 
     @property

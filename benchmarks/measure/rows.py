@@ -76,7 +76,7 @@ def record(
 
 
 def _rates(cost: Cost | None, p50: float, ceilings: Machine | None) -> Record:
-    """What the time comes to in operations and bytes a second, and beside what the device can."""
+    """Return what the time comes to in operations and bytes a second, and beside what the device can."""
     if cost is None:
         return {}
     result: Record = {

@@ -33,7 +33,7 @@ REVIEWED = (8, 0)
 
 
 def why_not(suite: Suite, folder: Path | None) -> str:
-    """Why a suite cannot run; '' where it can. Raises UserError for a folder that is not the project's."""
+    """Say why a suite cannot run; '' where it can. Raises UserError for a folder that is not the project's."""
     if folder is None:
         return f"--{suite.name} DIR not given: a checkout of {suite.project} at {suite.version}"
     missing = [name for name in (*suite.files, *suite.beside) if not folder.joinpath(name).is_file()]

@@ -1,4 +1,4 @@
-"""Which test files of which projects are run, the version that their list of differences was reviewed with, how,
+"""Test files of other projects that are run, the version that their list of differences was reviewed with, how,
 and what became of them."""
 
 import hashlib
@@ -80,7 +80,7 @@ class Difference:
     refused: bool = False
 
     def explains(self, test: str, text: str) -> bool:
-        """Whether a failure is what this line is about."""
+        """Return whether a failure is what this line is about."""
         return fnmatchcase(test, self.tests.replace("[", "[[]")) and re.search(self.error, text) is not None
 
 

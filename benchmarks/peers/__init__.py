@@ -1,1 +1,1 @@
-"""What others offer for the same work, set up as their own documentation says."""
+"""Other packages' ways to do the same work, set up as their own documentation says."""

@@ -75,7 +75,7 @@ def bert_model(data: PreparedDocuments, preset: str) -> Any:
 
 
 def masked_collator(data: PreparedDocuments) -> Callable[[list[dict[str, Tensor]]], dict[str, Tensor]]:
-    """What transformers' DataCollatorForLanguageModeling does to rows: 15% of the tokens, 80/10/10."""
+    """Mask rows as transformers' DataCollatorForLanguageModeling does: 15% of the tokens, 80/10/10."""
     size, mask = len(data.tokenizer), data.tokenizer.mask
     assert mask is not None
 

@@ -39,7 +39,7 @@ def _late(*_: object) -> None:
 
 
 def settle(kind: str, name: str, cases: list[type]) -> tuple[str, dict[str, str]]:
-    """What became of a model type (compared, refused or not built), and by way and batch what was found, or the
+    """Return the verdict on a model type (compared, refused or not built), and by way and batch what was found, or the
     reason."""
     reasons = {}
     ways: list[Any] = [

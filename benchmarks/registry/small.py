@@ -90,7 +90,7 @@ def shrunk(config: Any) -> Any:
 
 
 class NotBuilt(Exception):
-    """Why a model is not among those that are compared."""
+    """Reason why a model is not among those that are compared."""
 
 
 def make(name: str) -> Any:

@@ -39,7 +39,7 @@ def tensors(output: Any) -> list[Tensor]:
 
 
 class Solved(NamedTuple):
-    """What a model computes of a batch."""
+    """Results of a model for a batch."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
@@ -68,7 +68,7 @@ def solve(model: Any, inputs: dict[str, Any], rows: dict[int, Tensor]) -> Solved
 
 
 def same(got: list[Tensor], expected: list[Tensor]) -> bool:
-    """Whether outputs agree to 0.001 of the largest, or of one."""
+    """Return whether outputs agree to 0.001 of the largest, or of one."""
     return len(got) == len(expected) and all(_near(a, b) for a, b in zip(got, expected) if b.numel())
 
 
@@ -176,7 +176,7 @@ def compared(model: Any, given: Batches) -> dict[str, str]:
 
 
 def _as_sdpa(turn: Callable[[], Any], model: Any, inputs: Any, rows: Any) -> bool:
-    """Whether transformers' own sdpa computes what ours does where eager differs: in rows that attend to nothing."""
+    """Return whether transformers' sdpa computes what ours does where eager differs: rows that attend to nothing."""
     sdpa = copy.deepcopy(model)
     try:
         sdpa.set_attn_implementation("sdpa")

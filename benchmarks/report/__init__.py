@@ -1,1 +1,1 @@
-"""What the records say: pages, tables, comparisons."""
+"""Pages, tables and comparisons made of the records."""

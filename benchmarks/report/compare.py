@@ -1,4 +1,4 @@
-"""Which rows became slower from one set of records to another, and whether that can be chance; end-to-end runs beside.
+"""Rows that became slower from one set of records to another, and whether that can be chance; end-to-end runs beside.
 
     python -m benchmarks compare BEFORE AFTER [--threshold 0.05]
 
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def alike(self) -> bool:
-        """Whether both were measured on as much of the same machine."""
+        """True if both were measured on as much of the same machine."""
         one, other = ((machine_name(e.machine), e.record["threads"]) for e in (self.before, self.after))
         return one == other
 
@@ -121,14 +121,14 @@ def changes(before: Loaded, after: Loaded, threshold: float) -> list[Change]:
 
 
 def _contents(files: Loaded) -> str:
-    """What a file or folder holds, for who is told that it cannot be compared."""
+    """Return the content of a file or folder, for who is told that it cannot be compared."""
     kinds = {f"{e.record['group']} in {e.record['dtype']}" for e in files.suite}
     kinds |= {f"end to end on {e.record['corpus']}" for e in files.of_kind("end_to_end")}
     return f"{files.folder} ({', '.join(sorted(kinds)) or 'nothing that can be compared'})"
 
 
 def notes(before: Loaded, after: Loaded, result: Sequence[Change]) -> list[str]:
-    """What the reader of the ratios should know of the two sides."""
+    """Return what the reader of the ratios should know of the two sides."""
     said = []
     if any(not change.alike for change in result):
         said.append(

@@ -84,12 +84,12 @@ def _commit(entry: Entry) -> str:
 
 
 def usable(entry: Entry) -> bool:
-    """Whether a row of the suite may be claimed if it is quiet: timed, and not only to see that it runs."""
+    """Return whether a row of the suite may be claimed if it is quiet: timed, and not only to see that it runs."""
     return entry.timed and entry.record["level"] != "smoke"
 
 
 def _quiet(rows: Sequence[Entry]) -> bool:
-    """Whether a case may be claimed: without one noisy row the others of its case would look better than they are."""
+    """Return whether a case may be claimed: without its noisy row the others would look better than they are."""
     return not any(noisy(row.record) for row in rows)
 
 

@@ -54,7 +54,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1,
 
 
 def lead(files: Loaded) -> list[str]:
-    """What a reader must know before any figure."""
+    """Return what a reader must know before any figure."""
     counts = Counter(entry.record["status"] for entry in files.suite)
     devices = sorted({machine_name(entry.machine) for entry in files.entries if not is_cpu(entry.machine)})
     notice = f"Timed on {', '.join(devices)}; figures marked CPU on a CPU. No other device has run these kernels."
@@ -280,7 +280,7 @@ def write(files: Loaded, out: Path) -> None:
 
 
 def readme_table(files: Loaded) -> str:
-    """What stands between README's markers."""
+    """Return the text between README's markers."""
     all_cpu = all(is_cpu(entry.machine) for entry in files.entries)
     lines = [
         "The [benchmark report](docs/benchmark-report/report.md) has all figures and their commands. "

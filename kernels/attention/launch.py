@@ -58,7 +58,7 @@ class Call:
 
     @property
     def size_class(self) -> tuple:
-        """What tiles depend on: chip, kind, the larger head size in classes from 64 on, and extras()."""
+        """Return what tiles depend on: chip, kind, the larger head size in classes from 64 on, and extras()."""
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
         masking, dropout = self.arguments[1:3]
         beside = extras(
@@ -68,7 +68,7 @@ class Call:
 
 
 def extras(kind: str, dropout: bool, mask: bool, *, shared: bool) -> int:
-    """What takes registers beside the scores: 0 nothing, 1 dropout, 2 a mask, which takes the most. Shared keys count
+    """Return the class of register use beside the scores: 0 none, 1 dropout, 2 a mask, the heaviest. Shared keys count
     as dropout does, and beside it as a mask in float32, whose products take much."""
     if mask or (dropout and shared and kind in ("fp32", "tf32")):
         return 2
@@ -93,12 +93,12 @@ def _power_of_two(size: int, most: int) -> int:
 
 
 def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
-    """Whether the kernels for short rows take it without spilling; width and keys as route() takes them."""
+    """Return whether the kernels for short rows take it without spilling; width and keys as route() takes them."""
     return keys <= SHORT_KEYS(chip, kind, max(64, width))
 
 
 def spills(chip: Chip, kind: str, width: int) -> bool:
-    """Whether the kernels for long rows spill, or exceed the shared memory, whatever their tile."""
+    """Return whether the kernels for long rows spill, or exceed the shared memory, whatever their tile."""
     return width > LONG_WIDTH(chip, kind)
 
 
@@ -287,7 +287,7 @@ def head_constants(width: int, *, causal: bool = True) -> dict[str, Any]:
 
 
 def product_kinds(chip: Chip) -> tuple[str, ...]:
-    """What products are computed in and compiled differently: with matrix units float16 takes what bfloat16 takes."""
+    """Return the types of products that compile differently: with matrix units float16 takes what bfloat16 takes."""
     if chip.capability >= 80:
         return ("bf16", "fp32", "tf32")
     return ("bf16", "fp32") if chip.matrix_units else ("bf16", "fp16", "fp32")
@@ -303,7 +303,7 @@ MASKS = ("none", "bool", "add")
 
 
 def every_kind(chip: Chip) -> tuple[str, ...]:
-    """What products can be computed in, float16 as well where it takes what bfloat16 takes."""
+    """Return all types of products, float16 as well where it takes what bfloat16 takes."""
     return tuple(dict.fromkeys((*product_kinds(chip), "fp16")))
 
 

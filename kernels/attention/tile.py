@@ -1,4 +1,4 @@
-"""What every attention kernel does: find its head, load and store rows, multiply, hide keys, draw the keep-mask.
+"""Steps of every attention kernel: find its head, load and store rows, multiply, hide keys, draw the keep-mask.
 
 Scores are in base 2: s = q k^T * scale * log2(e), where unscaled() may leave scale to the exponent; weights are
 exp2(s - log-sum-exp). A hidden key has the score -inf and therefore the weight 0; a row that sees no key at all has the
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 
 
 class Masking(NamedTuple):
-    """Which keys a query may attend."""
+    """Keys that a query may attend."""
 
     mask: MaskPointer
     """(B, H, L, S) through its strides, or None; in what a kernel calls that of its head, (L, S)."""
@@ -147,7 +147,7 @@ def rows_of(x, strides, head, first):
 
 @triton.jit
 def line_of(strides, head, first):
-    """Where the head's row `first` is in a tensor (B, H, rows), whose rows are neighbours."""
+    """Return the place of the head's row `first` in a tensor (B, H, rows), whose rows are neighbours."""
     return head.b * strides[0] + head.h * strides[1] + first
 
 

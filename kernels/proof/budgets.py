@@ -58,8 +58,8 @@ def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> 
 
 
 def broken_rules(chip: Chip, case: CompileCase, measured: Resources) -> list[str]:
-    """What no case may do, recorded or not: take more shared memory than the chip has, spill on a chip from sm_80 on,
-    leave the matrix units idle in a half-precision or TF32 product, or compute a float32 product in TF32."""
+    """Name the rules that a case breaks, recorded or not: more shared memory than there is, spills from sm_80 on,
+    matrix units left idle in a half-precision or TF32 product, or a float32 product computed in TF32."""
     broken = []
     if measured.shared > chip.shared_memory:
         broken.append(f"takes {measured.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
@@ -74,7 +74,7 @@ def broken_rules(chip: Chip, case: CompileCase, measured: Resources) -> list[str
 
 
 def regressions(measured: Resources, budget: Resources | None) -> list[str]:
-    """How a case is heavier than what was recorded for it."""
+    """Name the resources in which a case is heavier than what was recorded for it."""
     if budget is None:
         return ["is not in budgets.csv: look at its numbers, then run with --update-budgets"]
     grown = []

@@ -34,7 +34,7 @@ def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, .
 
 
 def compiled(chip: Chip, case: CompileCase) -> tuple[Any, Resources]:
-    """What triton.compile() makes of a case, and its resources; Triton must not be in its interpreter."""
+    """Compile a case with triton.compile(), and read its resources; Triton must not be in its interpreter."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""What each kernel must cost, from shapes alone: floating-point operations, bytes, launches, Philox blocks.
+"""Costs of each kernel, from shapes alone: floating-point operations, bytes, launches, Philox blocks.
 
 Bytes are what has to move between the chip and its memory when every input is read once and every output written
 once; rereading what a cache holds is not counted. Together with a machine's peak rates they give the time that a kernel
@@ -40,7 +40,7 @@ class Cost:
         return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
     def bound(self, machine: Machine) -> str:
-        """Which of the two that is: memory or products."""
+        """Return which of the two that is: memory or products."""
         return "memory" if self.bytes / machine.bandwidth >= self.flops / machine.flops else "products"
 
 

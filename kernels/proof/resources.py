@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of a chip, read from its machine code without a device."""
+"""Resources of a chip that a compiled kernel takes, read from its machine code without a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AMD_MATRIX = re.compile(r"^\s*v_(?:mfma|wmma)_", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one program of a kernel needs."""
+    """Needs of one program of a kernel."""
 
     registers: int
     """Per thread; AMD: vector registers, accumulation registers included."""

@@ -1,4 +1,4 @@
-"""Whether a file of `fasttfm tune` is fit to ship in kernels/tiles/tuned.
+"""True if a file of `fasttfm tune` is fit to ship in kernels/tiles/tuned.
 
 python -m fasttfm.kernels.proof.tuned FILE...
 """
@@ -15,7 +15,7 @@ from fasttfm.kernels.proof.matrix import families
 
 
 def complaints(file: Path) -> list[str]:
-    """What is wrong with it: damaged, of a chip that the matrix does not compile for, or answers nobody offers."""
+    """Name what is wrong with it: damaged, of a chip that the matrix does not compile for, or answers nobody offers."""
     families()  # imports every kernel file, and with it every choice
     try:
         system, answers = choice_cache.parse(file)

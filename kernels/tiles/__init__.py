@@ -1,1 +1,1 @@
-"""Which tile each kernel takes on each chip: literal tables, to be reviewed row by row beside proof/budgets.csv."""
+"""Tiles of each kernel on each chip: literal tables, to be reviewed row by row beside proof/budgets.csv."""

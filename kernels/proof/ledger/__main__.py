@@ -1,4 +1,4 @@
-"""What the kernels' machine code asks of each chip's units, counted without a GPU: a lower bound, and no time.
+"""Demands of the kernels' machine code on each chip's units, counted without a GPU: a lower bound, and no time.
 
     ledger --kernels attention --chips sm_80,sm_90   every loop of these cases
     ledger --record benchmarks/results/ledger.jsonl  all cases on all chips, for the record

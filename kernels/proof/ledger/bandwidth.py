@@ -104,5 +104,5 @@ def table(rows: Iterable[Share] | None = None) -> str:
 
 
 def is_row_kernel(case: CompileCase) -> bool:
-    """Whether a case moves bytes and multiplies no matrices."""
+    """Return whether a case moves bytes and multiplies no matrices."""
     return bytes_moved(case.name, case.dtype) is not None

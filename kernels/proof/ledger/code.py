@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Control(NamedTuple):
-    """What the compiler tells NVIDIA's scheduler beside an instruction."""
+    """Directions of the compiler to NVIDIA's scheduler beside an instruction."""
 
     stall: int
     """Cycles until the warp's next instruction may be issued."""

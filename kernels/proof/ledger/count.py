@@ -17,7 +17,7 @@ SHORTEST = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What some instructions take of one scheduler, each executed once by one warp: cycles by unit."""
+    """Cycles of one scheduler by unit that some instructions take, each executed once by one warp."""
 
     instructions: int = 0
     issue: float = 0.0
@@ -67,7 +67,7 @@ FIELDS = tuple(Usage.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What the machine code of one kernel asks for."""
+    """Demands of one kernel's machine code."""
 
     loops: tuple[Usage, ...]
     """Its loops over tiles, the lightest first. Of two in an attention kernel one compares with the mask's borders."""
@@ -78,7 +78,7 @@ class Count:
 
     @property
     def main(self) -> Usage:
-        """What bounds the kernel: of loops with products the lightest, else all loops; without any, the whole."""
+        """Return the bound: of loops with products the lightest, else all loops; without any, the whole."""
         if not self.loops:
             return self.outside
         return self.loops[0] if self.products else sum(self.loops[1:], self.loops[0])
@@ -89,7 +89,7 @@ def is_supported(chip: Chip) -> bool:
 
 
 def usage(instructions: Sequence[Instruction], chip: Chip, warps: int, code: Sequence[Instruction] = ()) -> Usage:
-    """What instructions take; warps of the program; code: the whole function, which tells the shape of tcgen05's."""
+    """Return what instructions take; warps of the program; code: the whole function, for the shape of tcgen05's."""
     if not chip.capability:
         return _amd_usage(instructions, gcn.RATES[chip.name])
     rates = units.RATES[chip.capability]

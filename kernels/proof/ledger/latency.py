@@ -1,4 +1,4 @@
-"""How long the resident warps of a scheduler take by their control codes: a bound that no unit sets.
+"""Time of a scheduler's resident warps by their control codes: a bound that no unit sets.
 
 Beside every instruction NVIDIA's compiler writes how many cycles the warp waits before its next one. One warp cannot go
 through a loop faster than the sum; others fill the gaps, as many as registers and shared memory let reside. What a warp

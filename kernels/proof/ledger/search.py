@@ -66,7 +66,7 @@ def with_tile(case: CompileCase, rows: int, columns: int, warps: int) -> Compile
 
 
 def search(chip: Chip, case: CompileCase, cases: Sequence[CompileCase] = ()) -> list[Tried]:
-    """What every tile comes to, the best first. cases: instead of tiles()."""
+    """Count every tile, and return them best first. cases: instead of tiles()."""
     tried = []
     for each in cases or tiles(chip, case):
         try:

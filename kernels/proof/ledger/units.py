@@ -1,4 +1,4 @@
-"""Which unit of a chip executes an instruction, and for how many cycles a warp keeps it busy.
+"""Units of a chip that execute each instruction, and the cycles for which a warp keeps them busy.
 
 One table for NVIDIA's chips; AMD's is in gcn.py. Cycles are those of one scheduler (a quarter of a multiprocessor; half
 of one on sm_60) for one instruction of a warp. Sources:

@@ -1,4 +1,4 @@
-"""What a kernel's counts are divided by: the elements of its tile that one thread holds."""
+"""Divisor of a kernel's counts: the elements of its tile that one thread holds."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ _WHOLE = re.compile(r"rotary/")
 
 
 def main(case: CompileCase, count: Count) -> Usage:
-    """What bounds a case: its loop over tiles, or the whole program where the loop is for what is seldom there."""
+    """Return the bound of a case: its loop over tiles, or the whole program where the loop serves rare cases."""
     return count.outside if _WHOLE.match(case.name) else count.main

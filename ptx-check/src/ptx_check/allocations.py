@@ -1,4 +1,4 @@
-"""Which bytes of a tensor nobody wrote yet: kept from its allocation on, by PyTorch's operators and by kernels.
+"""Bytes of a tensor that nobody wrote yet: kept from its allocation on, by PyTorch's operators and by kernels.
 
 Inside Allocations torch.empty and its like mark what they allocate; an operator that writes a tensor, or a view of one,
 takes the marks from its elements, and so does Tensor.numpy(), behind whose back anything may be written. What is

@@ -1,4 +1,4 @@
-"""What each instruction that touches registers alone computes, as an expression of numpy.
+"""Expressions of numpy for each instruction that touches registers alone.
 
 meaning(opcode) says the types of the operands, the type of the result and the expression in x0, x1, ...; types are
 Python names of numpy types in the generated code: u16, i32, f32, ... and p for predicates. bf16 and f16 registers are
@@ -57,7 +57,7 @@ _PROPERTIES = {
 
 @functools.cache
 def meaning(opcode: str) -> Meaning | None:
-    """None for an opcode that is none of forms.py."""
+    """Return the meaning of an opcode; None for one that is none of forms.py."""
     if opcode not in accepted():
         return None
     base, *words = opcode.split(".")
@@ -362,7 +362,7 @@ def _mask(words: list[str]) -> Meaning | None:
 
 
 def moved(opcode: str, count: int) -> int:
-    """How many of the `count` operands an instruction moves the bits of, the others steering it; 0: it computes."""
+    """Return how many of `count` operands an instruction moves the bits of; the others steer it. 0: it computes."""
     base, *words = opcode.split(".")
     if base == "cvt":
         whole = all(word[0] in "sub" and word[1:].isdigit() for word in words)

@@ -110,7 +110,7 @@ class Clocks:
                 told[program] = max(told[program], stretch + 1)
 
     def ordered(self, program, stretch, thread, later) -> np.ndarray:
-        """Whether what threads of programs did in a stretch came before what `later` programs do now."""
+        """Return whether what threads of programs did in a stretch came before what `later` programs do now."""
         if self.known is None:
             return np.full(np.broadcast_shapes(program.shape, later.shape), self.too_many)
         several = (program >= self.programs) | (program < 0)  # an atomic operation of more than one, or nobody
@@ -119,7 +119,7 @@ class Clocks:
         return ~several & ((stretch < known) | ((stretch == known) & (self.tellers[program] == thread)))
 
     def all_told(self, base: int, place: int, program: int) -> bool:
-        """Whether a program knows of all that atomic operations at a place told."""
+        """Return whether a program knows of all that atomic operations at a place told."""
         told = self.told.get((base, place))
         return told is not None and self.known is not None and bool(
             np.delete(told <= self.known[program], program).all()

@@ -31,7 +31,7 @@ def registers_of(operand: object) -> Iterator[Register]:
 
 
 def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]:
-    """What an instruction writes and what it reads; a guarded one keeps, so reads, what it may write."""
+    """Return what an instruction writes and what it reads; a guarded one keeps, so reads, what it may write."""
     first = first_source(i)
     written = [r for o in i.operands[:first] for r in registers_of(o)]
     read = [r for o in i.operands[first:] for r in registers_of(o)]
@@ -48,7 +48,7 @@ def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]
 
 
 def first_source(i: Instruction) -> int:
-    """Where the operands that are read begin: behind the result, if there is one."""
+    """Return the index of the first operand that is read: behind the result, if there is one."""
     return 0 if i.words[0] in NO_RESULT else 1
 
 

@@ -1,4 +1,4 @@
-"""What code asks of torch.cuda and of tensors, answered as on a chip while a program is executed on CPU tensors.
+"""Stand-in for torch.cuda and tensors on a chip while a program is executed on CPU tensors.
 
     with Answers(CHIPS["sm_90"]):
         torch.cuda.get_device_capability()      # (9, 0)
@@ -77,7 +77,7 @@ def properties(chip: Chip) -> SimpleNamespace:
 
 
 def answers(chip: Chip) -> dict[str, Any]:
-    """What takes the place of torch.cuda's functions and classes."""
+    """Return what takes the place of torch.cuda's functions and classes."""
     nothing = (
         "synchronize", "set_device", "empty_cache", "init", "manual_seed", "manual_seed_all", "seed", "seed_all",
         "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "set_stream",
@@ -108,7 +108,7 @@ def answers(chip: Chip) -> dict[str, Any]:
 
 
 def _wants_the_truth() -> bool:
-    """Whether who called the function that calls this is PyTorch itself, or this package."""
+    """Return whether who called the function that calls this is PyTorch itself, or this package."""
     name = sys._getframe(2).f_globals.get("__name__", "")
     return name.partition(".")[0] in ("torch", "ptx_check")
 

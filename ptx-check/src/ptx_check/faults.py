@@ -1,4 +1,4 @@
-"""What the machine reports: kinds of fault, and the place of each in PTX and in Python."""
+"""Reports of the machine: kinds of fault, and the place of each in PTX and in Python."""
 
 from __future__ import annotations
 

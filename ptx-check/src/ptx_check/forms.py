@@ -120,7 +120,7 @@ prefetch.global(.L1|.L2) prefetchu.L1 griddepcontrol(.wait|.launch_dependents)
 
 @functools.cache
 def executed(opcode: str) -> bool:
-    """Whether an opcode of any kind is a form that the machine executes."""
+    """Return whether an opcode of any kind is a form that the machine executes."""
     return opcode in accepted() or opcode in carrying() or _memory().fullmatch(opcode) is not None
 
 

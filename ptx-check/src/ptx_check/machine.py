@@ -85,7 +85,7 @@ class Machine:
         return self.device
 
     def get_benchmarker(self) -> Callable:
-        """What triton.autotune times configurations by: each is executed once, so each is checked."""
+        """Return what triton.autotune times configurations by: each is executed once, so each is checked."""
 
         def once(call: Callable[[], object], quantiles: Sequence[float] | None = None, **_: Any) -> Any:
             began = time.perf_counter()

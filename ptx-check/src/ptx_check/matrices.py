@@ -89,7 +89,7 @@ class Matrices:
         return active if active is None or active.shape[1] == 1 else self.firsts(active, count)
 
     def code(self, count: int) -> np.ndarray:
-        """Who touches each row: the thread that gave its address stands for the warp."""
+        """Return who touches each row: the thread that gave its address stands for the warp."""
         return self.firsts(self.run.code, count)
 
     def firsts(self, values: np.ndarray, count: int) -> np.ndarray:

@@ -41,7 +41,7 @@ class Buffer:
         return None if self.marks is None else self.marks[: self.size // width * width].view(WORDS[width])
 
     def _allowed(self, tensors: list[torch.Tensor]) -> np.ndarray | None:
-        """Which bytes are elements; None: all of them."""
+        """Mark the bytes that are elements; None: all of them."""
         for tensor in tensors:
             if tensor.is_contiguous() and tensor.numel() * tensor.element_size() == self.size:
                 return None
@@ -55,7 +55,7 @@ class Buffer:
         return None if marks.all() else marks
 
     def inside(self, offsets: np.ndarray, width: int) -> np.ndarray:
-        """Whether each offset (uint64) begins `width` bytes that may be touched."""
+        """Return whether each offset (uint64) begins `width` bytes that may be touched."""
         if width > self.size:
             return np.zeros(offsets.shape, dtype=bool)
         good = offsets <= np.uint64(self.size - width)
@@ -116,7 +116,7 @@ class Global:
         return pieces
 
     def beside(self, addresses, width) -> str:
-        """Where the first of the addresses lies."""
+        """Say where the first of the addresses lies."""
         address = int(addresses[0])
         nearest = min(self.known, key=lambda b: max(b.base - address, address - b.base - b.size + 1, 0), default=None)
         text = f"{len(addresses)} accesses of {width} bytes outside of the launch's tensors"
@@ -228,7 +228,7 @@ _UNITS = {2: 1, 4: 8, 8: 8}
 
 
 def stored_alike(run, index: int, kept: np.ndarray, packed: np.ndarray, size: int, memory: str) -> None:
-    """What threads stored is there, or they stored different values at one place: a fault, or where the last bits of
+    """Check that what threads stored is there; different values at one place are a fault, or where the last bits of
     floating-point numbers alone differ a note."""
     packed = np.ascontiguousarray(packed)
     if (kept.view(np.uint8) == packed.view(np.uint8)).all():
@@ -238,7 +238,7 @@ def stored_alike(run, index: int, kept: np.ndarray, packed: np.ndarray, size: in
 
 
 def rounded_otherwise(one: np.ndarray, other: np.ndarray, size: int) -> bool:
-    """Whether elements of `size` bytes differ as normal numbers in their last bits alone; four bytes may be two."""
+    """Tell if elements of `size` bytes differ as normal numbers in their last bits alone; four bytes may be two."""
     if size == 1:
         return False
     unsigned = f"u{size}"

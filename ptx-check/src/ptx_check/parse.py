@@ -253,7 +253,7 @@ class _Reader:
 
 
 def _up_to_its_brace(text: str) -> str:
-    """What comes before the brace that closes a body; inline assembly has braces of its own, at a line's start too."""
+    """Return the text before a body's closing brace; inline assembly has braces of its own, at a line's start too."""
     depth, taken = 1, []
     for line in text.split("\n"):
         code = line.split("//")[0]

@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Checking:
-    """What happens where --ptx-check is given."""
+    """Hooks of pytest where --ptx-check is given."""
 
     def __init__(self, config: pytest.Config) -> None:
         if os.environ.setdefault("TRITON_INTERPRET", "0") == "1":
@@ -121,7 +121,7 @@ class _Checking:
 
 
 def _mark(item: pytest.Item) -> dict[str, Any]:
-    """What the nearest mark says: chips and options."""
+    """Return the chips and options of the nearest mark."""
     mark = item.get_closest_marker("ptx_check")
     if mark is None:
         return {"chips": ()}

@@ -21,7 +21,7 @@ COLLECTIVE = 1 << 30
 
 
 def conflicting(one, other):
-    """Which pairs of codes (thread, and warp barriers passed << 10) belong to threads that nothing orders."""
+    """Return the pairs of codes (thread, and warp barriers passed << 10) that belong to threads that nothing orders."""
     differ = one ^ other
     warp = (differ & ~np.int64(_THREAD) & np.int64(COLLECTIVE)) | (differ & _WARP)
     return ((differ & (_THREAD | COLLECTIVE)) != 0) & ((warp != 0) | ((differ >> _EPOCH) == 0))

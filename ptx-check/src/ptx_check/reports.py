@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found, each fault of a chip once, and how many launches were executed."""
+    """Faults that were found, each of a chip once, and the number of launches that were executed."""
 
     launches: int = 0
     all: dict[tuple[Fault, str], Finding] = field(default_factory=dict)

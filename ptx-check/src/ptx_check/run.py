@@ -273,7 +273,7 @@ class Run:
         return value.astype(kind) if not offset else (value >> value.dtype.type(8 * offset)).astype(kind)
 
     def parameter(self, address) -> np.ndarray:
-        """What lies at an address that the kernel computed of its parameters."""
+        """Name the parameter at an address that the kernel computed of its parameters."""
         table = np.array([int(value.flat[0]) for value in self.parameters], dtype=np.uint64)
         return table.take((address // np.uint64(PARAMETER)).astype(np.int64), mode="clip")
 

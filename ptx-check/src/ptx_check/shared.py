@@ -90,7 +90,7 @@ class Shared:
         return result
 
     def chosen(self, index, address, mask, width, *data) -> list[np.ndarray]:
-        """Where each thread's word lies, and data (all programs and threads), of the threads in the mask."""
+        """Return where each thread's word lies, and data (all programs and threads), of the threads in the mask."""
         shape = data[0].shape if data else self.run.shape
         places = spread(self.positions(index, address, mask, width) + self.rows[width], shape)
         if mask is None:

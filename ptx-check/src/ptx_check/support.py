@@ -1,4 +1,4 @@
-"""Which instructions each chip has and the machine executes: the table of docs/ptx.md, printed by
+"""Instructions that each chip has and the machine executes: the table of docs/ptx.md, printed by
 
     python -m ptx_check.support
 
@@ -25,7 +25,7 @@ class Family:
     """Whether that is the only chip."""
 
     def on(self, chip: str) -> str:
-        """What a cell of the table says."""
+        """Return the text of a cell of the table."""
         number = int(chip[3:])
         if number < self.since or (self.alone and number != self.since):
             return ""

@@ -170,7 +170,7 @@ class _Writer(WarpInstructions):
                 self.assign(to, f"v[{position}]", each, i)
 
     def _createpolicy(self, i: Instruction) -> None:
-        """What a cache should keep: nothing that is computed."""
+        """Compute nothing: the instruction says what a cache should keep."""
         self.assign(i.operands[0], self.constant(Number(0), "u64"), "u64", i)
 
     def _marks_of(self, i: Instruction, meant: arithmetic.Meaning, sources: list, values: list[str]) -> str:

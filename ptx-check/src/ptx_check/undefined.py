@@ -109,7 +109,7 @@ class Undefined:
         return marks if isinstance(marks, tuple) else (np.zeros((1, 1), ONES[kind].dtype),) * count
 
     def origin(self, names: Iterable[str]) -> int | None:
-        """Where the marks of the first of these registers that has any come from."""
+        """Say where the marks of the first of these registers that has any come from."""
         return next((self.origins[name] for name in names if name in self.marks and name in self.origins), None)
 
     def summed(self, index: int, names: tuple[str, ...], sources: tuple[str, ...], scale) -> None:

@@ -1,4 +1,4 @@
-"""What threads of a warp do together, in numpy: shuffles, votes, sums over lanes, barriers."""
+"""Instructions of a warp's threads together, in numpy: shuffles, votes, sums over lanes, barriers."""
 
 from __future__ import annotations
 
