@@ -9,7 +9,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+PAGES = {"index.md": "README.md"} | {f"{name}.md": f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")}
 """Page of the site -> file of the repository."""
 _LINK = r"\]\(((?!https?:|#|mailto:)[^)\s#]+)"
 

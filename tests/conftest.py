@@ -1,6 +1,7 @@
 """Shared by all tests: the interpreter switch, and where real corpora lie."""
 
 import os
+import shutil
 import signal
 import sysconfig
 import tempfile
@@ -36,6 +37,14 @@ def corpora() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real corpora: {folder} does not exist (set FASTTFM_DATA)")
     return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_tuned() -> Iterator[None]:
+    """What a file's tests have tuned decides nothing in the files after it."""
+    yield
+    for path in Path(_CACHE.name).iterdir():
+        shutil.rmtree(path)
 
 
 @pytest.fixture(autouse=True)

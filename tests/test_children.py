@@ -99,7 +99,9 @@ def test_torchrun_as_documented_runs_no_file_of_the_working_folder(recipe, tmp_p
     ):
         script = tmp_path / "bin" / name  # as pip writes them
         call = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom {module} import {function}\nsys.exit({function}())\n"
-        script.write_text(f"#!{sys.executable}\n{call}")
+        # A first line cannot name an interpreter whose path has a space: a line for the shell that Python takes for text.
+        first = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"
+        script.write_text(f"{first}\n{call}")
         script.chmod(0o755)
     places = {"8": "2", "DATA": str(recipe / "runs" / "multi30k-dry" / "data"), "MODEL": str(tmp_path / "model")}
     done = subprocess.run(

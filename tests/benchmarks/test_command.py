@@ -63,7 +63,7 @@ def group(monkeypatch):
     module.cases = cases
     monkeypatch.setitem(sys.modules, "a_group", module)
     monkeypatch.setattr(command, "GROUPS", {"kernels": "a_group"})
-    monkeypatch.setattr("benchmarks.measure.ceilings.of", lambda setting: Machine(1e9, 1e9))
+    monkeypatch.setattr("benchmarks.measure.clocks.ceilings", lambda setting: Machine(1e9, 1e9))
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     return module
 

@@ -52,6 +52,7 @@ def test_a_run_becomes_a_line_and_replaces_the_one_before(tmp_path, monkeypatch)
     folder = tmp_path / "cases"
     folder.mkdir()
     (folder / "test_small.py").write_text(SMALL)
+    (folder / "pytest.ini").write_text("[pytest]\n")  # names of tests begin at its folder, wherever this runs
     monkeypatch.setattr(processors, "TESTS", (str(folder),))
     monkeypatch.setattr(processors, "instructions", lambda: AVX512)
     monkeypatch.setattr(processors, "_int8_route", lambda processor: "none")

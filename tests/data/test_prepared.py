@@ -152,7 +152,7 @@ def test_a_link_stays_a_link_to_where_the_data_are(text, tmp_path: Path):
 
 
 def interrupted(out: Path) -> None:
-    with replacing(out, "preparing", "files") as fresh:
+    with replacing(out, "preparing", "prepared pairs") as fresh:
         (fresh.path / "train.src.npy").write_bytes(b"half")
         raise KeyboardInterrupt
 

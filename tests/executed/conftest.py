@@ -11,7 +11,6 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90")
 
 
 def pytest_collection_modifyitems(config, items):

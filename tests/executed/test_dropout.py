@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton.language as tl
-from conftest import CHIPS
+from executed_chips import CHIPS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import CHIPS
+from executed_chips import CHIPS
 from executing import CPU, check, solve
 from gpu.problems import (
     PROBLEMS,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import CHIPS
+from executed_chips import CHIPS
 
 from fasttfm import functional
 from fasttfm.decoding import DecodingConfig, translate_ids
