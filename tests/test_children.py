@@ -99,7 +99,7 @@ def test_torchrun_as_documented_runs_no_file_of_the_working_folder(recipe, tmp_p
     ):
         script = tmp_path / "bin" / name  # as pip writes them
         call = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom {module} import {function}\nsys.exit({function}())\n"
-        # A first line cannot name an interpreter whose path has a space: a line for the shell that Python takes for text.
+        # A first line cannot name an interpreter whose path has a space: a line for the shell, text for Python.
         first = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"
         script.write_text(f"{first}\n{call}")
         script.chmod(0o755)
@@ -177,7 +177,17 @@ def test_training_saves_and_ends_when_its_recipe_is_killed(recipe, tmp_path):
     rest = process.stderr.read()  # to its end: nobody writes there any more
     assert "fasttfm train: stopped after update" in rest
     assert len(saved_steps(tmp_path / "model")) == 1
-    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
+    deadline = time.monotonic() + PATIENCE
+    while _is_running(child):  # its files are closed before it has ended
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_running(process: str) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_child_that_is_killed_is_told(tmp_path):
