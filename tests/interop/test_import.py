@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from os.path import commonprefix
@@ -16,7 +17,8 @@ from fasttfm.cli.main import main
 from fasttfm.decoding import Translator
 from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
-from fasttfm.interop import ctranslate2_read, marian
+from fasttfm.interop import ctranslate2_read, m2m100, marian
+from fasttfm.interop.exchange import load, store
 
 LONGEST = 20
 
@@ -339,6 +341,50 @@ def test_every_quantization_of_ctranslate2_comes_back(tmp_path, opus, quantizati
         torch.testing.assert_close(rounded.weights[name], weight, rtol=0.01, atol=float(largest) / 127)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"norm_first": True, "final_norm": True, "activation": "gelu", "positional_encoding": "tensor2tensor"},
+        {"norm_first": True, "layer_norm_eps": 1e-6},
+        {"share_embeddings": "none", "activation": "silu", "first_position": 2, "output_bias": True},
+        {"share_embeddings": "decoder", "activation": "gelu_tanh", "d_model": 30, "heads": 3, "decoder_layers": 3},
+    ],
+)
+def test_our_own_exports_come_back_from_every_quantization(tmp_path, monkeypatch, fields, quantization):
+    specs = pytest.importorskip("ctranslate2.specs.model_spec")
+    optimize = specs.LayerSpec.optimize
+    monkeypatch.setattr(specs.LayerSpec, "optimize", lambda spec: optimize(spec, quantization=quantization))
+    model_dir, folder = exported(tmp_path, "ctranslate2", **fields)
+    given, back = load(model_dir), ctranslate2_read.read(folder)
+    sizes = {"max_length": back.config.max_length, "source_vocab_size": back.config.source_vocab_size}
+    assert back.config == dataclasses.replace(given.config, **sizes, dropout=0.1)
+    assert back.weights.keys() == given.weights.keys()
+    for name, weight in given.weights.items():
+        torch.testing.assert_close(back.weights[name], weight, rtol=0.01, atol=float(weight.abs().max()) / 127)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_languages_are_chosen_for_nllb_by_way_of_ctranslate2(tmp_path, nllb, beam):
+    converters = pytest.importorskip("ctranslate2.converters")
+    folder = tmp_path / "ct2"
+    converters.TransformersConverter(str(nllb), copy_files=["sentencepiece.bpe.model"]).convert(str(folder))
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    whole, given = m2m100.read(nllb, **languages), ctranslate2_read.read(folder, **languages)
+    search = {"beam": beam, "max_len_a": 0.0, "max_len_b": LONGEST, "min_len": LONGEST, "alpha": 0.0}
+    texts = []
+    for name, model in (("whole", whole), ("given", given)):
+        store(model, tmp_path / name)
+        texts.append(Translator.from_directory(tmp_path / name, allow_unk=True, **search).translate(LINES))
+    assert texts[0] == texts[1]
+    for wrong, message in (
+        ({}, "none was given: give one of ace_Arab"),
+        ({"source_language": "tlh"}, "tlh is unknown"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ctranslate2_read.read(folder, **wrong)
+
+
 HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
 
 
@@ -354,6 +400,42 @@ HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
         ({"encoder/num_heads": np.int16(1)}, {}, "encoder/num_heads and decoder/num_heads differ"),
         ({"encoder/activation": np.int8(0)}, {}, "encoder/activation and decoder/activation differ"),
         ({"encoder/position_encodings/encodings": ROW}, {}, "encodings and decoder/position_encodings/enc.* differ"),
+        (
+            {"encoder/position_encodings/encodings": None},
+            {},
+            "has decoder/position_encodings/encodings but no encoder/",
+        ),
+        (
+            {"decoder/position_encodings/encodings": None},
+            {},
+            "has encoder/position_encodings/encodings but no decoder/",
+        ),
+        (
+            {
+                "encoder/layer_1/ffn/linear_0/bias": ROW,
+                "encoder/layer_1/ffn/linear_0/weight": np.ones((8, 32), np.float32),
+                "encoder/layer_1/ffn/linear_1/weight": np.ones((32, 8), np.float32),
+            },
+            {},
+            r"encoder\.layers\.1\.linear1\.weight is \(8, 32\), \(64, 32\) fits the decoder's first layer",
+        ),
+        (
+            {"decoder/start_from_zero_embedding": np.int8(0)},
+            {"decoder_start_token": None},
+            "decoder_start_token is null",
+        ),
+        (
+            {"decoder/start_from_zero_embedding": np.int8(0)},
+            {"decoder_start_token": "x"},
+            "add_source_eos is false and",
+        ),
+        (
+            {"decoder/start_from_zero_embedding": np.int8(0)},
+            {"decoder_start_token": "x", "add_source_eos": True},
+            "has no token x",
+        ),
+        ({"decoder/num_heads": np.int16(5), "encoder/num_heads": np.int16(5)}, {}, "32 is not a multiple of heads 5"),
+        ({}, {"layer_norm_epsilon": "x"}, "layer_norm_epsilon is .* it must be a number"),
         ({"encoder/newer": HALF}, {}, "has encoder/newer, which is not supported"),
         ({}, {"add_source_bos": True}, "config.json says add_source_bos True"),
         ({}, {"newer": "x"}, "config.json says newer 'x'"),
@@ -364,7 +446,11 @@ def test_what_no_model_here_can_be_is_refused_by_name(tmp_path, opus, monkeypatc
     converter = converters.TransformersConverter(str(opus), copy_files=["source.spm", "target.spm"])
     converter.convert(str(tmp_path / "ct2"))
     read, path = ctranslate2_read._read_variables, tmp_path / "ct2" / "config.json"
-    monkeypatch.setattr(ctranslate2_read, "_read_variables", lambda path: {**read(path), **changed})
+    monkeypatch.setattr(
+        ctranslate2_read,
+        "_read_variables",
+        lambda path: {name: each for name, each in {**read(path), **changed}.items() if each is not None},
+    )
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
     with pytest.raises(UserError, match=message):
         ctranslate2_read.read(tmp_path / "ct2")
