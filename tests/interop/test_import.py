@@ -297,6 +297,61 @@ def test_an_output_that_is_not_tied_is_the_one_that_is_read(tmp_path, opus):
         marian.read(folder)
 
 
+def test_three_tables_of_m2m100_are_read(tmp_path, m2m):
+    """tie_word_embeddings false: source, target and output may all differ."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "untied"
+    shutil.copytree(m2m, folder)
+    config = transformers.M2M100Config.from_pretrained(m2m)
+    config.tie_word_embeddings = False
+    torch.manual_seed(4)
+    model = transformers.M2M100ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight[-108:] *= 0.1  # codes of languages
+    model.save_pretrained(folder)
+    languages = {"source_language": "en", "target_language": "de"}
+    store(m2m100.read(folder, **languages), tmp_path / "ours")
+    ours = Translator.from_directory(
+        tmp_path / "ours", beam=1, alpha=0.0, max_len_a=0.0, max_len_b=LONGEST, min_len=LONGEST, allow_unk=True
+    )
+    theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(folder)
+    tables = [theirs.model.encoder.embed_tokens, theirs.model.decoder.embed_tokens, theirs.lm_head]
+    assert not any(torch.equal(tables[i].weight, tables[j].weight) for i, j in ((0, 1), (1, 2), (0, 2)))
+    pieces = transformers.M2M100Tokenizer.from_pretrained(folder, src_lang="en", tgt_lang="de")
+    with torch.inference_mode():
+        results = theirs.generate(
+            **pieces(LINES, return_tensors="pt", padding=True), num_beams=1, max_new_tokens=LONGEST,
+            min_new_tokens=LONGEST, forced_bos_token_id=pieces.get_lang_id("de"), bad_words_ids=[[1]],
+            length_penalty=0.0,
+        )  # fmt: skip
+    expected = [one_line(text.removeprefix("__de__")).strip() for text in pieces.batch_decode(results, True)]
+    assert_equal([text.strip() for text in ours.translate(LINES)], expected, 1)
+
+
+def test_positions_and_fields_that_are_not_read_are_told(tmp_path, opus):
+    folder = tmp_path / "other"
+    shutil.copytree(opus, folder)
+    path = folder / "config.json"
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps({**given, "sliding_window": 4, "something": None}))
+    with pytest.warns(RuntimeWarning, match=r"config.json: nobody here knows the fields sliding_window: they"):
+        marian.read(folder)
+    for wrong, message in (({"scale_embedding": False}, "scale_embedding False is not supported"), ({}, "")):
+        path.write_text(json.dumps({**given, **wrong}))
+        if message:
+            with pytest.raises(UserError, match=message):
+                marian.read(folder)
+    path.write_text(json.dumps({name: value for name, value in given.items() if name != "scale_embedding"}))
+    with pytest.raises(UserError, match="scale_embedding"):
+        marian.read(folder)
+    path.write_text(json.dumps(given))
+    weights = load_file(folder / "model.safetensors")
+    trained = {"model.encoder.embed_positions.weight": torch.randn(64, 32)}
+    save_file({**weights, **trained}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"model\.encoder\.embed_positions\.weight is not sinusoids"):
+        marian.read(folder)
+
+
 # CTranslate2
 
 
