@@ -180,6 +180,10 @@ class Tokenizer:
         number = self._processor.PieceToId(piece)
         return None if number == UNK else number
 
+    def cuts_into(self, piece: str) -> bool:
+        """Whether the SentencePiece model itself has a piece, however a vocabulary numbers it."""
+        return not self._processor.IsUnknown(self._processor.PieceToId(piece))
+
     def _refuse_imported(self) -> None:
         if self.vocabulary is not None:
             raise UserError(
