@@ -100,8 +100,10 @@ def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path])
         numbered_tokenizer(path, Vocabulary(pieces=arrangement.pieces(each), prefix=[], silent=["<s>"]))
         for path, arrangement, each in zip((models[0], models[-1]), arrangements, pieces)
     ]
-    for side, path, model, each in zip(sides, (dictionaries[0], dictionaries[-1]), (models[0], models[-1]), counted):
-        _refuse_another_tokenizer(side, each, path, model)
+    for tokenizer, counts, path, model in zip(
+        sides, counted, (dictionaries[0], dictionaries[-1]), (models[0], models[-1])
+    ):
+        _refuse_another_tokenizer(tokenizer, counts, path, model)
     return Model(
         config=config,
         weights=result,

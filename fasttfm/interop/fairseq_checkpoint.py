@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def load(path: Path) -> tuple[dict[str, Any], TheirWeights]:
 
 def _unknown_classes(path: Path) -> list[str]:
     """Names of what a checkpoint refers to and torch does not load."""
-    if not path.exists() or not torch.serialization._is_zipfile(path.open("rb")):
+    if not zipfile.is_zipfile(path):
         return []  # before PyTorch 1.6, when settings were a Namespace
     return torch.serialization.get_unsafe_globals_in_checkpoint(path)
 
