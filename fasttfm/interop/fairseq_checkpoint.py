@@ -69,7 +69,7 @@ def _unknown_classes(path: Path) -> list[str]:
 
 
 def _settings(loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a model and of its task; empty where there are none."""
+    """The settings of a model and of its task; empty where there are none."""
     whole = _plain(loaded.get("cfg"), 0)
     whole = whole if isinstance(whole, dict) and whole.get("model") else {"model": _plain(loaded.get("args"), 0)}
     given: dict[str, Any] = {}
