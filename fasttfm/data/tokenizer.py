@@ -40,8 +40,10 @@ _TRAINER_THREADS = 4
 _FULL_COVERAGE_SHARE = 8
 _LONGEST_LINE = 4192
 """Bytes of a line that SentencePiece trains on; it leaves out longer ones without a word."""
-_HIDE = str.maketrans({"\u2581": "\U0010fb81"})
-_SHOW = str.maketrans({"\U0010fb81": "\u2581"})
+HIDDEN_SPACE = "\U0010fb81"
+"""What stands in a model for U+2581 in a text."""
+_HIDE = str.maketrans({"\u2581": HIDDEN_SPACE})
+_SHOW = str.maketrans({HIDDEN_SPACE: "\u2581"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
