@@ -22,10 +22,12 @@ from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, PAD, UNK
+from fasttfm.data.text_tokenizer import PIECES_FILE
+from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer
 from fasttfm.errors import UserError
 from fasttfm.folders import MANIFEST
 from fasttfm.interop.padding import Rows
+from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
 from fasttfm.models.model import recorded_weights
 from fasttfm.models.pretrained import (
@@ -155,6 +157,8 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         origin = Path(self.config.name_or_path or place)
         if origin != place and origin.is_dir():
             copy_tokenizers(origin, place)
+        if (place / PIECES_FILE).is_file():
+            write_tokenizer(Tokenizer.load(place / PIECES_FILE), place, "end")
         self.generation_config.save_pretrained(place)
 
     @classmethod

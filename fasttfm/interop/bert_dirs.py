@@ -56,7 +56,7 @@ def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTo
         for name, part in bert.parts(model).items():
             bert.write_part(part, fresh.path / name, special)
             tokenizer.save(fresh.path / name)
-            told = write_tokenizer(tokenizer, fresh.path / name, framed=True)
+            told = write_tokenizer(tokenizer, fresh.path / name, "both")
     return told
 
 

@@ -1,4 +1,4 @@
-"""Our tokenizers of running text as Hugging Face's tokenizer.json, which gives the same ids.
+"""Our tokenizers as Hugging Face's tokenizer.json, which gives the same ids.
 
 https://huggingface.co/docs/tokenizers/api/models and /api/normalizers
 A SentencePiece model cuts line by line, and puts a space before each that has something. Here a text is cut as a whole:
@@ -11,46 +11,55 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, Normalizer, read_model, read_normalizer
 from fasttfm.data.text_tokenizer import MASK_PIECE, TOKENIZER_FILE, ByteTokenizer, PieceTokenizer, TextTokenizer
-from fasttfm.data.tokenizer import BOS, EOS, HIDDEN_SPACE, PAD, UNK
+from fasttfm.data.tokenizer import BOS, EOS, HIDDEN_SPACE, PAD, UNK, Tokenizer
 from fasttfm.files import write_file
 
 _SPACE = "\u2581"
 _NAMES = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
 
 
-def write_tokenizer(tokenizer: TextTokenizer, folder: Path, *, framed: bool = False) -> list[str]:
+Frame = Literal["none", "end", "both"]
+"""What a text gets: nothing, as for a GPT; </s>, as a source of a translation; <s> before it too, as BERT's."""
+
+
+def write_tokenizer(tokenizer: TextTokenizer | Tokenizer, folder: Path, frame: Frame = "none") -> list[str]:
     """Write tokenizer.json and tokenizer_config.json, with which AutoTokenizer gives our ids, into a directory.
 
-    framed: a text begins with <s> and ends with </s>, as BERT's does. Returns lines for the user where the
-    tokenizer cannot be written so; its own file is then all that the directory has.
+    Returns lines for the user where the tokenizer cannot be written so; its own file is then all that there is.
     """
-    if isinstance(tokenizer, PieceTokenizer):
-        normalizer, (kind, pieces) = read_normalizer(tokenizer.tokenizer.model), read_model(tokenizer.tokenizer.model)
+    pieces_of = tokenizer.tokenizer if isinstance(tokenizer, PieceTokenizer) else tokenizer
+    if isinstance(pieces_of, Tokenizer):
+        if pieces_of.vocabulary is not None:
+            return [
+                f"no {TOKENIZER_FILE} was written, because the vocabulary is another tool's: use that one's tokenizer"
+            ]
+        normalizer, (kind, pieces) = read_normalizer(pieces_of.model), read_model(pieces_of.model)
+        mask = pieces_of.piece_id(MASK_PIECE)
         if kind != BPE or normalizer.rules or not normalizer.adds_space:
             what = "is no BPE" if kind != BPE else "normalizes text"
             return [f"no {TOKENIZER_FILE} was written, because its SentencePiece model {what}: give transformers ids"]
         content = _of_pieces(pieces, normalizer)
     elif isinstance(tokenizer, ByteTokenizer):
-        content = _of_bytes(tokenizer)
+        content, mask = _of_bytes(tokenizer), tokenizer.mask
     else:
         return []  # its own file is one
-    if framed:
-        content["post_processor"] = _frame()
+    if frame != "none":
+        content["post_processor"] = _frame(frame)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": _NAMES[PAD],
         "unk_token": _NAMES[UNK],
         "bos_token": _NAMES[BOS],
         "eos_token": _NAMES[EOS],
-        **({"cls_token": _NAMES[BOS], "sep_token": _NAMES[EOS]} if framed else {}),
-        **({"mask_token": MASK_PIECE} if tokenizer.mask is not None else {}),
+        **({"cls_token": _NAMES[BOS], "sep_token": _NAMES[EOS]} if frame == "both" else {}),
+        **({"mask_token": MASK_PIECE} if mask is not None else {}),
         "split_special_tokens": True,  # what looks like one in a text is text
         "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", *(["token_type_ids"] if framed else []), "attention_mask"],
+        "model_input_names": ["input_ids", *(["token_type_ids"] if frame == "both" else []), "attention_mask"],
     }
     for name, value in ((TOKENIZER_FILE, content), ("tokenizer_config.json", settings)):
         write_file(folder / name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
@@ -135,14 +144,14 @@ def _replace(pattern: Mapping[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def _frame() -> dict[str, Any]:
-    """<s> text </s>, or <s> text </s> other </s>."""
+def _frame(frame: Frame) -> dict[str, Any]:
+    """<s> text </s> and <s> text </s> other </s>, or the same without <s>."""
 
     def special(position: int, side: int) -> dict[str, Any]:
         return {"SpecialToken": {"id": _NAMES[position], "type_id": side}}
 
     first, second = ({"Sequence": {"id": name, "type_id": side}} for side, name in enumerate("AB"))
-    single = [special(BOS, 0), first, special(EOS, 0)]
+    single = [*([special(BOS, 0)] if frame == "both" else []), first, special(EOS, 0)]
     tokens = {_NAMES[each]: {"id": _NAMES[each], "ids": [each], "tokens": [_NAMES[each]]} for each in (BOS, EOS)}
     pair = [*single, second, special(EOS, 1)]
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}

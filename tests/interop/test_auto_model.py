@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 
+from fasttfm.cli.main import main
 from fasttfm.data.tokenizer import BOS, EOS, PAD
 from fasttfm.decoding import Translator
 from fasttfm.decoding.batches import padded
@@ -146,7 +147,7 @@ def test_return_dict_dtype_and_fields_are_honoured(model_dir, theirs):
 
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])
 def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
-    from transformers import AutoModelForSeq2SeqLM
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     auto_model.register()
     model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings=shared)
@@ -154,9 +155,19 @@ def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
     first = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
     first.save_pretrained(tmp_path / "b")
     names = {file.name for file in (tmp_path / "a").iterdir()} - {"README.md", ".lock", "sha256sums"}
-    assert {file.name for file in (tmp_path / "b").iterdir()} == {*names, "generation_config.json"}
+    assert {file.name for file in (tmp_path / "b").iterdir()} == {
+        *names,
+        *("generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    }
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert main(["export", str(model_dir), "--format", "pretrained", "--out", str(tmp_path / "e")]) == 0
+    ours = Translator.from_directory(model_dir).source_tokenizer
+    for folder in ("b", "e"):
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / folder)
+        for line in LINES:
+            assert tokenizer(line)["input_ids"] == [*ours.encode(line), EOS]
+            assert tokenizer.decode(ours.encode(line)) == line
     translator = Translator.from_directory(tmp_path / "b", beam=1, max_len_b=5)
     assert translator.translate(LINES) == Translator.from_directory(model_dir, beam=1, max_len_b=5).translate(LINES)
     stored = load_file(tmp_path / "b" / "model.safetensors")  # as Trainer loads its best checkpoint
