@@ -221,8 +221,11 @@ def _export(args: argparse.Namespace) -> None:
     from fasttfm.interop.gpt import write
     from fasttfm.models.gpt import GPT
 
-    write(GPT.from_pretrained(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
-    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out))
+    told = write(GPT.from_pretrained(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
+    output = Output.of(args, args.verb)
+    for line in told:
+        output.note(line)
+    output.result(f"Hugging Face folder: {args.out}", folder=str(args.out))
 
 
 VERBS = {

@@ -129,8 +129,11 @@ def _export(args: argparse.Namespace) -> None:
     from fasttfm.interop.bert_dirs import export_folder
     from fasttfm.models.encoders import read_encoder
 
-    export_folder(read_encoder(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
-    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out))
+    told = export_folder(read_encoder(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
+    output = Output.of(args, args.verb)
+    for line in told:
+        output.note(line)
+    output.result(f"Hugging Face folder: {args.out}", folder=str(args.out))
 
 
 VERBS = {

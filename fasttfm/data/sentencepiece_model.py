@@ -2,15 +2,15 @@
 
 Sampling that a seed fixes (sampling.py), and with it exact resuming, must know whether merges or a lattice make the
 segmentations, and which pieces may be taken apart. SentencePiece's Python answers neither: it has no call for the kind
-of a model, nor for user-defined symbols, and its own reader of model files needs the protobuf package. So the two
-fields are read from the file, a protocol buffer (sentencepiece_model.proto).
+of a model, nor for user-defined symbols, and its own reader of model files needs the protobuf package. So the fields
+are read from the file, a protocol buffer (sentencepiece_model.proto).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
 NORMAL, UNUSED, BYTE = 1, 5, 6  # ModelProto.SentencePiece.Type
@@ -27,6 +27,23 @@ def read_model(model: bytes) -> tuple[int, list[tuple[str, float, int]]]:
         elif number == 2:
             kind = dict(_fields(value)).get(3, UNIGRAM)
     return kind, pieces
+
+
+class Normalizer(NamedTuple):
+    """What a model does to a text before it cuts it."""
+
+    rules: bool
+    """Whether it replaces characters."""
+    adds_space: bool
+    """Whether a space comes before a line that has something."""
+    drops_spaces: bool
+    """Whether repeated spaces become one, and those at the ends of a line go."""
+
+
+def read_normalizer(model: bytes) -> Normalizer:
+    """The normalizer of a model (NormalizerSpec)."""
+    spec = next((dict(_fields(value)) for number, value in _fields(model) if number == 3), {})
+    return Normalizer(bool(spec.get(2)), bool(spec.get(3, True)), bool(spec.get(4, True)))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:

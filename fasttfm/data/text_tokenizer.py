@@ -208,7 +208,7 @@ def load_text_tokenizer(folder: Path) -> TextTokenizer:
         if read_json(folder / BYTES_FILE) != {"first_byte": _FIRST_BYTE}:
             raise UserError(f"{folder / BYTES_FILE}: is damaged: prepare the data again, or copy the file anew")
         return ByteTokenizer()
-    if (folder / TOKENIZER_FILE).is_file():
+    if (folder / TOKENIZER_FILE).is_file() and not (folder / PIECES_FILE).is_file():  # else it was made of that one
         return load_tokenizer_file(folder / TOKENIZER_FILE)
     return load_pieces(folder / PIECES_FILE)
 

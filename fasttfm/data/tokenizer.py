@@ -40,8 +40,10 @@ _TRAINER_THREADS = 4
 _FULL_COVERAGE_SHARE = 8
 _LONGEST_LINE = 4192
 """Bytes of a line that SentencePiece trains on; it leaves out longer ones without a word."""
-_HIDE = str.maketrans({"\u2581": "\U0010fb81"})
-_SHOW = str.maketrans({"\U0010fb81": "\u2581"})
+HIDDEN_SPACE = "\U0010fb81"
+"""What stands in a model for U+2581 in a text."""
+_HIDE = str.maketrans({"\u2581": HIDDEN_SPACE})
+_SHOW = str.maketrans({HIDDEN_SPACE: "\u2581"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +181,10 @@ class Tokenizer:
         """The id of a piece; None where the vocabulary has it not."""
         number = self._processor.PieceToId(piece)
         return None if number == UNK else number
+
+    def cuts_into(self, piece: str) -> bool:
+        """Whether the SentencePiece model itself has a piece, however a vocabulary numbers it."""
+        return not self._processor.IsUnknown(self._processor.PieceToId(piece))
 
     def _refuse_imported(self) -> None:
         if self.vocabulary is not None:

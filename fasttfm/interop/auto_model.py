@@ -10,6 +10,7 @@ Every step computes the whole prefix anew: for speed there is decoding.Translato
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.blocks.loss import logits
+from fasttfm.checkpoints.model_dir import CONFIG_FILE
+from fasttfm.checkpoints.weights import model_weights, with_weights
+from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, PAD, UNK
+from fasttfm.data.text_tokenizer import PIECES_FILE
+from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer
 from fasttfm.errors import UserError
+from fasttfm.folders import MANIFEST
+from fasttfm.interop.padding import Rows
+from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
-from fasttfm.models.pretrained import MODEL_TYPE, SPECIAL_TOKENS
+from fasttfm.models.model import recorded_weights
+from fasttfm.models.pretrained import (
+    MODEL_TYPE,
+    SPECIAL_TOKENS,
+    copy_tokenizers,
+    describe,
+    read_pretrained,
+    write_files,
+)
 
 try:
     from transformers import (
@@ -37,6 +53,9 @@ except ImportError:
     raise UserError('the package transformers is needed: pip install "fasttfm[hf]"') from None
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
+_OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
+           "revision", "subfolder", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
+"""Options of from_pretrained() that only say how files come here."""
 _NAMES = {"max_length": "max_position_embeddings"}  # generate() takes max_length for a setting of its own
 
 
@@ -60,39 +79,87 @@ class FasttfmConfig(PretrainedConfig):
 class _Encoder(nn.Module):
     """What generate() calls first."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: FasttfmForSeq2SeqLM) -> None:
         super().__init__()
         self.models = [model]  # in a list, whose parameters are not this module's too
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=self.models[0].encode(input_ids, _lengths(attention_mask)))
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """The encoder's output for input_ids (B, S), padding anywhere."""
+        _refuse(others)
+        model = self.models[0]
+        output = model._encoded(input_ids, model._source_rows(input_ids, attention_mask), output_attentions)
+        return output if return_dict in (None, True) else output.to_tuple()
 
 
 class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
-    """A models.Transformer with transformers' arguments and outputs; padding is on the right."""
+    """A models.Transformer with transformers' arguments and outputs; padding may be anywhere in a row."""
 
     config_class = FasttfmConfig
     main_input_name = "input_ids"
+    accepts_loss_kwargs = True
 
     def __init__(self, config: FasttfmConfig, model: Transformer | None = None) -> None:
         super().__init__(config)
         self.model = model or Transformer(config.transformer())
+        self.register_load_state_dict_pre_hook(_with_prefix)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, *_: Any, config: Any = None, **options: Any) -> FasttfmForSeq2SeqLM:  # type: ignore[override]
-        """The model of a directory on this machine. UserError for what is missing or damaged."""
-        given = config or FasttfmConfig.from_pretrained(path)
-        model = cls(given, Transformer.from_pretrained(path))
-        decoding = given.decoding
-        model.generation_config = GenerationConfig(
-            num_beams=decoding.get("beam", 4),
-            length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,
-            early_stopping="never",
-            suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
-            use_cache=False,
-            **SPECIAL_TOKENS,
-        )
+        """The model of a directory on this machine. UserError for what is missing or damaged, ValueError for an option
+        that is not supported.
+
+        dtype: of the weights; float32 unless given. Fields of the configuration, such as dropout, may be given too.
+        """
+        dtype = options.pop("dtype", options.pop("torch_dtype", None))
+        if config is None:
+            config, options = FasttfmConfig.from_pretrained(path, return_unused_kwargs=True, **options)
+        _refuse({name: value for name, value in options.items() if name not in _OF_HUB})
+        weights, saved = read_pretrained(Path(path))[1:]
+        model = cls(config, with_weights(lambda: Transformer(config.transformer()), weights, saved))
+        saved_search = Path(path, "generation_config.json").is_file()
+        model.generation_config = GenerationConfig.from_pretrained(path) if saved_search else _search(config.decoding)
+        config.name_or_path = str(path)
+        if dtype not in (None, "auto"):
+            model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
         return model.eval()
+
+    def save_pretrained(  # type: ignore[override]
+        self,
+        folder: str | Path,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        **others: Any,
+    ) -> None:
+        """Write what from_pretrained() and Transformer.from_pretrained() read, a shared table once, with the tokenizer
+        of the directory that the model came from. Other files stay. UserError for a directory of `fasttfm train`."""
+        if others.pop("push_to_hub", False):
+            raise ValueError("push_to_hub is not supported: write a directory, and give it to huggingface_hub")
+        if not is_main_process:
+            return
+        place = Path(folder)
+        if (place / CONFIG_FILE).exists():
+            raise UserError(f"{place}: is a model directory of fasttfm train: choose another one")
+        place.mkdir(parents=True, exist_ok=True)
+        weights: Mapping[str, Tensor] = model_weights(self.model)
+        if state_dict is not None:  # of a wrapper that has gathered the weights
+            given = {name.removeprefix("model."): each for name, each in state_dict.items()}
+            weights = {name: given[name] for name in weights}
+        (place / MANIFEST).unlink(missing_ok=True)  # Trainer writes into directories that have more files
+        fields = describe(self.config.transformer(), DecodingConfig(**self.config.decoding))
+        write_files(place, fields, weights)
+        origin = Path(self.config.name_or_path or place)
+        if origin != place and origin.is_dir():
+            copy_tokenizers(origin, place)
+        if (place / PIECES_FILE).is_file():
+            write_tokenizer(Tokenizer.load(place / PIECES_FILE), place, "end")
+        self.generation_config.save_pretrained(place)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -100,42 +167,123 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
 
     def get_encoder(self, *_: Any, **__: Any) -> nn.Module:
         """The encoder: input_ids (B, S) to (B, S, d)."""
-        return _Encoder(self.model)
+        return _Encoder(self)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The source's table."""
+        return self.model.source_embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The output's projection."""
+        return self.model.output
+
+    def resize_token_embeddings(self, *_: Any, **__: Any) -> Any:
+        """ValueError: a vocabulary is its tokenizer's."""
+        raise ValueError("a vocabulary cannot be resized: it is the SentencePiece model's; train with another one")
+
+    def gradient_checkpointing_enable(self, *_: Any, **__: Any) -> None:
+        """Layers are computed again in the backward pass: less memory."""
+        self.model.checkpoint_activations(True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Layers keep what their gradients need."""
+        self.model.checkpoint_activations(False)
 
     def prepare_inputs_for_generation(  # type: ignore[override]
-        self, input_ids: Tensor, encoder_outputs: Any = None, attention_mask: Tensor | None = None, **_: Any
+        self,
+        input_ids: Tensor,
+        encoder_outputs: Any = None,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        **_: Any,
     ) -> dict[str, Any]:
         """What forward() is given at a step."""
+        if decoder_attention_mask is not None:  # of the prefix that the caller gave
+            new = input_ids.shape[1] - decoder_attention_mask.shape[1]
+            decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (0, new), value=1)
         return {
             "decoder_input_ids": input_ids,
             "encoder_outputs": encoder_outputs,
             "attention_mask": attention_mask,
+            "decoder_attention_mask": decoder_attention_mask,
         }
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Labels (B, L) one to the right, behind the token that begins a sentence; -100 becomes padding."""
+        shifted = labels[:, :-1].masked_fill(labels[:, :-1] == -100, PAD)
+        return torch.cat([torch.full_like(labels[:, :1], BOS), shifted], dim=1)
 
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
         labels: Tensor | None = None,
-        **_: Any,
-    ) -> Seq2SeqLMOutput:
-        """Logits (B, L, V) of decoder_input_ids (B, L); with labels (B, L), -100 ignored, the mean loss too."""
-        lengths = _lengths(attention_mask)
-        if encoder_outputs is None:
-            assert input_ids is not None
-            memory = self.model.encode(input_ids, lengths)
+        num_items_in_batch: Tensor | int | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """Logits (B, L, V) of decoder_input_ids (B, L); with labels (B, L), -100 ignored, the mean loss too.
+
+        attention_mask, decoder_attention_mask: 1 at tokens, 0 at padding wherever it is; None: padding's number tells
+        of sources, targets have none. num_items_in_batch: what the loss is divided by in place of its own labels.
+        use_cache has no effect: there is no cache here. output_attentions gives the weights of every layer, without
+        dropout. ValueError in a line for what is not supported.
+        """
+        _refuse(others)
+        if labels is not None and decoder_input_ids is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if decoder_input_ids is None:
+            raise ValueError("decoder_input_ids or labels are needed: for a search there is generate()")
+        encoded = encoder_outputs
+        if encoded is not None:
+            source = self._source_rows(encoded[0], attention_mask)
+        elif input_ids is not None:
+            source = self._source_rows(input_ids, attention_mask)
+            encoded = self._encoded(input_ids, source, output_attentions)
         else:
-            memory = encoder_outputs[0]
-        if decoder_input_ids is None and labels is not None:
-            shifted = labels[:, :-1].masked_fill(labels[:, :-1] == -100, PAD)
-            decoder_input_ids = torch.cat([torch.full_like(labels[:, :1], BOS), shifted], dim=1)
-        assert decoder_input_ids is not None
-        hidden = self.model._decode(decoder_input_ids, None, memory, lengths, self.model._seed())
-        scores = logits(hidden, self.model.output)
-        loss = None if labels is None else nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
-        return Seq2SeqLMOutput(loss=loss, logits=scores, encoder_last_hidden_state=memory)
+            raise ValueError("input_ids or encoder_outputs are needed")
+        memory = encoded[0]
+        target = Rows.of(decoder_attention_mask, decoder_input_ids, "decoder_attention_mask")
+        layers = self.model.decoder.layers if output_attentions else []
+        with (
+            recorded_weights(layer.self_attn for layer in layers) as self_weights,
+            recorded_weights(layer.multihead_attn for layer in layers) as cross_weights,
+        ):
+            hidden = self.model._decode(
+                target.packed(decoder_input_ids),
+                target.lengths,
+                source.packed(memory),
+                source.lengths,
+                self.model._seed(),
+            )
+        scores = target.unpacked(logits(hidden, self.model.output))
+        output = Seq2SeqLMOutput(
+            loss=None if labels is None else _loss(scores, labels, num_items_in_batch),
+            logits=scores,
+            encoder_last_hidden_state=memory,
+            decoder_attentions=_placed(self_weights, target, target) if output_attentions else None,
+            cross_attentions=_placed(cross_weights, target, source) if output_attentions else None,
+            encoder_attentions=getattr(encoded, "attentions", None) if output_attentions else None,
+        )
+        return output if return_dict in (None, True) else output.to_tuple()
+
+    def _source_rows(self, tokens: Tensor, mask: Tensor | None) -> Rows:
+        """Rows of token numbers (B, S), or of an encoder's output (B, S, d)."""
+        if mask is None and not tokens.is_floating_point():
+            mask = tokens != self.config.pad_token_id
+        return Rows.of(mask, tokens, "attention_mask")
+
+    def _encoded(self, tokens: Tensor, rows: Rows, output_attentions: bool | None) -> BaseModelOutput:
+        layers = self.model.encoder.layers if output_attentions else []
+        with recorded_weights(layer.self_attn for layer in layers) as weights:
+            memory = self.model.encode(rows.packed(tokens), rows.lengths)
+        attentions = _placed(weights, rows, rows) if output_attentions else None
+        return BaseModelOutput(last_hidden_state=rows.unpacked(memory), attentions=attentions)
 
 
 def register() -> None:
@@ -144,5 +292,53 @@ def register() -> None:
     AutoModelForSeq2SeqLM.register(FasttfmConfig, FasttfmForSeq2SeqLM, exist_ok=True)
 
 
-def _lengths(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask.sum(dim=1)
+def _search(decoding: Mapping[str, Any]) -> GenerationConfig:
+    """How a directory of ours searches."""
+    return GenerationConfig(
+        num_beams=decoding.get("beam", 4),
+        length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,
+        early_stopping="never",
+        suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
+        use_cache=False,
+        **SPECIAL_TOKENS,
+    )
+
+
+def _loss(scores: Tensor, labels: Tensor, number: Tensor | int | None) -> Tensor:
+    """Cross entropy of logits (B, L, V): the mean over labels (B, L), or their sum through a number."""
+    reduction = "mean" if number is None else "sum"
+    loss = nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten(), reduction=reduction)
+    return loss if number is None else loss / number
+
+
+def _placed(weights: list[Tensor], queries: Rows, keys: Rows) -> tuple[Tensor, ...]:
+    """Attention weights (B, H, L, S) of every layer, where the tokens stood."""
+    return tuple(keys.unpacked(queries.unpacked(each, dim=2), dim=3) for each in weights)
+
+
+def _refuse(others: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument of transformers that says something and is not supported."""
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} is not supported by {FasttfmForSeq2SeqLM.__name__}: leave it out")
+
+
+def _with_prefix(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Lets load_state_dict() take the names of model.safetensors, which has a shared table once."""
+    own = f"{prefix}model."
+    names = {name.removeprefix(own): name for name in module.model.state_dict()}  # type: ignore[union-attr]
+    for name in names:
+        if f"{prefix}{name}" in state_dict:
+            state_dict[own + name] = state_dict.pop(f"{prefix}{name}")
+    for first, *same in _shared(module.model):  # type: ignore[arg-type]
+        for name in same:
+            if own + first in state_dict:
+                state_dict.setdefault(own + name, state_dict[own + first])
+
+
+def _shared(model: Transformer) -> list[list[str]]:
+    """Names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    return [each for each in names.values() if len(each) > 1]

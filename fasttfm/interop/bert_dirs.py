@@ -20,6 +20,7 @@ from fasttfm.files import read_json
 from fasttfm.folders import replacing
 from fasttfm.interop import bert
 from fasttfm.interop.exchange import write_imported
+from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models.bert import BertPretraining
 from fasttfm.models.electra import Electra
 from fasttfm.parsing import field
@@ -45,8 +46,9 @@ def import_folder(folder: Path, out: Path, generator: Path | None = None) -> Ber
     return model
 
 
-def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTokenizer) -> None:
-    """Write what transformers loads, with the tokenizer; of an ELECTRA two folders."""
+def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTokenizer) -> list[str]:
+    """Write what transformers loads, with the tokenizer; of an ELECTRA two folders. Returns lines for the user."""
+    told: list[str] = []
     vocabulary = masking_vocabulary(tokenizer)
     special: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
     special |= {"cls_token_id": vocabulary.begin, "sep_token_id": vocabulary.end, "mask_token_id": vocabulary.mask}
@@ -54,6 +56,8 @@ def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTo
         for name, part in bert.parts(model).items():
             bert.write_part(part, fresh.path / name, special)
             tokenizer.save(fresh.path / name)
+            told = write_tokenizer(tokenizer, fresh.path / name, "both")
+    return told
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:

@@ -9,6 +9,7 @@ name, number of dimensions, dimensions, type, number of bytes, bytes; the number
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,12 +45,15 @@ _SETTINGS = ("add_source_eos", "bos_token", "decoder_start_token", "eos_token", 
 """Fields of config.json that are read, or that change nothing here: a source always ends with its end token."""
 _VALUES = ("num_heads", "pre_norm", "activation", "scale_embeddings", "encodings", "start_from_zero_embedding")
 """Variables beside weights, of either side, that are read."""
+_OF_BOTH_SIDES = ("num_heads", "pre_norm", "activation", "encodings")
+"""Variables that both sides must have alike, or neither of them."""
 _WITHOUT_EFFECT = ("alibi_use_positive_positions", "scale_alibi", "embeddings_merge", "alignment_heads",
                    "alignment_layer", "weight_scale")  # fmt: skip
 """Variables that change nothing, for want of ALiBi and of several embeddings, or that only alignments need."""
 _WEIGHTS = ("weight", "bias", "gamma", "beta")
 _OFF = ("alibi", "multi_query_attention")
 """Variables that must be zero."""
+_LANGUAGE = re.compile(r"__[a-z]{2,3}__|[a-z]{3}_[A-Z][a-z]{3}")
 _SENTENCEPIECE = {
     "source": ("source.spm", "sentencepiece.bpe.model", "spm.src.model", "spm.model", "sentencepiece.model"),
     "target": ("target.spm", "sentencepiece.bpe.model", "spm.tgt.model", "spm.model", "sentencepiece.model"),
@@ -71,14 +75,20 @@ def read(folder: Path, **languages: Any) -> Model:
         config, halved = _config(variables, settings, joint, arrangements)
     except KeyError as error:
         raise UserError(f"{folder / 'model.bin'}: has no {error.args[0]}: it is of another architecture") from None
+    except (UserError, ValueError) as error:
+        raise UserError(f"{folder}: {error}") from None
     given = _dotted(variables, folder / "model.bin")
     tables = given["encoder.embeddings_0.weight"], given["decoder.embeddings.weight"]
     output, bias = given["decoder.projection.weight"], given.get("decoder.projection.bias")
     layers = given.ours(NAMES.parameters(config))
+    _refuse_other_shapes(layers, config, folder / "model.bin")
     given.refuse_rest()
     config, weights = with_tables(config, layers, list(arrangements.values()), tables, output, bias)
     refuse_what_is_no_number(weights, folder / "model.bin")
-    tokenizers = [_tokenizer(folder, side, arrangements[side].pieces(words[side])) for side in ("source", "target")]
+    tokenizers = [
+        _tokenizer(folder, side, arrangements[side].pieces(words[side]), languages.get(f"{side}_language"))
+        for side in ("source", "target")
+    ]
     return Model(
         config=config,
         weights=pairs_from_halves(weights, config.d_model) if halved else weights,
@@ -165,10 +175,22 @@ def _arrangement(
     pad = next((pieces.index(each) for each in ("<blank>", "<pad>") if each in pieces), None)
     start: int | None = None
     if not variables.get("decoder/start_from_zero_embedding", 0):
-        first = field(settings, "bos_token", str, where, "<s>")
-        name = field(settings, "decoder_start_token", str, where, first)
-        start = pieces.index(name) if name in pieces else eos
+        name = _start_token(settings, where)
+        if not field(settings, "add_source_eos", bool, where, False) and name not in (names["eos"], "<pad>"):
+            raise UserError(
+                f"{where}: add_source_eos is false and decoder_start_token {name}, as in OpenNMT, where sources have "
+                "no end, which is not supported: say true there if this model was trained with ends of sources"
+            )
+        beside = side == "source" and name not in pieces  # a table of its own, which nothing begins with
+        start = eos if beside else number(pieces, name, folder / f"{side}_vocabulary.json")
     return Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
+
+
+def _start_token(settings: Mapping[str, Any], where: str) -> str:
+    """What a translation begins with."""
+    if "decoder_start_token" in settings and settings["decoder_start_token"] is None:
+        raise UserError(f"{where}: decoder_start_token is null: write there the token that translations begin with")
+    return field(settings, "decoder_start_token", str, where, field(settings, "bos_token", str, where, "<s>"))
 
 
 def _config(
@@ -213,7 +235,7 @@ def _config(
         norm_first=pre_norm,
         final_norm="decoder/layer_norm/gamma" in variables,
         activation=_ACTIVATIONS[activation],  # type: ignore[arg-type]
-        layer_norm_eps=settings.get("layer_norm_epsilon") or 1e-5,
+        layer_norm_eps=field(settings, "layer_norm_epsilon", float, "config.json", 1e-5),
         positional_encoding=kind,  # type: ignore[arg-type]
         first_position=first,
         share_embeddings=shared,  # type: ignore[arg-type]
@@ -237,10 +259,12 @@ def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, A
             raise UserError(f"{name} is not zero, which is not supported")
         if kind not in (*_VALUES, *_WITHOUT_EFFECT, *_OFF, *_WEIGHTS):
             raise UserError(f"has {name}, which is not supported: it is of another architecture")
-        if side == "encoder" and kind in ("num_heads", "pre_norm", "activation", "encodings"):
-            other = variables.get(f"decoder/{rest}")
-            if other is not None and not np.array_equal(values, other):
-                raise UserError(f"{name} and decoder/{rest} differ, which is not supported")
+        if kind in _OF_BOTH_SIDES and (side == "encoder" or f"encoder/{rest}" not in variables):
+            other = f"{'decoder' if side == 'encoder' else 'encoder'}/{rest}"
+            if other not in variables:
+                raise UserError(f"has {name} but no {other}: sides that differ are not supported")
+            if not np.array_equal(values, variables[other]):
+                raise UserError(f"{name} and {other} differ, which is not supported")
 
 
 def _embedding_scale(variable: np.ndarray | None, width: int) -> float:
@@ -248,6 +272,25 @@ def _embedding_scale(variable: np.ndarray | None, width: int) -> float:
     if variable is None or (variable.dtype == np.int8 and variable):
         return width**0.5
     return 1.0 if variable.dtype == np.int8 else float(variable)
+
+
+def _refuse_other_shapes(weights: Mapping[str, Tensor], config: TransformerConfig, path: Path) -> None:
+    """Raise UserError for a layer's weight that has another shape than the first one of the decoder says."""
+    width = config.d_model
+    rows = {
+        "in_proj_weight": 3 * width,
+        "linear1.weight": config.d_ff,
+        "linear2.weight": width,
+        "out_proj.weight": width,
+    }
+    for name, weight in weights.items():
+        kind = next((kind for kind in rows if name.endswith(kind)), None)
+        expected = (rows[kind], config.d_ff if kind == "linear2.weight" else width) if kind else None
+        if expected and tuple(weight.shape) != expected:
+            raise UserError(
+                f"{path}: {name} is {tuple(weight.shape)}, {expected} fits the decoder's first layer: layers that "
+                "differ are not supported"
+            )
 
 
 def _positions(table: Tensor | None, width: int) -> tuple[str, int, bool, int]:
@@ -289,11 +332,25 @@ def _dotted(variables: Mapping[str, np.ndarray], path: Path) -> TheirWeights:
     return TheirWeights(path, weights)
 
 
-def _tokenizer(folder: Path, side: str, pieces: list[str]) -> Tokenizer:
+def _language(words: list[str], side: str, code: str | None, folder: Path) -> tuple[list[str], list[str]]:
+    """(what lines of a side begin with, all languages' tokens) of M2M-100 (__en__) and NLLB (eng_Latn)."""
+    tokens = [word for word in words if _LANGUAGE.fullmatch(word)]
+    prefix = [token for token in tokens if code is not None and token.strip("_") == code]
+    if tokens and not prefix:
+        told = "none was given" if code is None else f"{code} is unknown"
+        known = ", ".join(sorted(token.strip("_") for token in tokens)[:8])
+        raise UserError(f"{folder}: --{side}-language: {told}: give one of {known}, ...")
+    if code is not None and not tokens:
+        raise UserError(f"{folder}: --{side}-language {code}: this model has no languages to choose: leave it out")
+    return prefix, tokens
+
+
+def _tokenizer(folder: Path, side: str, pieces: list[str], language: str | None) -> Tokenizer:
+    prefix, silent = _language(pieces, side, language, folder)
     path = next((folder / name for name in _SENTENCEPIECE[side] if (folder / name).exists()), None)
     if path is None:
         raise UserError(
             f"{folder}: has no SentencePiece model, which CTranslate2's converters do not copy: put it there as "
             f"{_SENTENCEPIECE[side][0]}"
         )
-    return numbered_tokenizer(path, Vocabulary(pieces=pieces, prefix=[], codes=True))
+    return numbered_tokenizer(path, Vocabulary(pieces=pieces, prefix=prefix, silent=silent, codes=not prefix))

@@ -20,6 +20,7 @@ from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_tokenizers
 from fasttfm.errors import UserError
+from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 
@@ -73,10 +74,15 @@ def store(model: Model, folder: Path) -> None:
 
 
 def export(model: Model, folder: Path) -> list[str]:
-    """Write what Transformer.from_pretrained() loads into a new directory; returns no lines for the user."""
+    """Write what Transformer.from_pretrained() and transformers' AutoTokenizer load into a new directory.
+
+    Returns lines for the user.
+    """
     tokenizers = (model.source_tokenizer, model.target_tokenizer)
     write_model(folder, model.config, model.weights, model.decoding, tokenizers=tokenizers, model_dir=model.folder)
-    return []
+    if model.source_tokenizer is not model.target_tokenizer:
+        return ["no tokenizer.json was written, because it has one vocabulary and this model has two"]
+    return write_tokenizer(model.source_tokenizer, folder, "end")
 
 
 def write_imported(folder: Path, out: Path, kind: str, model: Any, data: Any, tokenizer: TextTokenizer) -> None:

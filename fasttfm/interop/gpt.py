@@ -16,12 +16,19 @@ from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
-from fasttfm.data.text_tokenizer import TOKENIZER_FILE, ImportedTokenizer, TextTokenizer, load_tokenizer_file
+from fasttfm.data.text_tokenizer import (
+    BYTES_FILE,
+    PIECES_FILE,
+    TOKENIZER_FILE,
+    TextTokenizer,
+    load_text_tokenizer,
+)
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.exchange import write_imported
 from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
+from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.gpt import GPT
 from fasttfm.models.pretrained import write_files
@@ -84,8 +91,8 @@ def read(folder: Path) -> GPT:
     return model.eval()
 
 
-def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> None:
-    """Write what transformers' AutoModelForCausalLM loads, and a tokenizer.json where the tokenizer is one.
+def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> list[str]:
+    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
 
     Raises UserError where the folder holds other files, or nothing can be written.
     """
@@ -113,18 +120,23 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> N
         fields["n_inner"] = config.d_ff
     with replacing(folder, "writes a model", "exported model") as fresh:
         write_files(fresh.path, fields, {f"transformer.{name}": weight for name, weight in weights.items()})
-        if isinstance(tokenizer, ImportedTokenizer):
-            tokenizer.save(fresh.path)
+        if tokenizer is None:
+            return []
+        tokenizer.save(fresh.path)
+        return write_tokenizer(tokenizer, fresh.path)
 
 
 def import_folder(folder: Path, out: Path) -> None:
-    """Make a model directory of a Hugging Face folder, with its tokenizer.json; UserError where one is missing."""
+    """Make a model directory of a Hugging Face folder, with its tokenizer.json, or what write() has left there.
+
+    Raises UserError where something is missing.
+    """
     model = read(folder)
-    if not (folder / TOKENIZER_FILE).is_file():
+    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, PIECES_FILE, BYTES_FILE)):
         raise UserError(
             f"{folder}: has no {TOKENIZER_FILE}: AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
         )
-    tokenizer = load_tokenizer_file(folder / TOKENIZER_FILE)
+    tokenizer = load_text_tokenizer(folder)
     data = DocumentsConfig(row_length=model.config.max_length, max_tokens=max(4096, model.config.max_length))
     write_imported(folder, out, "gpt", model, data, tokenizer)
 

@@ -1,8 +1,8 @@
 """Hugging Face's M2M-100 and NLLB: many languages in one model, each named by a token.
 
 https://huggingface.co/docs/transformers/model_doc/m2m_100 and model_doc/nllb
-Pre-norm with final norms, fairseq's sinusoids, which count from 2. A source begins with the code of its language, a
-translation with that of its own.
+Pre-norm with final norms, fairseq's sinusoids, which count from padding's number + 1. A source begins with the code of
+its language, a translation with that of its own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.interop.bart import OTHER_NAMES, bart_config, decoding, from_bart
+from fasttfm.interop.bart import OTHER_NAMES, bart_config, decoding, from_bart, tables, tell_unknown_fields
 from fasttfm.interop.config_json import read_config, refuse_others
 from fasttfm.interop.exchange import Arrangement, Model, numbered_tokenizer, with_tables
 from fasttfm.interop.weight_files import first_line, read_tensors
 from fasttfm.parsing import field
 
-_FIRST_POSITION = 2
 _SENTENCEPIECE = "sentencepiece.bpe.model"
 
 
@@ -33,21 +32,22 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     refuse_others(given, path, {"scale_embedding": (None, True)})
     theirs = _load_tokenizer(folder)
     weights = read_tensors(folder)
-    table = weights.first("model.shared.weight", "model.encoder.embed_tokens.weight")
+    tell_unknown_fields(given, path)
+    *embeddings, output = tables(weights, given, path)
+    table = embeddings[0]
     pieces = [theirs.convert_ids_to_tokens(row) or f"<{row}>" for row in range(len(table))]
     codes = _codes(theirs, pieces)
     start = field(given, "decoder_start_token_id", int, str(path), theirs.eos_token_id)
     arrangement = Arrangement(
         len(table), pad=theirs.pad_token_id, unk=theirs.unk_token_id, start=start, eos=theirs.eos_token_id
     )
-    fields = {"positional_encoding": "tensor2tensor", "first_position": _FIRST_POSITION}
+    first = field(given, "pad_token_id", int, str(path), 1) + 1
+    fields = {"positional_encoding": "tensor2tensor", "first_position": first}
     config = bart_config(given, path, len(arrangement), norm_first=True, final_norm=True, **fields)
-    output = None
-    if not field(given, "tie_word_embeddings", bool, str(path), True):
-        output = weights["lm_head.weight"]
+    if output is not None:
         config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(arrangement))
     arrangements = (arrangement, arrangement)
-    config, result = with_tables(config, from_bart(weights, config), arrangements, (table, table), output)
+    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output)
     weights.refuse_rest(*OTHER_NAMES)
     ours = arrangement.pieces(pieces)
     silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))

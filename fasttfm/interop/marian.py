@@ -20,7 +20,17 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
-from fasttfm.interop.bart import BART, FIELDS, OTHER_NAMES, THEIR_ACTIVATIONS, bart_config, decoding, from_bart
+from fasttfm.interop.bart import (
+    BART,
+    FIELDS,
+    OTHER_NAMES,
+    THEIR_ACTIVATIONS,
+    bart_config,
+    decoding,
+    from_bart,
+    tables,
+    tell_unknown_fields,
+)
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
 from fasttfm.interop.config_json import described, read_config, refuse_others
 from fasttfm.interop.exchange import Arrangement, Model, number, numbered_tokenizer, suppressed, with_tables
@@ -28,6 +38,7 @@ from fasttfm.interop.names import TheirWeights, theirs
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.pretrained import SPECIAL_TOKENS, write_files
 from fasttfm.parsing import field
+from fasttfm.reference import positional_encoding
 
 _EPSILON = 1e-5
 _LONGEST = 512
@@ -163,8 +174,9 @@ def read(folder: Path, **languages: Any) -> Model:
     Raises UserError for a file that is missing, cut off or of another architecture.
     """
     path, given = folder / "config.json", read_config(folder, "marian")
-    refused = {"normalize_before": (None, False), "normalize_embedding": (None, False), "scale_embedding": (None, True)}
-    refuse_others(given, path, refused)
+    refused = {"normalize_before": (None, False), "normalize_embedding": (None, False), "scale_embedding": (True,)}
+    refuse_others({"scale_embedding": False, **given}, path, refused)
+    tell_unknown_fields(given, path)
     weights = read_tensors(folder)
     joint = field(given, "share_encoder_decoder_embeddings", bool, str(path), True)
     vocabulary = read_json(folder / "vocab.json")
@@ -180,17 +192,16 @@ def read(folder: Path, **languages: Any) -> Model:
     config = bart_config(given, path, len(sides[1][0]), positional_encoding="paper")
     if not joint:
         config = dataclasses.replace(config, share_embeddings="decoder", source_vocab_size=len(sides[0][0]))
-    tables = _embeddings(weights, joint)
-    output = None
-    if not field(given, "tie_word_embeddings", bool, str(path), True):
-        output = weights["lm_head.weight"]
+    *embeddings, output = tables(weights, given, path, joint=joint)
+    if output is not None:
         config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(sides[0][0]))
-    for table, (arrangement, _) in zip(tables, sides):
+    for table, (arrangement, _) in zip(embeddings, sides):
         if len(table) != max(row for row in arrangement.rows if row is not None) + 1:
             raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
     bias = weights["final_logits_bias"][0] if "final_logits_bias" in weights else None
     arrangements = [arrangement for arrangement, _ in sides]
-    config, result = with_tables(config, from_bart(weights, config), arrangements, tables, output, bias)
+    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output, bias)
+    _refuse_trained_positions(weights)
     weights.refuse_rest(*OTHER_NAMES)
     tokenizers = [
         numbered_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
@@ -212,11 +223,15 @@ def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
     return sorted(words, key=lambda piece: words[piece])
 
 
-def _embeddings(weights: TheirWeights, joint: bool) -> tuple[Tensor, Tensor]:
-    """Source's and target's table."""
-    tables = []
+def _refuse_trained_positions(weights: TheirWeights) -> None:
+    """Raise UserError for positions in a file that are not the sinusoids that are computed here."""
     for side in ("encoder", "decoder"):
-        names = [f"model.{side}.embed_tokens.weight", *(["model.shared.weight"] if joint else [])]
-        names += ["lm_head.weight"] if side == "decoder" else []
-        tables.append(weights.first(*names))
-    return tables[0], tables[1]
+        table = weights.get(f"model.{side}.embed_positions.weight")
+        if table is None:
+            continue
+        rows, width = table.shape
+        ours = positional_encoding(rows, width, "paper")
+        if not torch.allclose(table, torch.cat([ours[:, 0::2], ours[:, 1::2]], dim=1), atol=1e-2):
+            raise UserError(
+                f"{weights.path}: model.{side}.embed_positions.weight is not sinusoids: only they are supported"
+            )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_dirs import LINES, LONGEST, compare, write_model_dir
+from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir
+from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 
-from fasttfm.data.tokenizer import BOS, EOS
+from fasttfm.cli.main import main
+from fasttfm.data.tokenizer import BOS, EOS, PAD
 from fasttfm.decoding import Translator
 from fasttfm.decoding.batches import padded
+from fasttfm.errors import UserError
 from fasttfm.interop import auto_model
 from fasttfm.models import Transformer
 
@@ -27,6 +30,18 @@ def theirs(model_dir):
     auto_model.register()
     Transformer.from_pretrained(model_dir).save_pretrained(model_dir.parent / "pretrained", model_dir)
     return AutoModelForSeq2SeqLM.from_pretrained(model_dir.parent / "pretrained")
+
+
+def rows(model_dir, lines):
+    """Sources padded on the right, and their mask."""
+    tokenizer = Translator.from_directory(model_dir).source_tokenizer
+    ids, lengths = padded([[*tokenizer.encode(line), EOS] for line in lines], torch.device("cpu"))
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+
+
+def moved_left(x, mask):
+    """The same rows with padding on the left."""
+    return torch.stack([row.roll(int((seen == 0).sum()), 0) for row, seen in zip(x, mask)])
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -55,3 +70,164 @@ def test_labels_give_a_loss_with_gradients(theirs):
     torch.testing.assert_close(output.loss, expected)
     output.loss.backward()
     assert theirs.model.target_embedding.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_padding_on_the_left_gives_what_padding_on_the_right_gives(model_dir, theirs, beam):
+    ids, mask = rows(model_dir, LINES)
+    search = {"num_beams": beam, "max_new_tokens": LONGEST, "length_penalty": 0.0}
+    expected = theirs.generate(input_ids=ids, attention_mask=mask, **search)
+    left = {"input_ids": moved_left(ids, mask), "attention_mask": moved_left(mask, mask)}
+    assert torch.equal(theirs.generate(**left, **search), expected)
+    assert torch.equal(theirs.generate(input_ids=left["input_ids"], **search), expected)  # padding's number tells
+
+
+@torch.no_grad()
+def test_padding_of_targets_is_where_the_mask_says(model_dir, theirs):
+    ids, mask = rows(model_dir, LINES)
+    targets = torch.cat([torch.full_like(ids[:, :1], BOS), ids[:, :-1]], dim=1)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    expected = theirs(**inputs, decoder_input_ids=targets, output_attentions=True)
+    moved = {"decoder_input_ids": moved_left(targets, mask), "decoder_attention_mask": moved_left(mask, mask)}
+    sources = {name: moved_left(x, mask) for name, x in inputs.items()}
+    actual = theirs(**sources, **moved, output_attentions=True)
+    seen = moved["decoder_attention_mask"].bool()
+    torch.testing.assert_close(actual.logits[seen], expected.logits[mask.bool()])
+    for theirs_, ours in zip(actual.cross_attentions, expected.cross_attentions):
+        for row, length in enumerate(mask.sum(dim=1)):
+            torch.testing.assert_close(theirs_[row, :, -length:, -length:], ours[row, :, :length, :length])
+    given = theirs.model.attention_weights(ids, targets, mask.sum(dim=1))
+    for name, side in (("encoder", "encoder"), ("decoder", "decoder"), ("cross", "cross")):
+        for layer, other in zip(expected[f"{side}_attentions"], given[name], strict=True):
+            torch.testing.assert_close(layer, other)
+
+
+def test_a_search_goes_on_from_a_prefix_padded_on_the_left(model_dir, theirs):
+    ids, mask = rows(model_dir, LINES[:2])
+    prefix = torch.tensor([[BOS, 9, 11], [PAD, BOS, 7]])
+    seen = torch.tensor([[1, 1, 1], [0, 1, 1]])
+    search = {"num_beams": 1, "max_new_tokens": 6, "min_new_tokens": 6}
+    both = theirs.generate(
+        input_ids=ids, attention_mask=mask, decoder_input_ids=prefix, decoder_attention_mask=seen, **search
+    )
+    alone = theirs.generate(
+        input_ids=ids[1:], attention_mask=mask[1:], decoder_input_ids=prefix[1:, 1:], **search
+    )  # fmt: skip
+    assert torch.equal(both[1, 1:], alone[0])
+
+
+def test_what_is_not_supported_is_refused_by_name(model_dir, theirs):
+    source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
+    given = {"input_ids": source, "decoder_input_ids": target}
+    for name, value in (("inputs_embeds", torch.ones(1, 3, 32)), ("output_hidden_states", True), ("colour", "red")):
+        with pytest.raises(ValueError, match=rf"^{name} is not supported by FasttfmForSeq2SeqLM"):
+            theirs(**given, **{name: value})
+    with pytest.raises(ValueError, match=r"attention_mask is \(1, 2\): it must be \(1, 3\)"):
+        theirs(**given, attention_mask=torch.ones(1, 2))
+    with pytest.raises(ValueError, match="attention_mask has other numbers than 1"):
+        theirs(**given, attention_mask=torch.tensor([[0.0, 0.0, -1e9]]))
+    with pytest.raises(ValueError, match="decoder_input_ids or labels are needed"):
+        theirs(input_ids=source)
+    with pytest.raises(ValueError, match="device_map is not supported"):
+        type(theirs).from_pretrained(model_dir.parent / "pretrained", device_map="auto")
+    with pytest.raises(ValueError, match="a vocabulary cannot be resized"):
+        theirs.resize_token_embeddings(9)
+
+
+@torch.no_grad()
+def test_return_dict_dtype_and_fields_are_honoured(model_dir, theirs):
+    given = {"input_ids": torch.tensor([[5, 6, EOS]]), "decoder_input_ids": torch.tensor([[BOS, 7]])}
+    first, *_ = theirs(**given, return_dict=False)
+    assert torch.equal(first, theirs(**given).logits)
+    folder = model_dir.parent / "pretrained"
+    half = type(theirs).from_pretrained(folder, dtype=torch.bfloat16, dropout=0.3)
+    assert half(**given).logits.dtype == torch.bfloat16
+    assert half.model.config.dropout == 0.3
+
+
+@pytest.mark.parametrize("shared", ["all", "decoder", "none"])
+def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    auto_model.register()
+    model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings=shared)
+    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
+    first = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
+    first.save_pretrained(tmp_path / "b")
+    names = {file.name for file in (tmp_path / "a").iterdir()} - {"README.md", ".lock", "sha256sums"}
+    assert {file.name for file in (tmp_path / "b").iterdir()} == {
+        *names,
+        *("generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    }
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert main(["export", str(model_dir), "--format", "pretrained", "--out", str(tmp_path / "e")]) == 0
+    ours = Translator.from_directory(model_dir).source_tokenizer
+    for folder in ("b", "e"):
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / folder)
+        for line in LINES:
+            assert tokenizer(line)["input_ids"] == [*ours.encode(line), EOS]
+            assert tokenizer.decode(ours.encode(line)) == line
+    translator = Translator.from_directory(tmp_path / "b", beam=1, max_len_b=5)
+    assert translator.translate(LINES) == Translator.from_directory(model_dir, beam=1, max_len_b=5).translate(LINES)
+    stored = load_file(tmp_path / "b" / "model.safetensors")  # as Trainer loads its best checkpoint
+    found = auto_model.FasttfmForSeq2SeqLM(first.config).load_state_dict(stored)
+    assert not found.missing_keys
+    assert not found.unexpected_keys
+    with pytest.raises(UserError, match="is a model directory of fasttfm train"):
+        first.save_pretrained(model_dir)
+    first.generation_config.num_beams = 7
+    first.save_pretrained(tmp_path / "a")
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a").generation_config.num_beams == 7
+    first.load_state_dict(first.state_dict())
+    first.save_pretrained(tmp_path / "c", state_dict={name: x.clone() for name, x in first.state_dict().items()})
+    assert load_file(tmp_path / "c" / "model.safetensors").keys() == stored.keys()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, smoothing):
+    pytest.importorskip("accelerate")
+    from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    auto_model.register()
+    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "first", model_dir)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "first")
+    tokenizer = Translator.from_directory(model_dir).source_tokenizer
+    pairs = [(tokenizer.encode(target), tokenizer.encode(source)) for source, target in PAIRS.items()]  # the other way
+    data = [{"input_ids": [*source, EOS], "labels": [*target, EOS]} for source, target in pairs]
+
+    class Padding:
+        padding_side = "left"
+
+        def save_pretrained(self, folder):
+            pass
+
+        def pad(self, features, **_):
+            longest = max(len(each["input_ids"]) for each in features)
+            ids = [[PAD] * (longest - len(each["input_ids"])) + each["input_ids"] for each in features]
+            labels = [each["labels"] for each in features if "labels" in each]
+            batch = {"input_ids": torch.tensor(ids)}
+            return {**batch, **({"labels": torch.tensor(labels)} if labels else {})}
+
+    arguments = Seq2SeqTrainingArguments(
+        str(tmp_path / "run"), per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=20,
+        learning_rate=3e-3, label_smoothing_factor=smoothing, save_strategy="epoch", eval_strategy="epoch",
+        load_best_model_at_end=True, save_total_limit=1, report_to=[], use_cpu=True, disable_tqdm=True, seed=1,
+    )  # fmt: skip
+    trainer = Seq2SeqTrainer(
+        model, arguments, DataCollatorForSeq2Seq(Padding(), model), train_dataset=data, eval_dataset=data
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    assert after < before / 2
+    trainer.save_model(str(tmp_path / "last"))
+    best = type(model).from_pretrained(tmp_path / "last")
+    for name, weight in best.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name])
+
+
+def test_a_loss_is_divided_by_what_the_trainer_counts(theirs):
+    source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[7, EOS, -100]])
+    whole = theirs(input_ids=source, labels=target).loss
+    torch.testing.assert_close(theirs(input_ids=source, labels=target, num_items_in_batch=8).loss, whole * 2 / 8)

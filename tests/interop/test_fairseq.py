@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import math
 import pickle
+import shutil
+import sys
+import types
+import typing
 
 import pytest
 import torch
@@ -154,6 +159,12 @@ def write(folder, shared="all", pre=False, new=True, **changes):
     return model.eval(), [["<s>", "<pad>", "</s>", "<unk>", *order] for order in orders]
 
 
+def changed_checkpoint(folder, change):
+    loaded = torch.load(folder / "checkpoint.pt", weights_only=False)
+    change(loaded)
+    torch.save(loaded, folder / "checkpoint.pt")
+
+
 def imported(folder, *more):
     words = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--out", str(folder / "MODEL")]
     words += ["--dict", str(folder / "dict.src.txt"), "--dict", str(folder / "dict.tgt.txt")]
@@ -200,9 +211,69 @@ def test_the_same_logits_and_translations(tmp_path, shared, pre, new):
         assert translation == one_line(given.target_tokenizer.decode(written))
 
 
+def omegaconf_of_our_own(monkeypatch):
+    """OmegaConf's classes as its pickles know them: a container has _content, a value _val."""
+    made = {}
+    monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
+    for module, name in (("dictconfig", "DictConfig"), ("nodes", "AnyNode"), ("base", "ContainerMetadata")):
+        holder = types.ModuleType(f"omegaconf.{module}")
+        made[name] = type(name, (), {"__module__": holder.__name__, "__qualname__": name})
+        setattr(holder, name, made[name])
+        monkeypatch.setitem(sys.modules, holder.__name__, holder)
+
+    def create(value):
+        thing = made["DictConfig" if isinstance(value, dict) else "AnyNode"]()
+        thing._metadata, thing._parent = made["ContainerMetadata"](), None
+        thing._metadata.ref_type, thing._metadata.resolver_cache = typing.Any, collections.defaultdict(dict)
+        if isinstance(value, dict):
+            thing._content = {name: create(each) for name, each in value.items()}
+        else:
+            thing._val = value
+        return thing
+
+    return create
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("writer", ["omegaconf", "our own"])
+def test_settings_of_omegaconf_are_read(tmp_path, monkeypatch, writer, nested):
+    """A Namespace in a DictConfig, and encoder and decoder as sections, which hydra makes."""
+    if writer == "omegaconf":
+        omegaconf = pytest.importorskip("omegaconf")
+
+        def create(value):
+            return omegaconf.OmegaConf.create(value, flags={"allow_objects": True})
+    else:
+        create = omegaconf_of_our_own(monkeypatch)
+    write(tmp_path, pre=True)
+    assert imported(tmp_path) == 0
+    expected = load(tmp_path / "MODEL").config
+
+    def change(loaded):
+        given = vars(loaded["cfg"]["model"])
+        sections = {}
+        for name, value in given.items():
+            side, _, rest = name.partition("_")
+            if side in ("encoder", "decoder"):
+                sections.setdefault(side, {})[rest] = value
+            else:
+                sections[name] = value
+        sections["decoder"]["ffn_embed_dim"] = "${model.encoder.ffn_embed_dim}"
+        model = sections if nested else loaded["cfg"]["model"]
+        loaded["cfg"] = create({"_name": None, "task": {"data": "x"}, "model": model})
+
+    changed_checkpoint(tmp_path, change)
+    shutil.rmtree(tmp_path / "MODEL")
+    for name in [name for name in sys.modules if name.startswith("omegaconf")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert imported(tmp_path) == 0
+    assert load(tmp_path / "MODEL").config == expected
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"encoder_langtok": "src"}, "tokens of languages are not supported"),
         ({"encoder_learned_pos": True}, "learned positions are not supported"),
         ({"decoder_embed_dim": 64}, "encoder_embed_dim and decoder_embed_dim differ"),
         ({"decoder_normalize_before": True}, "normalize_before differ"),
@@ -214,6 +285,34 @@ def test_what_we_have_not_is_named(tmp_path, capsys, changes, words):
     write(tmp_path, **changes)
     assert imported(tmp_path) == 2
     assert words in capsys.readouterr().err
+
+
+def test_learned_positions_are_found_among_the_weights(tmp_path, capsys):
+    write(tmp_path)
+    learned = {"encoder.embed_positions.weight": torch.randn(66, WIDTH)}
+    changed_checkpoint(tmp_path, lambda loaded: loaded["model"].update(learned))
+    assert imported(tmp_path) == 2
+    assert "encoder.embed_positions.weight: learned positions are not supported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        (["ein@@ ", "Hund", "e@@"], "67% of its tokens end in @@: it is of subword-nmt or fastBPE"),
+        (["▁Bundestag", "▁Haushalt", "▁Wirtschaft"], "has the pieces of 0.0% of the tokens in"),
+    ],
+)
+def test_a_dictionary_that_another_tokenizer_was_counted_for_is_refused(tmp_path, capsys, pieces, words):
+    write(tmp_path)
+    path = tmp_path / "dict.src.txt"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    others = [f"{piece.strip()} 999999" for piece in pieces]
+    path.write_text("\n".join([*others, *lines[len(others) :]]) + "\n", encoding="utf-8")
+    (tmp_path / "dict.tgt.txt").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert imported(tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not (tmp_path / "MODEL").exists()
 
 
 class Code:

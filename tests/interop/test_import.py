@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from os.path import commonprefix
@@ -16,7 +17,8 @@ from fasttfm.cli.main import main
 from fasttfm.decoding import Translator
 from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
-from fasttfm.interop import ctranslate2_read, marian
+from fasttfm.interop import ctranslate2_read, m2m100, marian
+from fasttfm.interop.exchange import load, store
 
 LONGEST = 20
 
@@ -295,6 +297,61 @@ def test_an_output_that_is_not_tied_is_the_one_that_is_read(tmp_path, opus):
         marian.read(folder)
 
 
+def test_three_tables_of_m2m100_are_read(tmp_path, m2m):
+    """tie_word_embeddings false: source, target and output may all differ."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "untied"
+    shutil.copytree(m2m, folder)
+    config = transformers.M2M100Config.from_pretrained(m2m)
+    config.tie_word_embeddings = False
+    torch.manual_seed(4)
+    model = transformers.M2M100ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight[-108:] *= 0.1  # codes of languages
+    model.save_pretrained(folder)
+    languages = {"source_language": "en", "target_language": "de"}
+    store(m2m100.read(folder, **languages), tmp_path / "ours")
+    ours = Translator.from_directory(
+        tmp_path / "ours", beam=1, alpha=0.0, max_len_a=0.0, max_len_b=LONGEST, min_len=LONGEST, allow_unk=True
+    )
+    theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(folder)
+    tables = [theirs.model.encoder.embed_tokens, theirs.model.decoder.embed_tokens, theirs.lm_head]
+    assert not any(torch.equal(tables[i].weight, tables[j].weight) for i, j in ((0, 1), (1, 2), (0, 2)))
+    pieces = transformers.M2M100Tokenizer.from_pretrained(folder, src_lang="en", tgt_lang="de")
+    with torch.inference_mode():
+        results = theirs.generate(
+            **pieces(LINES, return_tensors="pt", padding=True), num_beams=1, max_new_tokens=LONGEST,
+            min_new_tokens=LONGEST, forced_bos_token_id=pieces.get_lang_id("de"), bad_words_ids=[[1]],
+            length_penalty=0.0,
+        )  # fmt: skip
+    expected = [one_line(text.removeprefix("__de__")).strip() for text in pieces.batch_decode(results, True)]
+    assert_equal([text.strip() for text in ours.translate(LINES)], expected, 1)
+
+
+def test_positions_and_fields_that_are_not_read_are_told(tmp_path, opus):
+    folder = tmp_path / "other"
+    shutil.copytree(opus, folder)
+    path = folder / "config.json"
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps({**given, "sliding_window": 4, "something": None}))
+    with pytest.warns(RuntimeWarning, match=r"config.json: nobody here knows the fields sliding_window: they"):
+        marian.read(folder)
+    for wrong, message in (({"scale_embedding": False}, "scale_embedding False is not supported"), ({}, "")):
+        path.write_text(json.dumps({**given, **wrong}))
+        if message:
+            with pytest.raises(UserError, match=message):
+                marian.read(folder)
+    path.write_text(json.dumps({name: value for name, value in given.items() if name != "scale_embedding"}))
+    with pytest.raises(UserError, match="scale_embedding"):
+        marian.read(folder)
+    path.write_text(json.dumps(given))
+    weights = load_file(folder / "model.safetensors")
+    trained = {"model.encoder.embed_positions.weight": torch.randn(64, 32)}
+    save_file({**weights, **trained}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"model\.encoder\.embed_positions\.weight is not sinusoids"):
+        marian.read(folder)
+
+
 # CTranslate2
 
 
@@ -339,6 +396,50 @@ def test_every_quantization_of_ctranslate2_comes_back(tmp_path, opus, quantizati
         torch.testing.assert_close(rounded.weights[name], weight, rtol=0.01, atol=float(largest) / 127)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"norm_first": True, "final_norm": True, "activation": "gelu", "positional_encoding": "tensor2tensor"},
+        {"norm_first": True, "layer_norm_eps": 1e-6},
+        {"share_embeddings": "none", "activation": "silu", "first_position": 2, "output_bias": True},
+        {"share_embeddings": "decoder", "activation": "gelu_tanh", "d_model": 30, "heads": 3, "decoder_layers": 3},
+    ],
+)
+def test_our_own_exports_come_back_from_every_quantization(tmp_path, monkeypatch, fields, quantization):
+    specs = pytest.importorskip("ctranslate2.specs.model_spec")
+    optimize = specs.LayerSpec.optimize
+    monkeypatch.setattr(specs.LayerSpec, "optimize", lambda spec: optimize(spec, quantization=quantization))
+    model_dir, folder = exported(tmp_path, "ctranslate2", **fields)
+    given, back = load(model_dir), ctranslate2_read.read(folder)
+    sizes = {"max_length": back.config.max_length, "source_vocab_size": back.config.source_vocab_size}
+    assert back.config == dataclasses.replace(given.config, **sizes, dropout=0.1)
+    assert back.weights.keys() == given.weights.keys()
+    for name, weight in given.weights.items():
+        torch.testing.assert_close(back.weights[name], weight, rtol=0.01, atol=float(weight.abs().max()) / 127)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_languages_are_chosen_for_nllb_by_way_of_ctranslate2(tmp_path, nllb, beam):
+    converters = pytest.importorskip("ctranslate2.converters")
+    folder = tmp_path / "ct2"
+    converters.TransformersConverter(str(nllb), copy_files=["sentencepiece.bpe.model"]).convert(str(folder))
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    whole, given = m2m100.read(nllb, **languages), ctranslate2_read.read(folder, **languages)
+    search = {"beam": beam, "max_len_a": 0.0, "max_len_b": LONGEST, "min_len": LONGEST, "alpha": 0.0}
+    texts = []
+    for name, model in (("whole", whole), ("given", given)):
+        store(model, tmp_path / name)
+        texts.append(Translator.from_directory(tmp_path / name, allow_unk=True, **search).translate(LINES))
+    assert texts[0] == texts[1]
+    for wrong, message in (
+        ({}, "none was given: give one of ace_Arab"),
+        ({"source_language": "tlh"}, "tlh is unknown"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ctranslate2_read.read(folder, **wrong)
+
+
 HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
 
 
@@ -354,6 +455,42 @@ HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
         ({"encoder/num_heads": np.int16(1)}, {}, "encoder/num_heads and decoder/num_heads differ"),
         ({"encoder/activation": np.int8(0)}, {}, "encoder/activation and decoder/activation differ"),
         ({"encoder/position_encodings/encodings": ROW}, {}, "encodings and decoder/position_encodings/enc.* differ"),
+        (
+            {"encoder/position_encodings/encodings": None},
+            {},
+            "has decoder/position_encodings/encodings but no encoder/",
+        ),
+        (
+            {"decoder/position_encodings/encodings": None},
+            {},
+            "has encoder/position_encodings/encodings but no decoder/",
+        ),
+        (
+            {
+                "encoder/layer_1/ffn/linear_0/bias": ROW,
+                "encoder/layer_1/ffn/linear_0/weight": np.ones((8, 32), np.float32),
+                "encoder/layer_1/ffn/linear_1/weight": np.ones((32, 8), np.float32),
+            },
+            {},
+            r"encoder\.layers\.1\.linear1\.weight is \(8, 32\), \(64, 32\) fits the decoder's first layer",
+        ),
+        (
+            {"decoder/start_from_zero_embedding": np.int8(0)},
+            {"decoder_start_token": None},
+            "decoder_start_token is null",
+        ),
+        (
+            {"decoder/start_from_zero_embedding": np.int8(0)},
+            {"decoder_start_token": "x"},
+            "add_source_eos is false and",
+        ),
+        (
+            {"decoder/start_from_zero_embedding": np.int8(0)},
+            {"decoder_start_token": "x", "add_source_eos": True},
+            "has no token x",
+        ),
+        ({"decoder/num_heads": np.int16(5), "encoder/num_heads": np.int16(5)}, {}, "32 is not a multiple of heads 5"),
+        ({}, {"layer_norm_epsilon": "x"}, "layer_norm_epsilon is .* it must be a number"),
         ({"encoder/newer": HALF}, {}, "has encoder/newer, which is not supported"),
         ({}, {"add_source_bos": True}, "config.json says add_source_bos True"),
         ({}, {"newer": "x"}, "config.json says newer 'x'"),
@@ -364,7 +501,11 @@ def test_what_no_model_here_can_be_is_refused_by_name(tmp_path, opus, monkeypatc
     converter = converters.TransformersConverter(str(opus), copy_files=["source.spm", "target.spm"])
     converter.convert(str(tmp_path / "ct2"))
     read, path = ctranslate2_read._read_variables, tmp_path / "ct2" / "config.json"
-    monkeypatch.setattr(ctranslate2_read, "_read_variables", lambda path: {**read(path), **changed})
+    monkeypatch.setattr(
+        ctranslate2_read,
+        "_read_variables",
+        lambda path: {name: each for name, each in {**read(path), **changed}.items() if each is not None},
+    )
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
     with pytest.raises(UserError, match=message):
         ctranslate2_read.read(tmp_path / "ct2")

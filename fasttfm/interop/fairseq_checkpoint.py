@@ -1,0 +1,122 @@
+"""Reads a checkpoint of fairseq-train without fairseq, and without running anything in it.
+
+Settings are an argparse.Namespace, a dict, or a DictConfig of OmegaConf, which may lie one in the other. A class that
+torch does not know becomes a Shell, which keeps what the file says of an object and does nothing.
+https://omegaconf.readthedocs.io     a container has _content, a value _val; ${model.dropout} names another value
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.checkpoints.weights import refuse_what_is_no_number
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.files import unreadable
+from fasttfm.interop.names import TheirWeights
+from fasttfm.interop.weight_files import first_line
+
+_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+_DEEPEST = 30
+
+
+class Shell:
+    """An object of a class that is not loaded: what it was made of."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def load(path: Path) -> tuple[dict[str, Any], TheirWeights]:
+    """Settings, flat as fairseq's flags are, with those of the task, and float32 weights of a checkpoint."""
+    try:
+        names = _unknown_classes(path)
+        known: list[Any] = [argparse.Namespace, *((Shell, name) for name in names if name != "argparse.Namespace")]
+        with torch.serialization.safe_globals(known):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: give a checkpoint of fairseq-train") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:  # unpickling raises of every kind
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise UserError(f"{path}: is cut off, or holds more than settings and weights ({first_line(error)})") from None
+    weights = loaded.get("model") if isinstance(loaded, dict) else None
+    settings = _settings(loaded) if isinstance(loaded, dict) else None
+    if not isinstance(weights, dict) or not settings:
+        raise UserError(f"{path}: has no weights (model) or no settings (cfg, args): give one of fairseq-train")
+    floats = {name: each.float() for name, each in weights.items() if isinstance(each, Tensor)}
+    refuse_what_is_no_number({name: each for name, each in floats.items() if "_float_tensor" not in name}, path)
+    return settings, TheirWeights(path, floats)
+
+
+def _unknown_classes(path: Path) -> list[str]:
+    """Names of what a checkpoint refers to and torch does not load."""
+    if not zipfile.is_zipfile(path):
+        return []  # before PyTorch 1.6, when settings were a Namespace
+    return torch.serialization.get_unsafe_globals_in_checkpoint(path)
+
+
+def _settings(loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a model and of its task; empty where there are none."""
+    whole = _plain(loaded.get("cfg"), 0)
+    whole = whole if isinstance(whole, dict) and whole.get("model") else {"model": _plain(loaded.get("args"), 0)}
+    given: dict[str, Any] = {}
+    for section in ("task", "model"):
+        values = whole.get(section)
+        if isinstance(values, dict):
+            given |= _flat({name: _resolved(value, whole) for name, value in values.items()})
+    return given
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """encoder: {embed_dim: 512} is --encoder-embed-dim 512."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in ("encoder", "decoder") and isinstance(value, dict):
+            flat |= {f"{name}_{inner}": each for inner, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """A value without the objects around it."""
+    if depth > _DEEPEST:
+        return None
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, Shell):
+        state = getattr(value, "state", None)
+        if isinstance(state, dict):
+            inner = state.get("_content", state.get("_val"))
+        else:
+            inner = value.arguments[0] if value.arguments else None  # a member of an enumeration
+        return _plain(inner, depth + 1)
+    if isinstance(value, dict):
+        return {str(name): _plain(each, depth + 1) for name, each in value.items()}
+    return [_plain(each, depth + 1) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _resolved(value: Any, whole: Mapping[str, Any], depth: int = 0) -> Any:
+    """What ${section.name} stands for."""
+    if isinstance(value, dict):
+        return {name: _resolved(each, whole, depth) for name, each in value.items()}
+    match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None or depth > _DEEPEST:
+        return value
+    found: Any = whole
+    for name in match[1].split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return _resolved(found, whole, depth + 1)

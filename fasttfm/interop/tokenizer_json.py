@@ -1,0 +1,157 @@
+"""Our tokenizers as Hugging Face's tokenizer.json, which gives the same ids.
+
+https://huggingface.co/docs/tokenizers/api/models and /api/normalizers
+A SentencePiece model cuts line by line, and puts a space before each that has something. Here a text is cut as a whole:
+a normalizer puts in those spaces, line breaks are cut off first, and pieces and merges are the model's. The file is
+written without the package tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, Normalizer, read_model, read_normalizer
+from fasttfm.data.text_tokenizer import MASK_PIECE, TOKENIZER_FILE, ByteTokenizer, PieceTokenizer, TextTokenizer
+from fasttfm.data.tokenizer import BOS, EOS, HIDDEN_SPACE, PAD, UNK, Tokenizer
+from fasttfm.files import write_file
+
+_SPACE = "\u2581"
+_NAMES = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
+
+
+Frame = Literal["none", "end", "both"]
+"""What a text gets: nothing, as for a GPT; </s>, as a source of a translation; <s> before it too, as BERT's."""
+
+
+def write_tokenizer(tokenizer: TextTokenizer | Tokenizer, folder: Path, frame: Frame = "none") -> list[str]:
+    """Write tokenizer.json and tokenizer_config.json, with which AutoTokenizer gives our ids, into a directory.
+
+    Returns lines for the user where the tokenizer cannot be written so; its own file is then all that there is.
+    """
+    pieces_of = tokenizer.tokenizer if isinstance(tokenizer, PieceTokenizer) else tokenizer
+    if isinstance(pieces_of, Tokenizer):
+        if pieces_of.vocabulary is not None:
+            return [
+                f"no {TOKENIZER_FILE} was written, because the vocabulary is another tool's: use that one's tokenizer"
+            ]
+        normalizer, (kind, pieces) = read_normalizer(pieces_of.model), read_model(pieces_of.model)
+        mask = pieces_of.piece_id(MASK_PIECE)
+        if kind != BPE or normalizer.rules or not normalizer.adds_space:
+            what = "is no BPE" if kind != BPE else "normalizes text"
+            return [f"no {TOKENIZER_FILE} was written, because its SentencePiece model {what}: give transformers ids"]
+        content = _of_pieces(pieces, normalizer)
+    elif isinstance(tokenizer, ByteTokenizer):
+        content, mask = _of_bytes(tokenizer), tokenizer.mask
+    else:
+        return []  # its own file is one
+    if frame != "none":
+        content["post_processor"] = _frame(frame)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": _NAMES[PAD],
+        "unk_token": _NAMES[UNK],
+        "bos_token": _NAMES[BOS],
+        "eos_token": _NAMES[EOS],
+        **({"cls_token": _NAMES[BOS], "sep_token": _NAMES[EOS]} if frame == "both" else {}),
+        **({"mask_token": MASK_PIECE} if mask is not None else {}),
+        "split_special_tokens": True,  # what looks like one in a text is text
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", *(["token_type_ids"] if frame == "both" else []), "attention_mask"],
+    }
+    for name, value in ((TOKENIZER_FILE, content), ("tokenizer_config.json", settings)):
+        write_file(folder / name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    return []
+
+
+def _of_pieces(pieces: list[tuple[str, float, int]], normalizer: Normalizer) -> dict[str, Any]:
+    model = _bpe(
+        {piece: number for number, (piece, _, _) in enumerate(pieces)},
+        _merges(pieces),
+        unk_token=_NAMES[UNK],
+        fuse_unk=True,
+        byte_fallback=any(kind == BYTE for _, _, kind in pieces),
+    )
+    steps = [_replace({"String": _SPACE}, HIDDEN_SPACE)]
+    if normalizer.drops_spaces:
+        steps += [_replace({"Regex": each}, "") for each in (r"\A +", r"(?<=\n) +", r" +(?=\n|\z)")]
+        steps += [_replace({"Regex": " {2,}"}, " ")]
+    steps += [
+        _replace({"String": " "}, _SPACE),
+        _replace({"Regex": r"\n(?=[^\n])"}, f"\n{_SPACE}"),
+        {"type": "Prepend", "prepend": _SPACE},
+        _replace({"Regex": rf"\A{_SPACE}(?=\n|\z)"}, ""),
+    ]
+    return _file(
+        model,
+        normalizer={"type": "Sequence", "normalizers": steps},
+        pre_tokenizer={"type": "Split", "pattern": {"String": "\n"}, "behavior": "Isolated", "invert": False},
+        decoder={
+            "type": "Sequence",
+            "decoders": [
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                _replace({"String": f"\n{_SPACE}"}, "\n"),
+                _replace({"String": _SPACE}, " "),
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+                _replace({"String": "\r"}, " "),
+                _replace({"String": HIDDEN_SPACE}, _SPACE),
+            ],
+        },
+    )
+
+
+def _merges(pieces: list[tuple[str, float, int]]) -> list[list[str]]:
+    """Pairs of pieces in the order in which SentencePiece joins them: by the score of what they become."""
+    normal = {piece: score for piece, score, kind in pieces if kind == NORMAL}
+    merges = []
+    for piece, _ in sorted(normal.items(), key=lambda each: -each[1]):
+        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        merges += [[first, second] for first, second in halves if first in normal and second in normal]
+    return merges
+
+
+def _of_bytes(tokenizer: ByteTokenizer) -> dict[str, Any]:
+    names = tokenizer.pieces()
+    vocabulary = {name: number for number, name in enumerate(names[: len(names) - 256])}
+    vocabulary |= {_shown(byte): len(names) - 256 + byte for byte in range(256)}
+    model = _bpe(vocabulary, [], unk_token=None, fuse_unk=False, byte_fallback=False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return _file(model, normalizer=None, pre_tokenizer=byte_level, decoder=byte_level)
+
+
+def _bpe(vocabulary: Mapping[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+    kept = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
+    return {"type": "BPE", **kept, **options, "vocab": vocabulary, "merges": merges}
+
+
+def _shown(byte: int) -> str:
+    """The character that GPT-2's files have for a byte: itself where it shows, else one from 256 on, in their order."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in shown else chr(256 + sum(each not in shown for each in range(byte)))
+
+
+def _file(model: Mapping[str, Any], **parts: Any) -> dict[str, Any]:
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None} | {
+        **parts,
+        "model": model,
+    }
+
+
+def _replace(pattern: Mapping[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    """<s> text </s> and <s> text </s> other </s>, or the same without <s>."""
+
+    def special(position: int, side: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": _NAMES[position], "type_id": side}}
+
+    first, second = ({"Sequence": {"id": name, "type_id": side}} for side, name in enumerate("AB"))
+    single = [*([special(BOS, 0)] if frame == "both" else []), first, special(EOS, 0)]
+    tokens = {_NAMES[each]: {"id": _NAMES[each], "ids": [each], "tokens": [_NAMES[each]]} for each in (BOS, EOS)}
+    pair = [*single, second, special(EOS, 1)]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
