@@ -94,7 +94,7 @@ def translate_marked(
     The text of each block element is translated by itself; a prefix is that of a line's first text. UserError names a
     line whose tags are not balanced, after the translations of those before it.
     """
-    waiting: deque[_Line] = deque()
+    waiting: deque[MarkedLine] = deque()
     beginnings: deque[str] = deque()  # of the texts that the translator has not asked for yet
     first_texts: list[int] = []  # of each line, counted from 1
     count = 0
@@ -103,7 +103,7 @@ def translate_marked(
         nonlocal count
         for number, (line, prefix) in enumerate(paired(lines, prefixes), start=1):
             try:
-                waiting.append(_Line.parse(line))
+                waiting.append(MarkedLine.parse(line))
             except UserError as error:
                 raise UserError(f"standard input, line {number:,}: {error}") from None
             texts = [marked.text for marked in waiting[-1].texts.values()]
@@ -127,7 +127,7 @@ def translate_marked(
 
 
 @dataclass(slots=True)
-class _Line:
+class MarkedLine:
     """A line as pieces, of which some are texts to translate."""
 
     pieces: list[str]
@@ -136,7 +136,8 @@ class _Line:
     """Their places among the pieces; at least one, possibly without any text."""
 
     @classmethod
-    def parse(cls, line: str) -> _Line:
+    def parse(cls, line: str) -> MarkedLine:
+        """UserError for tags that are not balanced."""
         pieces = split_blocks(line)
         texts = {place: Marked.parse(pieces[place].strip()) for place in range(0, len(pieces), 2)}
         kept = {place: marked for place, marked in texts.items() if marked.text.strip() or marked.elements}
