@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fasttfm.decoding.alignment import PARTS, Links
 from fasttfm.decoding.markup_blocks import VOID, split_blocks, unbalanced
 from fasttfm.decoding.markup_tags import Tags
-from fasttfm.decoding.translator import Translation, Translator, paired
+from fasttfm.decoding.translator import Translation, Translator, one_line, paired
 from fasttfm.errors import UserError
 
 
@@ -103,7 +103,7 @@ def translate_marked(
         nonlocal count
         for number, (line, prefix) in enumerate(paired(lines, prefixes), start=1):
             try:
-                waiting.append(MarkedLine.parse(line))
+                waiting.append(MarkedLine.parse(one_line(line).strip()))
             except UserError as error:
                 raise UserError(f"standard input, line {number:,}: {error}") from None
             texts = [marked.text for marked in waiting[-1].texts.values()]
