@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fasttfm.parsing import shown
 from fasttfm.serving.requests import Refused
 
 _PAIR = re.compile(r"([a-z]{2,3})-([a-z]{2,3})")
@@ -32,14 +33,16 @@ def languages(models: Collection[str]) -> list[dict[str, Any]]:
 def read(given: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
     """The same request in this server's form; Refused for what cannot be answered."""
     if unknown := sorted(set(given) - set(_FIELDS)):
-        raise Refused(400, f"{unknown[0]!r} is unknown: known are {', '.join(_FIELDS)}")
-    if given.get("format", "text") != "text":
-        raise Refused(400, f"format {given['format']!r} is not taken: give text")
+        raise Refused(400, f"{shown(unknown[0])} is unknown: known are {', '.join(_FIELDS)}")
+    form = given.get("format", "text")
+    if form not in ("text", "html"):
+        raise Refused(400, f"format {shown(form)} is not taken: give text or html")
     alternatives = given.get("alternatives", 0)
     if type(alternatives) is not int or alternatives < 0:
         raise Refused(400, "alternatives must be a number, 0 or more")
     options = {"nbest": 1 + alternatives} if alternatives else {}
-    return {"text": given["q"], "model": _model(given.get("source", "auto"), given.get("target"), models), **options}
+    model = _model(given.get("source", "auto"), given.get("target"), models)
+    return {"text": given["q"], "model": model, "markup": form == "html", **options}
 
 
 def answer(given: Mapping[str, Any], translations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -66,4 +69,4 @@ def _model(source: Any, target: Any, models: Sequence[str]) -> str:
         if source in (pair[0], "auto") and target == pair[1]:
             return "-".join(pair)
     known = ", ".join("-".join(pair) for pair in pairs)
-    raise Refused(400, f"from {source!r} to {target!r} is not served: known are {known}")
+    raise Refused(400, f"from {shown(source)} to {shown(target)} is not served: known are {known}")

@@ -7,12 +7,11 @@ import dataclasses
 import threading
 
 import pytest
-from model_dirs import LINES, write_model_dir
+from model_dirs import LINES
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("numba")
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.decoding import Translator
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.errors import UserError
@@ -21,11 +20,6 @@ from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.queue import Answer, FairQueue, Sentence
 
 PATIENCE = 300
-
-
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory):
-    return Translator.from_directory(write_model_dir(tmp_path_factory.mktemp("served") / "small"), workers=1)
 
 
 @pytest.fixture
