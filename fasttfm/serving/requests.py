@@ -23,6 +23,9 @@ from fasttfm.serving.limits import Limits
 from fasttfm.serving.options import SEARCH, checked, options
 from fasttfm.serving.texts import Document, Lines, Sentences, Text
 
+_TERM_LENGTH = 32
+"""Characters of a term, on average, that a terminology may have."""
+
 
 class Refused(Exception):
     """A request that is not answered: an HTTP status, and one line that says why."""
@@ -162,9 +165,11 @@ def _required(
 ) -> list[list[list[list[int]]]]:
     """What the terminology asks for in each line."""
     terms = {term: _listed(alternatives) for term, alternatives in given["terminology"].items()}
-    count = sum(map(len, terms.values()))
+    count, size = sum(map(len, terms.values())), sum(map(len, terms))
     if count > limits.terms:
         raise UserError(f"terminology has {count:,} translations of terms: {limits.terms:,} at most are taken at once")
+    if size > (most := _TERM_LENGTH * limits.terms):  # each is looked for at each word of each line
+        raise UserError(f"the terms of terminology have {size:,} characters: {most:,} at most are taken at once")
     try:
         terminology = Terminology(terms.items(), translator.target_tokenizer)
     except UserError as error:

@@ -109,6 +109,7 @@ def test_a_stream_has_them_too(url, model_dir):
         ({"terminology": {"dog": " "}}, "a translation is empty"),
         ({"terminology": {"dog": "Hund"}, "sampling": True}, "needs a beam search"),
         ({"terminology": {f"term {number}": "Hund" for number in range(300)}}, "256 at most"),
+        ({"terminology": {"dog " * 3000: "Hund"}}, "8,192 at most"),
         ({"text": "dog " * 100, "terminology": {"dog": "der Hund läuft über"}}, "512 at most"),
         ({"alignment": 1}, "alignment must be true or false: 1 was given"),
         ({"markup": "html"}, "markup must be true or false"),
