@@ -16,13 +16,14 @@ _NO_SPACE_AFTER = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\u
 """A line that ends in Chinese or Japanese signs goes on without a space."""
 
 
-_LANGUAGES = """
+_CODES = """
 aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es
 et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj
 kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv
 ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg th
 ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
 """
+LANGUAGES = frozenset(_CODES.split())
 """ISO 639-1. Of a code that it does not know sentencex takes the rules of English without a word."""
 
 
@@ -36,7 +37,7 @@ def sentence_splitter(language: str, option: str = "--split-sentences") -> Calla
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language, re.IGNORECASE):
         raise UserError(f"{option} {language!r}: give the language of the input, such as en or de")
     code = language.lower().partition("-")[0]
-    if len(code) == 2 and code not in _LANGUAGES.split():
+    if len(code) == 2 and code not in LANGUAGES:
         raise UserError(f"{option} {language!r}: is not a language of ISO 639-1: give one such as en or de")
     try:
         from sentencex import segment

@@ -139,6 +139,25 @@ def test_a_source_longer_than_the_model_reads_is_refused_and_not_cut(model_dir):
         assert "6 at most" in ask(address, text="a dog " * 6).json()["detail"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_several_models_answer_each_to_its_name_and_its_languages(model_dir, translator, workers):
+    short = other(model_dir, max_len_b=2)
+    models = {"opus-mt-en-de": translator, "de-en": short, "en-de": short, "my-run": short}
+    expected = [each.translate(LINES) for each in (translator, short)]
+    with serving(models, workers=workers) as address:
+        found = [
+            texts(ask(address, text=LINES, **given)) for given in ({}, {"model": "opus-mt-en-de"}, {"model": "my-run"})
+        ]
+        assert found == [expected[0], expected[0], expected[1]]
+        for source, target, best in (("en", "de", expected[0]), ("de", "en", expected[1]), ("auto", "en", expected[1])):
+            assert ask(address, q=LINES, source=source, target=target).json() == {"translatedText": best}
+        answer = ask(address, q=LINES, source="my", target="run")
+        assert answer.json() == {"error": "from 'my' to 'run' is not served: known are en-de, de-en"}
+        known = requests.get(f"{address}/languages", timeout=300).json()
+        assert [(each["code"], each["targets"]) for each in known] == [("en", ["de"]), ("de", ["en"])]
+        assert "one of opus-mt-en-de, de-en, en-de, my-run" in ask(address, text="a", model="fr-de").json()["detail"]
+
+
 def test_clients_of_libretranslate_may_send_html(url, model_dir):
     expected = [best[0].text for best in translate_marked(other(model_dir, aligned=PARTS), ["a <b>dog</b>"])]
     given = {"q": ["a <b>dog</b>"], "source": "en", "target": "de", "format": "html"}
