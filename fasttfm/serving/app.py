@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fasttfm.decoding.translator import Translation, Translator
@@ -23,6 +23,7 @@ from fasttfm.serving.engine import Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.openapi import openapi, page
+from fasttfm.serving.pages import html_response
 from fasttfm.serving.pool import Pool
 from fasttfm.serving.queue import Answer
 from fasttfm.serving.requests import Refused, Request, read_body, read_request
@@ -71,12 +72,13 @@ class App:
 
     async def page(self, _: HttpRequest) -> Response:
         """The page to type into."""
-        return HTMLResponse(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+        return html_response(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
     async def health(self, _: HttpRequest) -> Response:
-        """The models that are served, and how many texts a request may have."""
+        """The models that are served, and how large a request may be."""
         health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
-        return JSONResponse({**health, "sentences": self.limits.sentences})
+        limits = {"sentences": self.limits.sentences, "body_bytes": self.limits.body_bytes}
+        return JSONResponse({**health, **limits})
 
     async def languages(self, _: HttpRequest) -> Response:
         """The pairs of languages, as LibreTranslate tells them."""
@@ -92,7 +94,7 @@ class App:
 
     async def docs(self, _: HttpRequest) -> Response:
         """The same for people."""
-        return HTMLResponse(page([*self.translators], _VERSION))
+        return html_response(page([*self.translators], _VERSION))
 
     async def translate(self, http: HttpRequest) -> Response:
         """Translations, or one line that says why there are none."""

@@ -49,12 +49,13 @@ _LANGUAGE: Schema = {
 }
 _HEALTH: Schema = {
     "type": "object",
-    "required": ["status", "models", "version", "sentences"],
+    "required": ["status", "models", "version", "sentences", "body_bytes"],
     "properties": {
         "status": {"const": "ok"},
         "models": {"type": "array", "items": {"type": "string"}},
         "version": {"type": "string"},
         "sentences": {"type": "integer", "description": "Most texts of a request."},
+        "body_bytes": {"type": "integer", "description": "Most bytes of a request."},
     },
 }
 
