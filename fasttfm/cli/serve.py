@@ -1,4 +1,4 @@
-"""Serves POST /translate, GET /health, /metrics, /openapi.json and a page to type into.
+"""Serves POST /translate, GET /languages, /health, /metrics, /openapi.json, /docs and a page to type into.
 
 Sentences of all clients are translated together. Ctrl-C or SIGTERM: what was asked for is answered, then it ends.
 """
@@ -29,6 +29,7 @@ _LIMITS = {
     "body_bytes": (to_int, "bytes of a request's body; 413 beyond"),
     "sentences": (to_int, "texts of a request; 422 beyond"),
     "tokens": (to_int, "source tokens of a text; 422 beyond"),
+    "terms": (to_int, "translations of terms in a request's terminology; 422 beyond"),
     "queue": (to_int, "sentences of all clients that may wait; 429 beyond"),
     "seconds": (to_float, "until a request must be answered; 504 beyond"),
     "connections": (to_int, "connections at once; 503 beyond"),

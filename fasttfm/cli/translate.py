@@ -17,7 +17,6 @@ from fasttfm.cli.parser import add_device, add_model, add_precision, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
-from fasttfm.errors import UserError
 from fasttfm.files import writing
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ _FILES = {
     "words with words of the translation, counted from 0 between spaces",
 }
 """Flag of a file that goes with the lines -> its help."""
+_BESIDE = ("prefix", "terminology", "alignment", "markup", "split_sentences")
+"""Options of which not all go together."""
 
 
 def _add_companions(parser: argparse.ArgumentParser) -> None:
@@ -83,11 +84,13 @@ def run(args: argparse.Namespace) -> None:
     """Translate standard input, buffer by buffer."""
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.decoding.alignment import PARTS, WORDS, pharaoh
+    from fasttfm.decoding.combinations import refuse_config, refuse_together
     from fasttfm.decoding.markup import translate_marked
     from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
     from fasttfm.decoding.translator import Translator
 
-    _refuse_together(args)
+    beside = {name for name in _BESIDE if getattr(args, name) not in (None, False)}
+    refuse_together(beside, flag_name)
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
         settings["buffer_size"] = 1  # somebody is typing and waits for each line
@@ -105,6 +108,7 @@ def run(args: argparse.Namespace) -> None:
         **settings,
     )
     config = translator.config
+    refuse_config(beside, config, flag_name)
     if config.diverse_beam_groups > 1 and config.nbest > config.beam // config.diverse_beam_groups:
         print(
             f"fasttfm translate: warning: groups may find the same translation, which is written once: a line has "
@@ -118,8 +122,6 @@ def run(args: argparse.Namespace) -> None:
         if args.markup:
             stream = translate_marked(translator, lines, prefixes)
         elif args.split_sentences is not None:
-            if (nbest := translator.config.nbest) > 1:
-                raise UserError(f"--split-sentences gives one translation a line, not {nbest}: leave out --nbest")
             stream = translate_sentences(translator, lines, sentence_splitter(args.split_sentences))
         else:
             stream = translator.translate_stream(lines, prefixes)
@@ -135,13 +137,6 @@ def run(args: argparse.Namespace) -> None:
             f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
             file=sys.stderr,
         )
-
-
-def _refuse_together(args: argparse.Namespace) -> None:
-    """UserError for flags that mean nothing beside one another."""
-    for one, other in (("markup", "alignment"), ("markup", "split_sentences"), ("split_sentences", "prefix")):
-        if all(getattr(args, name) not in (None, False) for name in (one, other)):
-            raise UserError(f"{flag_name(one)} and {flag_name(other)} do not go together: leave out one of them")
 
 
 def _shown(stream: Iterator[list[Translation]], quiet: bool) -> Iterator[list[Translation]]:

@@ -196,7 +196,7 @@ class RunningSearch:
                 self._join(some, config)
             except UserError as error:
                 refused += [(each.key, error) for each in some]
-        if by_options:
+        if by_options and self._joined:
             self._select_outputs()
         return refused
 

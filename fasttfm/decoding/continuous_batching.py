@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Hashable
 
 from fasttfm.config.decoding import DecodingConfig
@@ -16,10 +17,10 @@ Result = tuple[Hashable, list[Translation] | UserError]
 
 
 def takes_options(translator: Translator, config: DecodingConfig) -> bool:
-    """Tell if lines with these options may join a search; diverse beams, coverage, alignments, terminology and the
-    choice among samples take whole batches."""
+    """Return whether lines with these options may join a search; diverse beams, coverage, terminology and the choice
+    among samples take whole batches."""
     whole = config.mbr_samples or config.coverage_penalty or config.diverse_beam_groups > 1
-    return not whole and config.batch_invariant and translator.terminology is None and translator.aligned is None
+    return not whole and config.batch_invariant and translator.terminology is None
 
 
 def takes_lines(translator: Translator) -> bool:
@@ -38,6 +39,8 @@ class ContinuousBatching:
         self.search = RunningSearch(translator.model, translator.config, banned=translator.banned)
         self._new: list[Waiting] = []
         self._empty: list[Hashable] = []
+        self._to_align: dict[Hashable, tuple[str, list[int], re.Pattern[str]]] = {}
+        """Key -> line, its ids with end-of-sentence and what is a word, where alignments are asked for."""
 
     @property
     def searched(self) -> int:
@@ -45,17 +48,26 @@ class ContinuousBatching:
         return self.search.searched
 
     def add(
-        self, key: Hashable, line: str, config: DecodingConfig | None = None, prefix: str = "", number: int = 0
+        self,
+        key: Hashable,
+        line: str,
+        config: DecodingConfig | None = None,
+        prefix: str = "",
+        number: int = 0,
+        aligned: re.Pattern[str] | None = None,
     ) -> None:
         """Let a line join at the next step.
 
         key: what its translations come back with; config: its options; prefix: how its translation must begin; number:
-        what sampling draws by besides its seed.
+        what sampling draws by besides its seed; aligned: what is a word in its alignments, None for the translator's.
         """
         source = self.translator.encode_lines([line]).get(0)
         if source is None:
             self._empty.append(key)
             return
+        pattern = aligned or self.translator.aligned
+        if pattern is not None:
+            self._to_align[key] = line, source, pattern
         shortlist = self.translator.shortlist
         allowed = None if shortlist is None else shortlist.tokens(source)
         beginning = self.translator.beginning(prefix)
@@ -66,16 +78,26 @@ class ContinuousBatching:
         self._new = [each for each in self._new if each.key not in keys]
         self._empty = [key for key in self._empty if key not in keys]
         self.search.drop(keys)
+        for key in keys:
+            self._to_align.pop(key, None)
 
     def step(self) -> list[Result]:
         """Take a step of all lines, and return the results of those that ended with it."""
         results: list[Result] = [(key, [Translation("", 0.0, 0.0)]) for key in self._empty]
         self._empty = []
         new, self._new = self._new, []
-        results += self.search.join(new)
+        for key, error in self.search.join(new):
+            self._to_align.pop(key, None)
+            results.append((key, error))
         for key, hypotheses in self.search.step():
+            line = self._to_align.pop(key, None)
             if not hypotheses or math.isnan(hypotheses[0].log_probability):
                 results.append((key, UserError(NOT_A_NUMBER)))
-            else:
-                results.append((key, self.translator.translations(hypotheses)))
+                continue
+            translations = self.translator.translations(hypotheses)
+            if line is not None:
+                text, source, pattern = line
+                written = {0: [each.tokens for each in hypotheses]}
+                self.translator.align([text], {0: source}, written, [translations], pattern)
+            results.append((key, translations))
         return results

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fasttfm.decoding.alignment import PARTS, Links
-from fasttfm.decoding.markup_blocks import TAG, VOID, split_blocks, unbalanced
-from fasttfm.decoding.translator import Translation, Translator, paired
+from fasttfm.decoding.markup_blocks import VOID, split_blocks, unbalanced
+from fasttfm.decoding.markup_tags import Tags
+from fasttfm.decoding.translator import Translation, Translator, one_line, paired
 from fasttfm.errors import UserError
 
 
@@ -24,6 +25,7 @@ from fasttfm.errors import UserError
 class Element:
     """A tag with what it encloses."""
 
+    name: str
     opening: str
     begin: int
     """Where it begins in the text without tags."""
@@ -45,32 +47,33 @@ class Marked:
     @classmethod
     def parse(cls, line: str) -> Marked:
         """UserError for tags that are not balanced."""
-        root = Element("", 0)
+        root = Element("", "", 0)
         open_elements = [root]
         text, last = "", 0
         separate = False  # an empty element stands between two letters: they belong to two words
-        for match in [*TAG.finditer(line), None]:
-            between = html.unescape(line[last : match.start() if match else len(line)])
+        tags = Tags(line)
+        while True:
+            tag = tags.find(last)
+            between = html.unescape(line[last : tag.begin if tag else len(line)])
             between = " ".join(between.splitlines()) if "\n" in between or "\r" in between else between
             if separate and text[-1:].isalnum() and between[:1].isalnum():
                 text += " "
             text += between
             separate = separate and not between
-            if match is None:
+            if tag is None:
                 break
-            last = match.end()
-            name, tag = match["name"], match[0]
-            if match["close"]:
+            last = tag.end
+            if tag.closes:
                 element = open_elements.pop()
-                if not open_elements or _name(element.opening) != name:
-                    raise UserError(unbalanced(f"{tag} closes nothing that is open"))
-                element.end, element.closing = len(text), tag
+                if not open_elements or element.name != tag.name:
+                    raise UserError(unbalanced(f"{tag.text} closes nothing that is open"))
+                element.end, element.closing = len(text), tag.text
                 continue
             follows = line[last : last + 1]
             leans = bool(text) and not text[-1].isspace() and (not follows or follows.isspace())
-            element = Element(tag, len(text), len(text), leans_left=leans)
+            element = Element(tag.name, tag.text, len(text), len(text), leans_left=leans)
             open_elements[-1].children.append(element)
-            if name is None or tag.endswith("/>") or name.lower() in VOID:
+            if not tag.name or tag.text.endswith("/>") or tag.name.lower() in VOID:
                 separate = True
             else:
                 open_elements.append(element)
@@ -91,7 +94,7 @@ def translate_marked(
     The text of each block element is translated by itself; a prefix is that of a line's first text. UserError names a
     line whose tags are not balanced, after the translations of those before it.
     """
-    waiting: deque[_Line] = deque()
+    waiting: deque[MarkedLine] = deque()
     beginnings: deque[str] = deque()  # of the texts that the translator has not asked for yet
     first_texts: list[int] = []  # of each line, counted from 1
     count = 0
@@ -100,7 +103,7 @@ def translate_marked(
         nonlocal count
         for number, (line, prefix) in enumerate(paired(lines, prefixes), start=1):
             try:
-                waiting.append(_Line.parse(line))
+                waiting.append(MarkedLine.parse(one_line(line).strip()))
             except UserError as error:
                 raise UserError(f"standard input, line {number:,}: {error}") from None
             texts = [marked.text for marked in waiting[-1].texts.values()]
@@ -124,7 +127,7 @@ def translate_marked(
 
 
 @dataclass(slots=True)
-class _Line:
+class MarkedLine:
     """A line as pieces, of which some are texts to translate."""
 
     pieces: list[str]
@@ -133,7 +136,8 @@ class _Line:
     """Their places among the pieces; at least one, possibly without any text."""
 
     @classmethod
-    def parse(cls, line: str) -> _Line:
+    def parse(cls, line: str) -> MarkedLine:
+        """UserError for tags that are not balanced."""
         pieces = split_blocks(line)
         texts = {place: Marked.parse(pieces[place].strip()) for place in range(0, len(pieces), 2)}
         kept = {place: marked for place, marked in texts.items() if marked.text.strip() or marked.elements}
@@ -160,11 +164,6 @@ def _white_space(text: str) -> tuple[str, str]:
     if not text.strip():
         return text, ""
     return text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-
-
-def _name(tag: str) -> str:
-    match = TAG.match(tag)
-    return match["name"] if match else ""
 
 
 @dataclass(slots=True)

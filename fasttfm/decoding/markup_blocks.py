@@ -10,13 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fasttfm.decoding.markup_tags import Tags
 from fasttfm.errors import UserError
 
-TAG = re.compile(
-    r"""<!--.*?--> | <\?.*?\?> | <![A-Za-z][^<>]*> |
-    <(?P<close>/?)(?P<name>[A-Za-z_][\w:.-]*)(?:[^<>"']|"[^"]*"|'[^']*')*>""",
-    re.VERBOSE | re.DOTALL,
-)
 VOID = frozenset(["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"])
 """HTML elements that are never closed."""
 
@@ -30,8 +26,8 @@ _BLOCK = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_RAW = frozenset({"script", "style"})
-"""Elements whose content is not text."""
+_RAW = {name: re.compile(f"</{name}", re.IGNORECASE | re.ASCII) for name in ("script", "style")}
+"""Elements whose content is not text, and what ends them."""
 
 
 @dataclass(slots=True)
@@ -49,29 +45,28 @@ def split_blocks(line: str) -> list[str]:
     between them boundaries, which nobody translates. UserError for tags that are not balanced."""
     boundaries: list[tuple[int, int]] = []
     open_elements = [_Open("", 0, 0, False)]  # the first one is around the whole line
-    place = 0
-    while match := TAG.search(line, place):
-        place = match.end()
-        name = match["name"] or ""
-        is_block = _BLOCK.fullmatch(name) is not None or match[0].startswith(("<!d", "<!D"))
-        if match["close"]:
+    tags, place = Tags(line), 0
+    while tag := tags.find(place):
+        place, name = tag.end, tag.name
+        is_block = _BLOCK.fullmatch(name) is not None or tag.text.startswith(("<!d", "<!D"))
+        if tag.closes:
             element = open_elements.pop()
             if not open_elements or element.name != name:
-                raise UserError(unbalanced(f"{match[0]} closes nothing that is open"))
+                raise UserError(unbalanced(f"{tag.text} closes nothing that is open"))
             if element.name.lower() in _RAW:
-                boundaries.append((element.begin, match.end()))
+                boundaries.append((element.begin, tag.end))
             elif element.is_block:
-                boundaries += [(element.begin, element.end), match.span()]
+                boundaries += [(element.begin, element.end), (tag.begin, tag.end)]
             open_elements[-1].is_block |= element.is_block
-        elif not name or match[0].endswith("/>") or name.lower() in VOID:
+        elif not name or tag.text.endswith("/>") or name.lower() in VOID:
             if is_block:
-                boundaries.append(match.span())
+                boundaries.append((tag.begin, tag.end))
             open_elements[-1].is_block |= is_block
         else:
-            open_elements.append(_Open(name, *match.span(), is_block))
-            if name.lower() in _RAW:  # in which < begins no tag
-                end = line.lower().find(f"</{name.lower()}", place)
-                place = len(line) if end < 0 else end
+            open_elements.append(_Open(name, tag.begin, tag.end, is_block))
+            if closing := _RAW.get(name.lower()):  # in which < begins no tag
+                end = closing.search(line, place)
+                place = end.start() if end else len(line)
     if len(open_elements) > 1:
         last = open_elements[-1]
         raise UserError(unbalanced(f"{line[last.begin : last.end]} is not closed"))
@@ -80,7 +75,7 @@ def split_blocks(line: str) -> list[str]:
 
 def unbalanced(what: str) -> str:
     """The message about tags that are not balanced."""
-    return f"{what}: with --markup tags must be balanced, and < in text is written &lt;"
+    return f"{what}: with markup tags must be balanced, and < in text is written &lt;"
 
 
 def _pieces(line: str, boundaries: list[tuple[int, int]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from fasttfm.decoding.alignment import WORDS
@@ -16,33 +16,39 @@ _NO_SPACE_AFTER = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\u
 """A line that ends in Chinese or Japanese signs goes on without a space."""
 
 
-_LANGUAGES = """
+_CODES = """
 aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es
 et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj
 kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv
 ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg th
 ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
 """
+LANGUAGES = frozenset(_CODES.split())
 """ISO 639-1. Of a code that it does not know sentencex takes the rules of English without a word."""
 
 
-def sentence_splitter(language: str) -> Callable[[str], list[str]]:
+def sentence_splitter(language: str, option: str = "--split-sentences") -> Callable[[str], list[str]]:
     """Return a function that splits a line into its sentences, white space included: joined they are the line.
 
     By sentencex (MIT licence, of Wikimedia), which knows the abbreviations of some 240 languages; of others it takes a
-    relative or splits at full stops. language: a code such as en or de. UserError for one that is not a code, and where
-    sentencex is not installed.
+    relative or splits at full stops. language: a code such as en or de; option: how the user has given it. UserError
+    for one that is not a code, and where sentencex is not installed.
     """
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language, re.IGNORECASE):
-        raise UserError(f"--split-sentences {language!r}: give the language of the input, such as en or de")
+        raise UserError(f"{option} {language!r}: give the language of the input, such as en or de")
     code = language.lower().partition("-")[0]
-    if len(code) == 2 and code not in _LANGUAGES.split():
-        raise UserError(f"--split-sentences {language!r}: is not a language of ISO 639-1: give one such as en or de")
+    if len(code) == 2 and code not in LANGUAGES:
+        raise UserError(f"{option} {language!r}: is not a language of ISO 639-1: give one such as en or de")
     try:
         from sentencex import segment
     except ImportError:
         raise UserError('sentencex is not installed: pip install "fasttfm[sentences]"') from None
     return lambda line: list(segment(language, line))
+
+
+def sentences_of(line: str, split: Callable[[str], list[str]]) -> list[str]:
+    """The sentences of a line that have any text; at least one."""
+    return [part for part in split(line) if part.strip()] or [line]
 
 
 def translate_sentences(
@@ -60,7 +66,7 @@ def translate_sentences(
     def sentences() -> Iterator[str]:
         nonlocal count
         for line in lines:
-            parts = [part for part in split(line) if part.strip()] or [line]
+            parts = sentences_of(line, split)
             waiting.append(parts)
             first_sentences.append(count + 1)
             count += len(parts)
@@ -70,13 +76,14 @@ def translate_sentences(
     for best, *_ in translator.translate_stream(sentences()):
         translated.append(best)
         if len(translated) == len(waiting[0]):
-            yield [_joined(waiting.popleft(), translated)]
+            yield [join_sentences(waiting.popleft(), translated)]
             translated = []
     if translator.first_cut_line is not None:
         translator.first_cut_line = bisect_right(first_sentences, translator.first_cut_line)
 
 
-def _joined(sentences: list[str], translations: list[Translation]) -> Translation:
+def join_sentences(sentences: Sequence[str], translations: Sequence[Translation]) -> Translation:
+    """The translation of a line, from those of its sentences."""
     whole, source = translations[0], sentences[0]
     for sentence, each in zip(sentences[1:], translations[1:]):
         text, links = _put_together(whole.text, each.text)

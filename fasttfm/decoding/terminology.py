@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from fasttfm.data.tokenizer import EOS, UNK, Tokenizer
 from fasttfm.errors import UserError
@@ -37,9 +38,7 @@ class Terminology:
         longest_first = sorted(numbers, key=lambda term: (-len(term), term))
         self._numbers = [numbers[term] for term in longest_first]
         self._pattern = re.compile("|".join(f"({_as_pattern(term)})" for term in longest_first))
-        pieces = tokenizer.pieces(range(len(tokenizer)))
-        self.continuations = frozenset(token for token, piece in enumerate(pieces) if token > EOS and _goes_on(piece))
-        """Target tokens that go on a word."""
+        self.continuations = continuations_of(tokenizer)
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], path: str | Path, tokenizer: Tokenizer) -> Terminology:
@@ -73,14 +72,27 @@ class Terminology:
         return [self.alternatives[self._numbers[match.lastindex - 1]] for match in matches if match.lastindex]
 
 
+_continuations: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
+
+
+def continuations_of(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that go on a word; found out once for each tokenizer."""
+    if tokenizer not in _continuations:
+        pieces = tokenizer.pieces(range(len(tokenizer)))
+        _continuations[tokenizer] = frozenset(
+            token for token, piece in enumerate(pieces) if token > EOS and _goes_on(piece)
+        )
+    return _continuations[tokenizer]
+
+
 def _checked(term: str, alternatives: Iterable[str], tokenizer: Tokenizer) -> tuple[str, list[list[int]]]:
     """The term with single spaces, and the ids of its alternatives."""
     term = " ".join(term.split())
     if not term:
-        raise UserError("the term is empty: give the source term, a tab and its translations")
+        raise UserError("the term is empty: give a source term and its translations")
     phrases = [phrase for text in alternatives for phrase in _phrases(text, tokenizer)]
     if not phrases:
-        raise UserError(f"{term!r} has no translation: give one at least, after a tab")
+        raise UserError(f"{term!r} has no translation: give one at least")
     return term, phrases
 
 
@@ -95,7 +107,7 @@ def _phrases(text: str, tokenizer: Tokenizer) -> list[list[int]]:
     """The ids of text as a word of its own, and in a script without spaces as a part of a line too."""
     ids = tokenizer.encode(text) if text.strip() else []
     if not ids:
-        raise UserError("a translation is empty: leave out the tab before it")
+        raise UserError("a translation is empty: leave it out")
     if UNK in ids:
         raise UserError(f"the model's vocabulary cannot write {text!r}: leave it out")
     phrases = [ids]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,14 +26,16 @@ from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
 from fasttfm.decoding.alignment import Links, word_links
 from fasttfm.decoding.attention import check_layer, cross_attention
+from fasttfm.decoding.combinations import refuse_config
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.hypotheses import Hypothesis
 from fasttfm.decoding.mbr import minimum_bayes_risk
+from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.scoring import score_ids
 from fasttfm.decoding.search import search_ids, search_workers
 from fasttfm.decoding.shortlist import Shortlist
 from fasttfm.decoding.streaming import stream_ids, stream_text
-from fasttfm.decoding.terminology import Terminology
+from fasttfm.decoding.terminology import Terminology, continuations_of
 from fasttfm.errors import UserError
 from fasttfm.folders import reading
 from fasttfm.models import Transformer
@@ -103,11 +105,8 @@ class Translator:
         self.aligned = aligned
         self.terminology = terminology
         self.shortlist = shortlist
-        if terminology is not None and (
-            self.config.sampling or self.config.mbr_samples or self.config.diverse_beam_groups > 1
-        ):
-            raise UserError("terminology needs a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
         if terminology is not None:
+            refuse_config({"terminology"}, self.config)
             terminology.refuse_banned(self.banned)
         check_layer(model, self.config.alignment_layer)
         self.cut_lines = 0
@@ -197,15 +196,22 @@ class Translator:
         return [translations[0].text for translations in self.translate_nbest(lines, prefixes)]
 
     def translate_nbest(
-        self, lines: Sequence[str], prefixes: Sequence[str] | None = None, first_line: int = 1
+        self,
+        lines: Sequence[str],
+        prefixes: Sequence[str] | None = None,
+        first_line: int = 1,
+        required: Sequence[Sequence[Phrases]] | None = None,
     ) -> list[list[Translation]]:
         """The config.nbest best translations of each line, best first; an empty line has one, which is empty.
 
-        first_line: number of lines[0] in the whole input, which sampling and the count of cut lines go by.
+        first_line: number of lines[0] in the whole input, which sampling and the count of cut lines go by. required: of
+        each line the phrases that its translation must hold; None for those of the terminology.
         """
         if prefixes is not None and len(prefixes) != len(lines):
             raise ValueError(f"{len(prefixes)} prefixes for {len(lines)} lines: give one for each, '' for none")
         sources = self.encode_lines(lines, first_line)
+        if required is None and self.terminology is not None:
+            required = [self.terminology.required(line) for line in lines]
         samples = self.config.mbr_samples
         hypotheses = search_ids(
             self.model,
@@ -214,8 +220,8 @@ class Translator:
             prefixes=self._beginnings(prefixes, sources),
             numbers=[first_line - 1 + row for row in sources],
             banned=self.banned,
-            required=None if self.terminology is None else [self.terminology.required(lines[row]) for row in sources],
-            continuations=frozenset() if self.terminology is None else self.terminology.continuations,
+            required=None if required is None else [required[row] for row in sources],
+            continuations=frozenset() if required is None else continuations_of(self.target_tokenizer),
             allowed=None if self.shortlist is None else [self.shortlist.tokens(ids) for ids in sources.values()],
             workers=self.workers,
         )
@@ -229,7 +235,7 @@ class Translator:
                 results[row] = [replace(results[row][index], score=agreement) for index, agreement in chosen]
                 written[row] = [written[row][index] for index, _ in chosen]
         if self.aligned is not None:
-            self._align(lines, sources, written, results, self.aligned)
+            self.align(lines, sources, written, results, self.aligned)
         return results
 
     def translations(self, hypotheses: Sequence[Hypothesis]) -> list[Translation]:
@@ -237,11 +243,15 @@ class Translator:
         decode = self.target_tokenizer.decode
         return [Translation(one_line(decode(each.tokens)), each.score, each.log_probability) for each in hypotheses]
 
-    def _align(
-        self, lines: Sequence[str], sources: dict[int, list[int]], written: dict[int, list[list[int]]],
-        results: list[list[Translation]], pattern: re.Pattern[str],
+    def align(
+        self, lines: Sequence[str], sources: Mapping[int, Sequence[int]], written: Mapping[int, list[list[int]]],
+        results: Sequence[list[Translation]], pattern: re.Pattern[str],
     ) -> None:  # fmt: skip
-        """Puts alignments into results; sources and written hold the tokens of the lines that have any."""
+        """Puts alignments into the results of lines.
+
+        sources, written: index of a line -> its ids with end-of-sentence, and the tokens of each of its results; of the
+        lines that have any. pattern: what is a word.
+        """
         pairs = [(row, index, tokens) for row, outputs in written.items() for index, tokens in enumerate(outputs)]
         attention = cross_attention(
             self.model, [sources[row] for row, _, _ in pairs], [tokens for _, _, tokens in pairs], self.config

@@ -1,4 +1,4 @@
-"""The pages of the server: POST /translate, GET /health, /metrics, /openapi.json and a page to type into."""
+"""The paths of the server: POST /translate, GET /languages, /health, /metrics, and pages."""
 
 import asyncio
 import hmac
@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fasttfm.decoding.translator import Translation, Translator
@@ -22,9 +22,11 @@ from fasttfm.serving.connections import LOOPBACK, Gate
 from fasttfm.serving.engine import Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.metrics import Metrics
+from fasttfm.serving.openapi import openapi, page
+from fasttfm.serving.pages import html_response
 from fasttfm.serving.pool import Pool
 from fasttfm.serving.queue import Answer
-from fasttfm.serving.requests import Refused, Request, openapi, read_body, read_request
+from fasttfm.serving.requests import Refused, Request, read_body, read_request
 
 _GONE = 499  # what nginx logs for a client that has closed its connection
 _VERSION = metadata.version("fasttfm")
@@ -64,17 +66,19 @@ class App:
                 Route("/health", self.health),
                 Route("/metrics", self.show_metrics),
                 Route("/openapi.json", self.describe),
+                Route("/docs", self.docs),
             ],
         )
 
     async def page(self, _: HttpRequest) -> Response:
         """The page to type into."""
-        return HTMLResponse(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+        return html_response(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
     async def health(self, _: HttpRequest) -> Response:
-        """The models that are served, and how many texts a request may have."""
+        """The models that are served, and how large a request may be."""
         health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
-        return JSONResponse({**health, "sentences": self.limits.sentences})
+        limits = {"sentences": self.limits.sentences, "body_bytes": self.limits.body_bytes}
+        return JSONResponse({**health, **limits})
 
     async def languages(self, _: HttpRequest) -> Response:
         """The pairs of languages, as LibreTranslate tells them."""
@@ -86,7 +90,11 @@ class App:
 
     async def describe(self, _: HttpRequest) -> Response:
         """OpenAPI."""
-        return JSONResponse(openapi(self.translators, _VERSION, token=self.token is not None))
+        return JSONResponse(openapi([*self.translators], _VERSION, token=self.token is not None))
+
+    async def docs(self, _: HttpRequest) -> Response:
+        """The same for people."""
+        return html_response(page([*self.translators], _VERSION))
 
     async def translate(self, http: HttpRequest) -> Response:
         """Translations, or one line that says why there are none."""
@@ -109,7 +117,7 @@ class App:
             request = await self._read(given)
             answers = self._submit(request)
             if request.stream:
-                return StreamingResponse(self._events(answers, request.counts), media_type="text/event-stream")
+                return StreamingResponse(self._events(answers, request), media_type="text/event-stream")
             return JSONResponse({"translations": await self._translations(http, request, answers)})
         try:
             request = await self._read(libretranslate.read(given, list(self.translators)))
@@ -123,7 +131,15 @@ class App:
 
     def _submit(self, request: Request) -> list[Answer]:
         try:
-            return self.engine.submit(request.model, request.config, request.lines, request.tokens, request.prefixes)
+            return self.engine.submit(
+                request.model,
+                request.config,
+                request.lines,
+                request.tokens,
+                request.prefixes,
+                request.required,
+                request.aligned,
+            )
         except QueueFull:
             raise Refused(429, f"more than {self.limits.queue:,} sentences wait: ask again later") from None
         except Stopping:
@@ -134,10 +150,10 @@ class App:
     ) -> list[list[dict[str, Any]]]:
         """The translations of each text, best first."""
         try:
-            lines = iter(await self._unless_gone(http, answers))
+            translated = await self._unless_gone(http, answers)
         finally:
             _abandon(answers)
-        return [_whole([next(lines) for _ in range(count)]) for count in request.counts]
+        return await asyncio.to_thread(request.answers, translated)
 
     def _refuse_strangers(self, http: HttpRequest) -> None:
         if self.token is None:
@@ -186,38 +202,28 @@ class App:
     def _too_late(self) -> Refused:
         return Refused(504, f"there was no answer within {self.limits.seconds:g} seconds: ask for less, or again later")
 
-    async def _events(self, answers: list[Answer], counts: list[int]) -> AsyncIterator[bytes]:
+    async def _events(self, answers: list[Answer], request: Request) -> AsyncIterator[bytes]:
         """Server-sent events: one a text in the order of the texts, then `done`; or `error`."""
         end = time.monotonic() + self.limits.seconds
         try:
             lines = iter(answers)
-            for index, count in enumerate(counts):
+            for index, text in enumerate(request.texts):
                 try:
-                    best = [
+                    translated = [
                         await asyncio.wait_for(asyncio.wrap_future(next(lines)), max(0.0, end - time.monotonic()))
-                        for _ in range(count)
+                        for _ in text.lines
                     ]
+                    best = await asyncio.to_thread(request.answer, text, translated)
                 except asyncio.TimeoutError:
                     yield _event({"status": 504, "detail": self._too_late().detail}, "error")
                     return
                 except Exception as error:
                     yield _event({"status": 500, "detail": " ".join(str(error).splitlines())}, "error")
                     return
-                yield _event({"index": index, "translations": _whole(best)})
-            yield _event({"count": len(counts)}, "done")
+                yield _event({"index": index, "translations": best})
+            yield _event({"count": len(request.texts)}, "done")
         finally:
             _abandon(answers)
-
-
-def _whole(lines: list[list[Translation]]) -> list[dict[str, Any]]:
-    """The translations of a text, best first, from those of its lines: the n-th best of each, with their mean score; a
-    line that has fewer, as an empty one has, gives its last."""
-    ranks = range(max(map(len, lines)))
-    chosen = [[best[min(rank, len(best) - 1)] for best in lines] for rank in ranks]
-    return [
-        {"text": "\n".join(each.text for each in some), "score": sum(each.score for each in some) / len(some)}
-        for some in chosen
-    ]
 
 
 def _event(content: dict[str, Any], name: str | None = None) -> bytes:

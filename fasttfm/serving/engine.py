@@ -13,6 +13,7 @@ changes nothing but the time. Sentences that nobody waits for any more leave at 
 
 import copy
 import itertools
+import re
 import threading
 import time
 from collections import Counter
@@ -23,13 +24,15 @@ from typing import Protocol
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines, takes_options
+from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
 from fasttfm.serving.metrics import Counts
 from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of
 
 _MUCH_WORK = 512
-"""Rows times steps from which a sentence is searched beside its like: 128 tokens with a beam of 4."""
+"""Rows times steps from which a sentence is searched beside its like: 128 tokens with a beam of 4. A whole batch has no
+more where joined searches wait for its end."""
 
 _TURN = 0.05
 """Seconds that the searches of one model go on before those of another do: changing takes milliseconds."""
@@ -74,7 +77,7 @@ class _Joined:
     def add(self, sentence: Sentence) -> None:
         number = next(self._numbers)
         self._searched[number] = sentence
-        self._running.add(number, sentence.text, sentence.config, sentence.prefix, sentence.number)
+        self._running.add(number, sentence.text, sentence.config, sentence.prefix, sentence.number, sentence.aligned)
 
     def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]:
         gone = {number for number, each in self._searched.items() if each.answer.abandoned}
@@ -102,6 +105,7 @@ class _Batch:
             [each.text for each in self.sentences],
             [each.prefix for each in self.sentences],
             1 + self.sentences[0].number,
+            [each.required for each in self.sentences] if self.sentences[0].required else None,
         )
         done: list[tuple[Sentence, list[Translation] | UserError]] = [*zip(self.sentences, results, strict=True)]
         self.sentences = []
@@ -135,12 +139,17 @@ class Engine:
         texts: Sequence[str],
         tokens: Sequence[int],
         prefixes: Sequence[str] | None = None,
+        required: Sequence[Sequence[Phrases]] | None = None,
+        aligned: re.Pattern[str] | None = None,
     ) -> list[Answer]:
         """The answers that will hold the translations of each text of one request.
 
-        tokens: source tokens of each; prefixes: how each translation must begin. Raises QueueFull, Stopping.
+        tokens: source tokens of each; prefixes: how each translation must begin; required, aligned: as of Sentence.
+        Raises QueueFull, Stopping.
         """
-        return self.submit_sentences(request_of(model, config, texts, tokens, prefixes, request=object()))
+        return self.submit_sentences(
+            request_of(model, config, texts, tokens, prefixes, required, aligned, request=object())
+        )
 
     def submit_sentences(self, sentences: Sequence[Sentence]) -> list[Answer]:
         """Their answers; QueueFull, Stopping."""
@@ -211,6 +220,8 @@ class Engine:
             search = self._searches.get(self._key(sentence))
             if search is None or not search.sentences:
                 return True
+            if isinstance(search, _Batch) and self._takes_lines.get(sentence.model):  # others take steps meanwhile
+                return sum(each.work for each in search.sentences) + sentence.work <= _MUCH_WORK
             budget = self.translators[sentence.model].config.batch_tokens
             left = budget - sum(each.tokens for each in search.sentences)
             tokens = min(sentence.tokens, budget)  # a longer one must get its turn too
@@ -235,7 +246,8 @@ class Engine:
         if self._can_join(sentence):
             return sentence.model, sentence.work >= _MUCH_WORK
         # the draws of sampling go by the places in a request
-        return sentence.model, sentence.config, sentence.request if sentence.config.sampling else None
+        request = sentence.request if sentence.config.sampling else None
+        return sentence.model, sentence.config, sentence.aligned, bool(sentence.required), request
 
     def _can_join(self, sentence: Sentence) -> bool:
         model, translator = sentence.model, self.translators[sentence.model]
@@ -244,7 +256,7 @@ class Engine:
         if model not in self._takes_lines:
             self._enter(model)
             self._takes_lines[model] = takes_lines(translator)
-        return self._takes_lines[model] and takes_options(translator, sentence.config)
+        return self._takes_lines[model] and not sentence.required and takes_options(translator, sentence.config)
 
     def _search_of(self, sentence: Sentence) -> _Search:
         key = self._key(sentence)
@@ -256,7 +268,7 @@ class Engine:
                 search = _Joined(sentence.model, translator)
             else:
                 translator = copy.copy(translator)
-                translator.config = sentence.config
+                translator.config, translator.aligned = sentence.config, sentence.aligned
                 search = _Batch(sentence.model, translator)
             search.seconds = min((each.seconds for each in self._searches.values()), default=0.0)
             self._searches[key] = search

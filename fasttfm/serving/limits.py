@@ -14,6 +14,8 @@ class Limits:
     """Texts of a request: 422."""
     tokens: int = 512
     """Source tokens of a text: 422."""
+    terms: int = 256
+    """Translations of terms in a request's terminology: 422."""
     queue: int = 1024
     """Sentences of all clients that wait: 429."""
     seconds: float = 60.0
@@ -26,7 +28,7 @@ class Limits:
     """Beam and nbest that a request may ask for: 422."""
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "sentences", "tokens", "queue", "connections", "largest_beam"):
+        for name in ("body_bytes", "sentences", "tokens", "terms", "queue", "connections", "largest_beam"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
         for name in ("seconds", "head_seconds"):

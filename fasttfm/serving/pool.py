@@ -10,6 +10,7 @@ is killed, or workers keep ending, the server ends and says so.
 
 import itertools
 import os
+import re
 import socket
 import sys
 import threading
@@ -25,6 +26,7 @@ from typing import Any
 
 from fasttfm.children import signal_name
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.translator import Translator
 from fasttfm.decoding.workers import end_group, start_process
 from fasttfm.errors import UserError
@@ -95,9 +97,11 @@ class Pool:
         texts: Sequence[str],
         tokens: Sequence[int],
         prefixes: Sequence[str] | None = None,
+        required: Sequence[Sequence[Phrases]] | None = None,
+        aligned: re.Pattern[str] | None = None,
     ) -> list[Answer]:
         """See Engine."""
-        new = request_of(model, config, texts, tokens, prefixes, request=next(self._numbers))
+        new = request_of(model, config, texts, tokens, prefixes, required, aligned, request=next(self._numbers))
         with self._changed:
             if self._stopping or self.failure is not None:
                 raise Stopping

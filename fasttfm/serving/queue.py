@@ -8,12 +8,14 @@ al. 1996.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.translator import Translation
 
 
@@ -50,6 +52,10 @@ class Sentence:
     """How the translation must begin."""
     number: int = 0
     """Its place in the request, which sampling draws by besides its seed."""
+    required: Sequence[Phrases] = ()
+    """Phrases that the translation must hold, as Terminology.required() gives them."""
+    aligned: re.Pattern[str] | None = None
+    """What is a word in its alignments; None for no alignments."""
     tries: int = 0
     """Times that a Pool has handed it out."""
 
@@ -57,7 +63,9 @@ class Sentence:
     def work(self) -> int:
         """Rows times steps that its search is expected to take."""
         rows = self.config.nbest if self.config.sampling else self.config.beam
-        return rows * max(1, self.config.min_len, min(self.tokens, self.config.longest_output(self.tokens)))
+        phrases = sum(max(map(len, each)) for each in self.required)
+        steps = min(self.tokens, self.config.longest_output(self.tokens))
+        return rows * max(1, self.config.min_len, steps + phrases)
 
 
 def request_of(
@@ -65,14 +73,17 @@ def request_of(
     config: DecodingConfig,
     texts: Sequence[str],
     tokens: Sequence[int],
-    prefixes: Sequence[str] | None,
+    prefixes: Sequence[str] | None = None,
+    required: Sequence[Sequence[Phrases]] | None = None,
+    aligned: re.Pattern[str] | None = None,
     *,
     request: Hashable,
 ) -> list[Sentence]:
-    """The sentences of a request; tokens: source tokens of each text; prefixes: how each translation must begin."""
+    """The sentences of a request; see Engine.submit."""
+    lines = zip(texts, tokens, prefixes or [""] * len(texts), required or [()] * len(texts), strict=True)
     return [
-        Sentence(model, config, text, size, Answer(), request, prefix, number)
-        for number, (text, size, prefix) in enumerate(zip(texts, tokens, prefixes or [""] * len(texts), strict=True))
+        Sentence(model, config, text, size, Answer(), request, prefix, number, phrases, aligned)
+        for number, (text, size, prefix, phrases) in enumerate(lines)
     ]
 
 

@@ -1,25 +1,30 @@
-"""What POST /translate takes: read from JSON, checked, and described in OpenAPI from the same dataclass."""
+"""A request to POST /translate: read from JSON by the table of options, and checked."""
+
+from __future__ import annotations
 
 import dataclasses
-import typing
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from fasttfm.config import field_help, field_types
+from fasttfm.config import field_types
 from fasttfm.config.convert import convert
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.decoding.translator import Translator, one_line
+from fasttfm.decoding.alignment import PARTS, WORDS
+from fasttfm.decoding.combinations import refuse_config, refuse_together
+from fasttfm.decoding.phrases import Phrases
+from fasttfm.decoding.sentences import sentence_splitter
+from fasttfm.decoding.terminology import Terminology
+from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
 from fasttfm.parsing import Malformed, parse_json
 from fasttfm.serving.limits import Limits
+from fasttfm.serving.options import SEARCH, checked, options
+from fasttfm.serving.texts import Document, Lines, Sentences, Text
 
-OPTIONS = (
-    *("beam", "nbest", "length_penalty", "alpha", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram"),
-    *("sampling", "sampling_topk", "sampling_topp", "temperature", "sampling_seed"),
-)
-"""Fields of DecodingConfig that a request may set."""
-_OTHERS = ("text", "prefix", "model", "stream")
+_TERM_LENGTH = 32
+"""Characters of a term, on average, that a terminology may have."""
 
 
 class Refused(Exception):
@@ -36,16 +41,33 @@ class Request:
     """A request that can be answered."""
 
     model: str
+    texts: Sequence[Text]
     lines: list[str]
     """The lines of all texts, one after the other."""
-    counts: list[int]
-    """Lines of each text."""
     tokens: list[int]
     """Source tokens of each line."""
     prefixes: list[str]
     """How the translation of each line must begin."""
+    required: Sequence[Sequence[Phrases]] | None
+    """Phrases that the translation of each line must hold."""
+    aligned: re.Pattern[str] | None
+    """What is a word in alignments; None where nobody needs them."""
+    alignment: bool
+    """Whether alignments are asked for."""
     stream: bool
     config: DecodingConfig
+
+    def answers(self, translated: Sequence[list[Translation]]) -> list[list[dict[str, Any]]]:
+        """The translations of each text, best first, from those of all lines."""
+        following = iter(translated)
+        return [self.answer(each, [next(following) for _ in each.lines]) for each in self.texts]
+
+    def answer(self, text: Text, translated: Sequence[list[Translation]]) -> list[dict[str, Any]]:
+        """The translations of one text, best first, from those of its lines."""
+        best = text.put_together(translated)
+        if not self.alignment:
+            return [{"text": each.text, "score": each.score} for each in best]
+        return [{"text": each.text, "score": each.score, "alignment": each.alignment} for each in best]
 
 
 def read_body(body: bytes) -> dict[str, Any]:
@@ -61,128 +83,130 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 def read_request(given: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
     """The request that a body's object is; Refused for what cannot be answered."""
-    if unknown := sorted(set(given) - {*_OTHERS, *OPTIONS}):
-        raise Refused(422, f"{unknown[0]!r} is unknown: known are {', '.join((*_OTHERS, *OPTIONS))}")
-    stream = given.get("stream", False)
-    if not isinstance(stream, bool):
-        raise Refused(422, "stream must be true or false")
-    texts = _texts(given, "text")
-    counts = [text.count("\n") + 1 for text in texts]
-    if sum(counts) > limits.sentences:
-        what = "texts" if sum(counts) == len(texts) else "lines"
-        raise Refused(422, f"{sum(counts):,} {what} were given: {limits.sentences:,} at most are taken at once")
-    prefixes = _texts(given, "prefix") if "prefix" in given else [""] * len(texts)
-    if len(prefixes) != len(texts):
-        raise Refused(422, f"{len(prefixes):,} prefixes were given for {len(texts):,} texts: give one for each")
-    if any(map(bool, prefixes)) and sum(counts) > len(texts):
-        raise Refused(422, "a text of several lines has no prefix: give its lines as texts")
+    try:
+        return _read(given, translators, limits)
+    except UserError as error:
+        raise Refused(422, str(error)) from None
+
+
+def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
+    checked(given, options([*translators]), required="text")
+    asked = {name for name, value in given.items() if value is not False}
+    refuse_together(asked)
     model = given.get("model", next(iter(translators)))
-    if not isinstance(model, str) or model not in translators:
-        raise Refused(422, f"model {model!r} is unknown: known are {', '.join(translators)}")
     translator = translators[model]
-    lines = [one_line(line) for text in texts for line in text.split("\n")]
-    tokens = [len(translator.source_tokenizer.encode(line)) for line in lines]
-    forced = [len(translator.target_tokenizer.encode(prefix)) for prefix in prefixes]
-    for kind, sizes in (("text" if len(lines) == len(texts) else "line", tokens), ("prefix", forced)):
-        for number, size in enumerate(sizes):
-            if size > limits.tokens:
-                raise Refused(
-                    422, f"{kind} {number} has {size:,} tokens: {limits.tokens:,} at most are taken; split it"
-                )
     config = _config(given, translator.config, limits)
-    if len(prefixes) < len(lines):
-        prefixes = [""] * len(lines)
+    refuse_config(asked, config)
+    texts = _texts(given, limits)
+    lines = [line for text in texts for line in text.lines]
+    if len(lines) > limits.sentences:
+        raise UserError(
+            f"{len(lines):,} {_what(given, texts)}s were given: {limits.sentences:,} at most are taken at once"
+        )
+    prefixes = _prefixes(given, texts)
+    most = min(limits.tokens, config.max_source_length - len(translator.source_tokenizer.prefix))
+    tokens = _counted(_what(given, texts), lines, translator.source_tokenizer.encode, most)
+    _counted("prefix", prefixes, translator.target_tokenizer.encode, most)
     return Request(
-        model=model, lines=lines, counts=counts, tokens=tokens, prefixes=prefixes, stream=stream, config=config
+        model=model,
+        texts=texts,
+        lines=lines,
+        tokens=tokens,
+        prefixes=prefixes,
+        required=_required(given, translator, lines, limits) if "terminology" in given else None,
+        aligned=PARTS if "markup" in asked else WORDS if "alignment" in asked else None,
+        alignment="alignment" in asked,
+        stream=given.get("stream", False),
+        config=config,
     )
 
 
-def _texts(given: Mapping[str, Any], name: str) -> list[str]:
-    texts = [given.get(name)] if isinstance(given.get(name), str) else given.get(name)
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-        raise Refused(422, f"{name} must be a text or a list of texts")
-    return texts
+def _texts(given: Mapping[str, Any], limits: Limits) -> list[Text]:
+    texts = _listed(given["text"])
+    if given.get("markup"):
+        return [_document(number, text, limits.tokens) for number, text in enumerate(texts)]
+    if "split_sentences" in given:
+        split = sentence_splitter(given["split_sentences"], "split_sentences")
+        return [Sentences.of(text, split) for text in texts]
+    return [Lines.of(text) for text in texts]
+
+
+def _document(number: int, text: str, most_tags: int) -> Document:
+    try:
+        return Document.of(text, most_tags)
+    except UserError as error:
+        raise UserError(f"text {number}: {error}") from None
+
+
+def _prefixes(given: Mapping[str, Any], texts: Sequence[Text]) -> list[str]:
+    """One for each line."""
+    lines = [len(text.lines) for text in texts]
+    if "prefix" not in given:
+        return [""] * sum(lines)
+    prefixes = _listed(given["prefix"])
+    if len(prefixes) != len(texts):
+        raise UserError(f"{len(prefixes):,} prefixes were given for {len(texts):,} texts: give one for each")
+    if any(map(bool, prefixes)) and not given.get("markup") and sum(lines) > len(texts):
+        raise UserError("a text of several lines has no prefix: give its lines as texts")
+    return [each for prefix, count in zip(prefixes, lines, strict=True) for each in (prefix, *[""] * (count - 1))]
+
+
+def _counted(what: str, lines: Sequence[str], encode: Callable[[str], list[int]], most: int) -> list[int]:
+    """The tokens of each; UserError for one that has more than `most`."""
+    sizes = [len(encode(line)) for line in lines]
+    for number, size in enumerate(sizes):
+        if size > most:
+            raise UserError(f"{what} {number} has {size:,} tokens: {most:,} at most are taken; split it")
+    return sizes
+
+
+def _required(
+    given: Mapping[str, Any], translator: Translator, lines: Sequence[str], limits: Limits
+) -> list[list[list[list[int]]]]:
+    """What the terminology asks for in each line."""
+    terms = {term: _listed(alternatives) for term, alternatives in given["terminology"].items()}
+    count, size = sum(map(len, terms.values())), sum(map(len, terms))
+    if count > limits.terms:
+        raise UserError(f"terminology has {count:,} translations of terms: {limits.terms:,} at most are taken at once")
+    if size > (most := _TERM_LENGTH * limits.terms):  # each is looked for at each word of each line
+        raise UserError(f"the terms of terminology have {size:,} characters: {most:,} at most are taken at once")
+    try:
+        terminology = Terminology(terms.items(), translator.target_tokenizer)
+    except UserError as error:
+        raise UserError(f"terminology: {error}") from None
+    required = [terminology.required(line) for line in lines]
+    for number, occurrences in enumerate(required):
+        size = sum(max(map(len, alternatives)) for alternatives in occurrences)
+        if size > limits.tokens:
+            raise UserError(
+                f"terminology asks for {size:,} tokens in line {number}: {limits.tokens:,} at most are taken"
+            )
+    return required
+
+
+def _what(given: Mapping[str, Any], texts: Sequence[Text]) -> str:
+    """What lines are to the one who has sent them."""
+    if all(len(text.lines) == 1 for text in texts):
+        return "text"
+    return "sentence" if "split_sentences" in given else "block" if given.get("markup") else "line"
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def _config(given: Mapping[str, Any], config: DecodingConfig, limits: Limits) -> DecodingConfig:
     types = field_types(DecodingConfig)
+    changes = {name: convert(given[name], types[name], name) for name in SEARCH if name in given}
+    for name in ("beam", "nbest", "max_len_b", "min_len"):
+        most = limits.largest_beam if name in ("beam", "nbest") else limits.tokens
+        if changes.get(name, 0) > most:
+            raise UserError(f"{name} {changes[name]:,} is more than {most:,}, which this server allows")
+    if changes.get("max_len_a", 0) > config.max_len_a:
+        raise UserError(f"max_len_a {changes['max_len_a']:g} is more than {config.max_len_a:g}")
+    if changes.get("nbest", 1) > 1 and "beam" not in changes and not changes.get("sampling"):
+        changes["beam"] = max(config.beam, changes["nbest"])
     try:
-        changes = {name: convert(given[name], types[name], name) for name in OPTIONS if name in given}
-        for name in ("beam", "nbest", "max_len_b", "min_len"):
-            most = limits.largest_beam if name in ("beam", "nbest") else limits.tokens
-            if changes.get(name, 0) > most:
-                raise Refused(422, f"{name} {changes[name]:,} is more than {most:,}, which this server allows")
-        if changes.get("max_len_a", 0) > config.max_len_a:
-            raise Refused(422, f"max_len_a {changes['max_len_a']:g} is more than {config.max_len_a:g}")
-        if changes.get("nbest", 1) > 1 and "beam" not in changes and not changes.get("sampling"):
-            changes["beam"] = max(config.beam, changes["nbest"])
         return dataclasses.replace(config, **changes)
-    except (UserError, ValueError) as error:
-        raise Refused(422, str(error)) from None
-
-
-def openapi(translators: Mapping[str, Translator], version: str, *, token: bool) -> dict[str, Any]:
-    """The description of the server in OpenAPI 3.1. token: whether it wants a bearer token."""
-    texts = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    translation = {
-        "type": "object",
-        "required": ["text", "score"],
-        "properties": {"text": {"type": "string"}, "score": {"type": "number"}},
-    }
-    several = {"type": "array", "items": {"type": "array", "items": translation}}
-    answer = {"type": "object", "required": ["translations"], "properties": {"translations": several}}
-    request = {
-        "type": "object",
-        "required": ["text"],
-        "additionalProperties": False,
-        "properties": {
-            "text": {**texts, "description": "What to translate; lines stay lines, each is translated by itself."},
-            "prefix": {**texts, "description": "How the translation of each text must begin."},
-            "model": {"enum": list(translators), "description": "Which model, the first one where it is not said."},
-            "stream": {"type": "boolean", "description": "Server-sent events, one a text, as each is ready."},
-            **{name: _schema(name) for name in OPTIONS},
-        },
-    }
-    refusals = {
-        "401": "no bearer token, or a wrong one",
-        "413": "the body is too large",
-        "422": "what is asked for cannot be done",
-        "429": "too many sentences wait",
-        "504": "it took too long",
-    }
-    detail = {"type": "object", "properties": {"detail": {"type": "string"}}}
-    responses: dict[str, Any] = {
-        status: {"description": text, "content": {"application/json": {"schema": detail}}}
-        for status, text in refusals.items()
-    }
-    responses["200"] = {
-        "description": "The nbest translations of each text, best first.",
-        "content": {"application/json": {"schema": answer}, "text/event-stream": {"schema": {"type": "string"}}},
-    }
-    post: dict[str, Any] = {
-        "summary": "Translate",
-        "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
-        "responses": responses,
-    }
-    described: dict[str, Any] = {
-        "openapi": "3.1.0",
-        "info": {"title": "fasttfm", "version": version},
-        "paths": {
-            "/translate": {"post": post},
-            "/health": {"get": {"summary": "Whether it runs", "responses": {"200": {"description": "It does."}}}},
-            "/metrics": {"get": {"summary": "For Prometheus", "responses": {"200": {"description": "Its text."}}}},
-        },
-    }
-    if token:
-        described["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
-        post["security"] = [{"token": []}]
-    return described
-
-
-def _schema(name: str) -> dict[str, Any]:
-    kind = field_types(DecodingConfig)[name]
-    if typing.get_origin(kind) is Literal:
-        schema: dict[str, Any] = {"enum": list(typing.get_args(kind))}
-    else:
-        schema = {"type": {int: "integer", float: "number", bool: "boolean"}[kind]}
-    return {**schema, "description": field_help(DecodingConfig)[name]}
+    except ValueError as error:
+        raise UserError(str(error)) from None

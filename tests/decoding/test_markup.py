@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import random
 import re
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -14,6 +16,7 @@ from fasttfm.decoding import DecodingConfig
 from fasttfm.decoding.alignment import PARTS
 from fasttfm.decoding.markup import Marked, translate_marked
 from fasttfm.decoding.markup_blocks import split_blocks
+from fasttfm.decoding.markup_tags import Tags
 from fasttfm.decoding.translator import Translation, Translator, paired
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
@@ -249,3 +252,30 @@ def test_a_prefix_is_that_of_a_lines_first_text():
 def test_tags_may_be_nested_in_thousands():
     line = "<b>" * 5000 + "one" + "</b>" * 5000
     assert insert(line, "eins") == line.replace("one", "eins")
+
+
+REFERENCE = re.compile(
+    r"""<!--.*?--> | <\?.*?\?> | <![A-Za-z][^<>]*> | </?(?P<name>[A-Za-z_][\w:.-]*)(?:[^<>"']|"[^"]*"|'[^']*')*>""",
+    re.VERBOSE | re.DOTALL,
+)
+SIGNS = ["<", ">", '"', "'", "a", "b ", "<!--", "-->", "<?", "?>", "<!d", "/", "=", "-", "!", " ", "<a", "\n"]
+
+
+def test_tags_are_those_that_a_regular_expression_finds():
+    draw = random.Random(1)
+    for _ in range(20_000):
+        text = "".join(draw.choices(SIGNS, k=draw.randint(0, 25)))
+        place, tags, found = 0, Tags(text), []
+        while tag := tags.find(place):
+            place = tag.end
+            found.append((tag.begin, tag.end, tag.name))
+        assert found == [(*match.span(), match["name"] or "") for match in REFERENCE.finditer(text)]
+
+
+@pytest.mark.parametrize("unit", ["<!--", "<?", '<a "', "<a '<b \"", "<a", "<!d", "<script>", "<b></b>"])
+def test_a_megabyte_of_tags_that_do_not_end_takes_seconds(unit):
+    """A regular expression looks for the end of each anew: minutes."""
+    begin = time.perf_counter()
+    with contextlib.suppress(UserError):
+        [Marked.parse(text) for text in split_blocks(unit * ((1 << 20) // len(unit)))[::2]]
+    assert time.perf_counter() - begin < 60

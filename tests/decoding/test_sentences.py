@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fasttfm.decoding.sentences import _joined, sentence_splitter, translate_sentences
+from fasttfm.decoding.sentences import join_sentences, sentence_splitter, translate_sentences
 from fasttfm.decoding.translator import Translation
 from fasttfm.errors import UserError
 
@@ -57,13 +57,13 @@ def test_a_line_that_is_cut_is_counted_as_a_line(translator):
 def test_alignments_count_the_words_of_the_line():
     first = Translation("ein Hund.", -1.0, -2.0, ((0, 0), (1, 1)))
     second = Translation("ja wohl", -3.0, -4.0, ((0, 1),))
-    joined = _joined(["a dog. ", "yes"], [first, second])
+    joined = join_sentences(["a dog. ", "yes"], [first, second])
     assert joined == Translation("ein Hund. ja wohl", -2.0, -6.0, ((0, 0), (1, 1), (2, 3)))
-    japanese = _joined(
+    japanese = join_sentences(
         ["a dog. ", "yes"], [replace(first, text="犬。", alignment=((1, 0),)), replace(second, text="はい")]
     )
     assert japanese.text == "犬。はい"
-    assert _joined(["犬。", "はい"], [first, second]).alignment == ((0, 0), (1, 1), (0, 3))
+    assert join_sentences(["犬。", "はい"], [first, second]).alignment == ((0, 0), (1, 1), (0, 3))
 
 
 def test_sentencex_keeps_every_character_and_knows_abbreviations():

@@ -7,12 +7,12 @@ import dataclasses
 import threading
 
 import pytest
-from model_dirs import LINES, write_model_dir
+from model_dirs import LINES
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("numba")
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.decoding import Translator
+from fasttfm.decoding import Terminology
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.errors import UserError
@@ -21,11 +21,6 @@ from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.queue import Answer, FairQueue, Sentence
 
 PATIENCE = 300
-
-
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory):
-    return Translator.from_directory(write_model_dir(tmp_path_factory.mktemp("served") / "small"), workers=1)
 
 
 @pytest.fixture
@@ -143,6 +138,20 @@ def test_a_short_request_does_not_wait_for_much_work_of_another(engine, monkeypa
     (short,) = submit(engine, ["a dog"])
     assert short.result(PATIENCE)
     assert not any(each.done() for each in long)
+    for each in long:
+        each.abandon()
+
+
+def test_a_short_request_does_not_wait_for_the_terms_of_another(engine, translator):
+    """They are searched in small batches, between which joined searches take steps."""
+    config = dataclasses.replace(translator.config, beam=8, min_len=20)
+    terms = Terminology([("dog", ["Hund Boot"])], translator.target_tokenizer)
+    lines = ["a dog runs"] * 60
+    long = engine.submit("small", config, lines, [20] * 60, required=[terms.required(line) for line in lines])
+    long[0].result(PATIENCE)
+    (short,) = submit(engine, ["a dog"])
+    assert short.result(PATIENCE)
+    assert sum(each.done() for each in long) < 30
     for each in long:
         each.abandon()
 

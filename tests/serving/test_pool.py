@@ -12,13 +12,12 @@ import threading
 from multiprocessing.connection import Connection
 
 import pytest
-from model_dirs import LINES, write_model_dir
+from model_dirs import LINES
 
 requests = pytest.importorskip("requests")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 from fasttfm.cli.main import main  # noqa: E402
-from fasttfm.decoding import Translator  # noqa: E402
 from fasttfm.errors import UserError  # noqa: E402
 from fasttfm.serving.engine import QueueFull, Stopping  # noqa: E402
 from fasttfm.serving.metrics import Metrics  # noqa: E402
@@ -27,16 +26,6 @@ from fasttfm.serving.queue import Answer, Sentence  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 PATIENCE = 300
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return write_model_dir(tmp_path_factory.mktemp("served") / "small")
-
-
-@pytest.fixture(scope="module")
-def translator(model_dir):
-    return Translator.from_directory(model_dir, workers=1)
 
 
 @pytest.fixture(scope="module")

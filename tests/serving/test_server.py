@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import struct
@@ -13,139 +12,19 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 import requests
-from model_dirs import LINES, PAIRS, write_model_dir
+from model_dirs import LINES, PAIRS
 
 pytest.importorskip("starlette")
-uvicorn = pytest.importorskip("uvicorn")
-from fasttfm.cli.main import main  # noqa: E402
-from fasttfm.config import field_types  # noqa: E402
-from fasttfm.config.decoding import DecodingConfig  # noqa: E402
-from fasttfm.decoding import Translator  # noqa: E402
-from fasttfm.serving.app import App  # noqa: E402
-from fasttfm.serving.connections import protocol  # noqa: E402
-from fasttfm.serving.limits import Limits  # noqa: E402
-from fasttfm.serving.requests import OPTIONS, openapi  # noqa: E402
+pytest.importorskip("uvicorn")
+from served import PATIENCE, Slow, ask, serving, texts
 
-PATIENCE = 300
-"""Seconds after which a test gives up; a busy machine takes long."""
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return write_model_dir(tmp_path_factory.mktemp("served") / "small")
-
-
-@pytest.fixture(scope="module")
-def translator(model_dir):
-    return Translator.from_directory(model_dir, workers=1)
-
-
-class Slow:
-    """A translator that begins only when it may."""
-
-    def __init__(self, translator):
-        self.__dict__.update(vars(translator))
-        self.original = translator
-        self.may = threading.Event()
-        self.begun = threading.Event()
-        self.batches = []
-
-    def translate_nbest(self, lines, prefixes, first_line):
-        self.begun.set()
-        assert self.may.wait(PATIENCE)
-        self.batches.append(list(lines))
-        return self.original.translate_nbest(lines, prefixes, first_line)
-
-
-@contextmanager
-def serving(translators, limits=None, token=None, **options):
-    """The address of a server; it ends with the block."""
-    limits = limits or Limits()
-    app = App(translators, limits, token, **options)
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app.starlette,
-            log_level="warning",
-            lifespan="off",
-            http=protocol(limits.head_seconds),
-            limit_concurrency=limits.connections,
-        )
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    listener.listen()
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE)
-        app.engine.stop()
-        listener.close()
-    assert not thread.is_alive()
-
-
-@pytest.fixture(scope="module")
-def url(translator):
-    with serving({"small": translator}) as address:
-        yield address
-
-
-def ask(url, timeout=PATIENCE, **request):
-    return requests.post(f"{url}/translate", json=request, timeout=timeout)
-
-
-def texts(answer) -> list[str]:
-    assert answer.status_code == 200, answer.text
-    return [best[0]["text"] for best in answer.json()["translations"]]
-
-
-BROWSER = """
-const elements = {}, options = []
-const add = option => options.push(option)
-const element = id => elements[id] ??= { value: "", textContent: "", add }
-globalThis.document = { getElementById: element }
-globalThis.Option = function (name) { return new String(name) }
-const [address, lines, beam] = JSON.parse(process.argv[2])
-const fetched = globalThis.fetch
-globalThis.fetch = (path, options) => fetched(`${address}/${path}`, options)
-const page = require("fs").readFileSync(0, "utf8")
-const form = page.match(/id="form"/) && element("form")
-eval(page.match(/<script>([^]*)<\\/script>/)[1])
-setTimeout(async () => {
-  while (!options.length) await new Promise(done => setTimeout(done, 20))
-  element("model").value = String(options[0])
-  element("text").value = lines.join("\\n")
-  element("beam").value = beam
-  await form.onsubmit({ preventDefault() {} })
-  console.log(JSON.stringify([options.map(String), element("translation").textContent, element("state").textContent]))
-}, 0)
-"""
-"""The page's own script with as much of a browser as it asks for: elements by their id, and fetch below an address."""
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_script_of_the_page_translates_what_is_typed(url, translator):
-    page = requests.get(url, timeout=PATIENCE).text
-    named = set(re.findall(r'\$\("(\w+)"\)', page))
-    assert named <= set(re.findall(r'id="(\w+)"', page)), "an element that the script asks for is not there"
-
-    def shown(lines, beam):
-        words = json.dumps([url, lines, beam])
-        done = subprocess.run(
-            ["node", "-e", BROWSER, "--", "page", words], input=page, capture_output=True, text=True, timeout=PATIENCE
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    lines = [*LINES[:3], ""]
-    assert shown(lines, "2") == [["small"], "\n".join(best[0].text for best in translator.translate_nbest(lines)), ""]
-    assert "beam" in shown(lines, "1000")[2]
+from fasttfm.cli.main import main
+from fasttfm.decoding import Translator
+from fasttfm.serving.limits import Limits
 
 
 def test_a_text_and_a_list_are_translated_as_the_translator_does(url, translator):
@@ -197,7 +76,7 @@ def test_clients_of_libretranslate_are_answered_in_its_form(translator):
         assert [len(each) for each in several["alternatives"]] == [1, 1]
         known = requests.get(f"{url}/languages", timeout=PATIENCE).json()
         assert [(each["code"], each["targets"]) for each in known] == [("en", ["de"]), ("de", ["en"])]
-        for wrong in ({"target": "fr"}, {"format": "html"}, {"alternatives": -1}, {"beam": 3}, {"q": 1}):
+        for wrong in ({"target": "fr"}, {"format": "pdf"}, {"alternatives": -1}, {"beam": 3}, {"q": 1}):
             answer = ask(url, **{"q": LINES[0], "source": "en", "target": "de", **wrong})
             assert (answer.status_code, list(answer.json())) == (400, ["error"])
 
@@ -351,6 +230,17 @@ def test_a_listed_page_may_ask_and_is_answered_as_cors_wants(translator):
         assert "Access-Control-Allow-Origin" not in other.headers
 
 
+@pytest.fixture(scope="module")
+def launched(model_dir):
+    """The address of a server that the command has started, and its process."""
+    command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            yield server.stdout.readline().split(" at ")[1].strip(), server
+        finally:
+            server.kill()
+
+
 def connected(url):
     host, port = url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE)
@@ -372,29 +262,22 @@ def test_more_connections_than_allowed_are_told(translator):
         assert requests.get(f"{url}/health", timeout=PATIENCE).status_code == 503
 
 
-def test_clients_that_hang_up_leave_no_trace(model_dir):
+def test_clients_that_hang_up_leave_no_trace(launched):
     """While the head, the body, the search and the stream go on; in order, and by a reset."""
-    command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            url = server.stdout.readline().split(" at ")[1].strip()
-            for stream in (False, True):
-                body = json.dumps({"text": LINES * 8, "stream": stream, "min_len": 40}).encode()
-                head = f"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-                for sent, seconds in ((head[:20], 0), (head + body[:10], 0), (head + body, 0), (head + body, 0.3)):
-                    for linger in (0, 1):
-                        with connected(url) as client:
-                            client.sendall(sent)
-                            if seconds and stream:
-                                client.recv(1)
-                            threading.Event().wait(seconds)
-                            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", linger, 0))
-            assert ask(url, text="a dog").status_code == 200
-            server.send_signal(signal.SIGTERM)
-            _, errors = server.communicate(timeout=PATIENCE)
-        finally:
-            server.kill()
-    assert (server.returncode, errors) == (0, "")
+    url, server = launched
+    for stream in (False, True):
+        body = json.dumps({"text": LINES * 8, "stream": stream, "min_len": 40}).encode()
+        head = f"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for sent, seconds in ((head[:20], 0), (head + body[:10], 0), (head + body, 0), (head + body, 0.3)):
+            for linger in (0, 1):
+                with connected(url) as client:
+                    client.sendall(sent)
+                    if seconds and stream:
+                        client.recv(1)
+                    threading.Event().wait(seconds)
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", linger, 0))
+    assert ask(url, text="a dog").status_code == 200
+    assert server.poll() is None
 
 
 def test_a_slow_reader_holds_up_nobody(url, translator):
@@ -420,45 +303,33 @@ def test_without_the_token_nothing_is_translated(translator):
         assert "security" in requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()["paths"]["/translate"]["post"]
 
 
-def test_health_metrics_and_the_page(url):
+def test_health_and_metrics(url):
     ask(url, text=LINES)
     health = requests.get(f"{url}/health", timeout=PATIENCE).json()
     assert health["models"] == ["small"]
     metrics = requests.get(f"{url}/metrics", timeout=PATIENCE).text
     assert 'fasttfm_requests_total{path="/translate",status="200"}' in metrics
     assert "fasttfm_batch_sentences_bucket" in metrics
-    page = requests.get(url, timeout=PATIENCE)
-    assert page.headers["content-type"].startswith("text/html")
-    assert "<textarea" in page.text
-
-
-def test_openapi_describes_what_is_taken_and_given(url, translator):
-    jsonschema = pytest.importorskip("jsonschema")
-    described = requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()
-    assert described == openapi({"small": translator}, described["info"]["version"], token=False)
-    post = described["paths"]["/translate"]["post"]
-    schema = post["requestBody"]["content"]["application/json"]["schema"]
-    jsonschema.validate({"text": "a", "beam": 2, "length_penalty": "avg"}, schema)
-    for wrong in ({}, {"text": 1}, {"text": "a", "beam": "2"}, {"text": "a", "other": 1}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, schema)
-    answer = post["responses"]["200"]["content"]["application/json"]["schema"]
-    jsonschema.validate(ask(url, text=LINES, nbest=2).json(), answer)
-    assert set(OPTIONS) <= set(field_types(DecodingConfig))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_the_command_answers_what_was_asked_before_it_ends(model_dir, translator):
-    command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            line = server.stdout.readline()
-            address = line.split(" at ")[1].strip()
-            assert texts(ask(address, text=list(PAIRS))) == translator.translate(list(PAIRS))
-            server.send_signal(signal.SIGTERM)
-            out, errors = server.communicate(timeout=PATIENCE)
-        finally:
-            server.kill()
+def test_the_command_answers_what_was_asked_before_it_ends(launched, translator):
+    """The last test of this server: nothing was written to standard error by those before."""
+    url, server = launched
+    lines = list(PAIRS) * 16
+
+    def steps() -> str:
+        metrics = requests.get(f"{url}/metrics", timeout=PATIENCE).text
+        return re.search(r"fasttfm_batch_sentences_count (\S+)", metrics)[1]
+
+    before = steps()
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(ask, url, text=lines)
+        while steps() == before:
+            pass
+        server.send_signal(signal.SIGTERM)
+        assert texts(asked.result(PATIENCE)) == translator.translate(lines)
+    out, errors = server.communicate(timeout=PATIENCE)
     assert (server.returncode, out, errors) == (0, "stopped\n", "")
 
 

@@ -1,0 +1,164 @@
+"""The server described by its own table of options: in OpenAPI 3.1 for programs, and as a page for people."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fasttfm.serving.options import Option, Schema, options
+
+_TRANSLATION: Schema = {
+    "type": "object",
+    "required": ["text", "score"],
+    "additionalProperties": False,
+    "properties": {
+        "text": {"type": "string"},
+        "score": {"type": "number"},
+        "alignment": {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+        },
+    },
+}
+_ANSWER: Schema = {
+    "type": "object",
+    "required": ["translations"],
+    "additionalProperties": False,
+    "properties": {"translations": {"type": "array", "items": {"type": "array", "items": _TRANSLATION}}},
+}
+_DETAIL: Schema = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "string"}}}
+_REFUSALS = {
+    "401": "No bearer token, or a wrong one.",
+    "403": "By another name, or from a page that may not ask.",
+    "413": "The body is too large.",
+    "422": "What is asked for cannot be done.",
+    "429": "Too many sentences wait.",
+    "503": "The server is being stopped.",
+    "504": "It took too long.",
+}
+_LANGUAGE: Schema = {
+    "type": "object",
+    "required": ["code", "name", "targets"],
+    "properties": {
+        "code": {"type": "string"},
+        "name": {"type": "string"},
+        "targets": {"type": "array", "items": {"type": "string"}},
+    },
+}
+_HEALTH: Schema = {
+    "type": "object",
+    "required": ["status", "models", "version", "sentences", "body_bytes"],
+    "properties": {
+        "status": {"const": "ok"},
+        "models": {"type": "array", "items": {"type": "string"}},
+        "version": {"type": "string"},
+        "sentences": {"type": "integer", "description": "Most texts of a request."},
+        "body_bytes": {"type": "integer", "description": "Most bytes of a request."},
+    },
+}
+
+
+def openapi(models: Sequence[str], version: str, *, token: bool) -> dict[str, Any]:
+    """The description in OpenAPI 3.1. token: whether a bearer token is needed."""
+    request = {
+        "type": "object",
+        "required": ["text"],
+        "additionalProperties": False,
+        "properties": {each.name: {**each.schema, "description": each.help} for each in options(models)},
+    }
+    answers: dict[str, Any] = {
+        "200": {
+            "description": "The nbest translations of each text, best first.",
+            "content": {"application/json": {"schema": _ANSWER}, "text/event-stream": {"schema": {"type": "string"}}},
+        },
+        **{status: _json(text, _DETAIL) for status, text in _REFUSALS.items()},
+    }
+    post: dict[str, Any] = {
+        "summary": "Translate",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
+        "responses": answers,
+    }
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "fasttfm", "version": version},
+        "paths": {
+            "/translate": {"post": post},
+            "/languages": _get("Pairs of languages", "By the models' names.", {"type": "array", "items": _LANGUAGE}),
+            "/health": _get("Whether it runs", "It does.", _HEALTH),
+            "/metrics": {
+                "get": {
+                    "summary": "Counts for Prometheus",
+                    "responses": {
+                        "200": {"description": "Its text.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+                    },
+                }
+            },
+        },
+    }
+    if token:
+        described["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+        post["security"] = [{"token": []}]
+    return described
+
+
+def page(models: Sequence[str], version: str) -> str:
+    """The page at /docs: the options of a request, refusals, and the other paths; without scripts."""
+    described = openapi(models, version, token=False)
+    example = json.dumps({"text": ["A dog runs.", "Two men sit."], "model": models[0]}, ensure_ascii=False)
+    gets = [(path, each["get"]["summary"]) for path, each in described["paths"].items() if "get" in each]
+    return _PAGE.format(
+        version=html.escape(version),
+        example=html.escape(example),
+        options=_rows(_cells(each) for each in options(models)),
+        answers=_rows((status, text) for status, text in _REFUSALS.items()),
+        paths=_rows(gets),
+    )
+
+
+def _cells(option: Option) -> tuple[str, str, str]:
+    return option.name, option.kind, option.help
+
+
+def _rows(rows: Any) -> str:
+    return "\n".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+
+
+def _json(text: str, schema: Schema) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _get(summary: str, text: str, schema: Schema) -> dict[str, Any]:
+    return {"get": {"summary": summary, "responses": {"200": _json(text, schema)}}}
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>fasttfm: requests</title>
+<style>
+  body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }}
+  table {{ border-collapse: collapse; width: 100% }}
+  td {{ border-top: 1px solid #ccc; padding: .3rem .6rem .3rem 0; vertical-align: top; overflow-wrap: anywhere }}
+  pre {{ white-space: pre-wrap; background: #f6f6f6; padding: .6rem }}
+</style>
+<h1>fasttfm {version}</h1>
+<p><a href="openapi.json">openapi.json</a>, <a href=".">a page to type into</a></p>
+<h2>POST /translate</h2>
+<pre>{example}</pre>
+<table>
+{options}
+</table>
+<p>The answer is <code>{{"translations": [[{{"text", "score"}}, ...], ...]}}</code>, the best ones of each text; or
+<code>{{"detail": "..."}}</code> with one of these:</p>
+<table>
+{answers}
+</table>
+<h2>GET</h2>
+<table>
+{paths}
+</table>
+</html>
+"""

@@ -1,0 +1,120 @@
+"""What POST /translate takes, in one table: it reads requests, is the document at /openapi.json, the page at /docs and
+the list in docs/serve.md."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fasttfm.config import field_help, field_types
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.errors import UserError
+from fasttfm.parsing import shown
+
+Schema = dict[str, Any]
+"""JSON Schema, of which are used type, enum, anyOf, items, minItems and additionalProperties."""
+
+SEARCH = (
+    *("beam", "nbest", "length_penalty", "alpha", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram"),
+    *("sampling", "sampling_topk", "sampling_topp", "temperature", "sampling_seed"),
+)
+"""Fields of DecodingConfig that a request may set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field of a request."""
+
+    name: str
+    kind: str
+    """What its value must be: `a number`."""
+    schema: Schema
+    help: str
+
+
+_TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_ALTERNATIVES: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+_KINDS: dict[Any, tuple[str, str]] = {
+    int: ("integer", "a whole number"),
+    float: ("number", "a number"),
+    bool: ("boolean", "true or false"),
+    str: ("string", "a text"),
+}
+"""Type in Python -> type in JSON Schema, and in words."""
+
+
+def options(models: Sequence[str] = ()) -> list[Option]:
+    """All fields of a request to a server of these models."""
+    names = f"one of {', '.join(models)}" if models else "a model's name"
+    return [
+        Option("text", "a text or a list of texts", _TEXTS, "What to translate; lines stay lines, each by itself."),
+        Option("prefix", "a text or a list of texts", _TEXTS, "How the translation of each text must begin."),
+        Option("model", names, {"enum": list(models)}, "Its directory's name; without it the first one translates."),
+        _plain("stream", bool, "Server-sent events, one a text in their order, then `done`."),
+        Option(
+            "terminology",
+            "an object such as {\"dog\": [\"Hund\", \"Hündin\"]}",
+            {"type": "object", "additionalProperties": _ALTERNATIVES},
+            "Terms of the source, each with its translations: where it occurs, one of them comes in the translation.",
+        ),
+        _plain("markup", bool, "Each text is an HTML or XML document, whose tags come in the translation."),
+        _plain("alignment", bool, "Give pairs (word of the text, word of the translation), counted from 0."),
+        _plain("split_sentences", str, "Language of the text (en, ...), whose sentences are translated one by one."),
+        *(_of_search(name) for name in SEARCH),
+    ]  # fmt: skip
+
+
+def checked(given: Mapping[str, Any], table: Sequence[Option], required: str) -> None:
+    """Raise UserError for a field that is not in the table, whose value is not of its kind, or where one is missing."""
+    known = {each.name: each for each in table}
+    if unknown := sorted(set(given) - set(known)):
+        raise UserError(f"{shown(unknown[0])} is unknown: known are {', '.join(known)}")
+    if required not in given:
+        raise UserError(f"{required} must be given: {known[required].kind}")
+    for name, value in given.items():
+        if not matches(known[name].schema, value):
+            raise UserError(f"{name} must be {known[name].kind}: {shown(value)} was given")
+
+
+def matches(schema: Schema, value: Any) -> bool:
+    """Whether a value of JSON is what the schema says."""
+    if "anyOf" in schema:
+        return any(matches(each, value) for each in schema["anyOf"])
+    if "enum" in schema:
+        return isinstance(value, str) and value in schema["enum"]
+    if schema["type"] == "boolean":
+        return isinstance(value, bool)
+    if schema["type"] == "integer":
+        return _is_number(value) and value == int(value)
+    if schema["type"] == "number":
+        return _is_number(value)
+    if schema["type"] == "string":
+        return isinstance(value, str)
+    if schema["type"] == "array":
+        least = schema.get("minItems", 0)
+        return isinstance(value, list) and len(value) >= least and all(matches(schema["items"], each) for each in value)
+    return isinstance(value, dict) and all(matches(schema["additionalProperties"], each) for each in value.values())
+
+
+def as_table() -> list[str]:
+    """The rows of the list in docs/serve.md."""
+    return [f"| `{each.name}` | {each.kind} | {each.help} |" for each in options()]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _plain(name: str, kind: type, text: str) -> Option:
+    of_json, in_words = _KINDS[kind]
+    return Option(name, in_words, {"type": of_json}, text)
+
+
+def _of_search(name: str) -> Option:
+    kind, text = field_types(DecodingConfig)[name], field_help(DecodingConfig)[name]
+    if typing.get_origin(kind) is Literal:
+        choices = list(typing.get_args(kind))
+        return Option(name, f"one of {', '.join(choices)}", {"enum": choices}, text)
+    return _plain(name, kind, text)
