@@ -68,7 +68,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         "file",
         type=INPUT_FILE,
         metavar="FILE",
-        help="in the form of the task's training data; squad's answers may be missing",
+        help="in the form of the task's training data; answers and labels are not read, and may be missing",
     )
     parser.add_argument(
         "--out", type=OUTPUT_FILE, required=True, metavar="FILE", help="JSON of ids and answers, or of labels"
@@ -123,7 +123,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--null-scores", type=INPUT_FILE, metavar="FILE", help="search the best thresholds by these, too"
     )
     parser.add_argument(
-        "--threshold", type=float, default=1.0, metavar="X", help="null score above which an answer counts as empty"
+        "--threshold",
+        type=float,
+        metavar="X",
+        help="null score above which an answer counts as empty (default: answers stand, as predict wrote them by the "
+        "model's own threshold)",
     )
     add_output_flags(parser, "the scores")
 

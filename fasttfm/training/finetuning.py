@@ -115,11 +115,10 @@ class TaskFiles:
 
 
 def read_task(task: str, path: Path, columns: Sequence[str] = (), *, answered: bool = True) -> Any:
-    """What the file of a task holds; UserError with the place of what is wrong. answered: False for squad's questions
-    alone."""
+    """What the file of a task holds; UserError with the place of what is wrong. answered: False reads no answers."""
     if task == "squad":
         return read_squad(path, answered=answered)
-    return read_swag(path) if task == "choices" else read_pairs(path, columns)
+    return read_swag(path, answered=answered) if task == "choices" else read_pairs(path, columns)
 
 
 def make_split(

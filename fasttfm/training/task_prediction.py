@@ -71,8 +71,8 @@ class FineTuned:
         return data, answers_of(data, split.windows, scored, self.config.data.max_answer)
 
     def labels_of(self, file: Path, max_tokens: int | None = None) -> list[str]:
-        """The label of each row of a file."""
-        given = read_task(self.task, file, self.columns)
+        """The label of each row of a file, whose own labels are not looked at."""
+        given = read_task(self.task, file, self.columns, answered=False)
         split = self._split(given)
         chosen = chosen_labels(self._scored(split.examples, max_tokens), len(split.examples))
         return [self.labels[each] for each in chosen]
