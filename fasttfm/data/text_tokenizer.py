@@ -63,6 +63,11 @@ class TextTokenizer(ABC):
     def pieces(self) -> list[str]:
         """Every token as it is written in the vocabulary."""
 
+    def textless(self, size: int) -> list[int]:
+        """The tokens below `size` that have no text: of a vocabulary with gaps, or padded to `size`."""
+        pieces = self.pieces()
+        return [number for number in range(size) if number >= len(pieces) or not pieces[number]]
+
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the file that load_text_tokenizer() reads."""
@@ -159,6 +164,8 @@ class ImportedTokenizer(TextTokenizer):
         import tokenizers  # type: ignore[import-untyped, unused-ignore]
 
         self._tokenizer: Any = tokenizers.Tokenizer.from_str(content)
+        self._tokenizer.encode_special_tokens = True  # as text: a document's words end no document
+        self._size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         end, self.mask = self._first(_ENDS), self._first(_MASKS)
         if end is None:
             raise ValueError(f"it has none of {', '.join(_ENDS)}, which would end a document")
@@ -170,7 +177,7 @@ class ImportedTokenizer(TextTokenizer):
         return next((token for token in tokens if token is not None), None)
 
     def __len__(self) -> int:
-        return int(self._tokenizer.get_vocab_size())
+        return self._size
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(characters(text), add_special_tokens=False).ids)
@@ -187,7 +194,7 @@ class ImportedTokenizer(TextTokenizer):
         return str(self._tokenizer.decode([int(i) for i in ids]))
 
     def pieces(self) -> list[str]:
-        return [str(self._tokenizer.id_to_token(number)) for number in range(len(self))]
+        return [self._tokenizer.id_to_token(number) or "" for number in range(len(self))]
 
     def save(self, folder: Path) -> None:
         (folder / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")

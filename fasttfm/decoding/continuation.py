@@ -64,12 +64,19 @@ class Sampling:
 
 
 def continue_ids(
-    model: GPT, prompt: Sequence[int], most: int, samples: int, sampling: Sampling, end: int | None
+    model: GPT,
+    prompt: Sequence[int],
+    most: int,
+    samples: int,
+    sampling: Sampling,
+    end: int | None,
+    never: Sequence[int] = (),
 ) -> list[list[int]]:
     """`samples` continuations of a prompt (at least one token), each of at most `most` tokens, without `end`.
 
-    A text is over when it draws `end`; what it draws follows from the seed and its number. Of a prompt that is longer
-    than the model's positions the end is read. Raises UserError for probabilities that are not numbers.
+    A text is over when it draws `end`; tokens of `never` are not drawn. What it draws follows from the seed and its
+    number. Of a prompt that is longer than the model's positions the end is read. Raises UserError for probabilities
+    that are not numbers.
     """
     positions = model.config.max_length
     half = max(1, positions // 2)
@@ -86,6 +93,7 @@ def continue_ids(
         for step in range(most):
             if logits.isnan().any():
                 raise UserError(NOT_A_NUMBER)
+            logits[:, never] = -torch.inf
             draws = torch.from_numpy(uniform[alive, step]).to(device)
             tokens = draw_tokens(logits.log_softmax(1), draws, config)
             drawn = tokens.tolist()
@@ -125,5 +133,6 @@ def generate(
             f"past them a text goes on from its last {max(1, positions // 2):,} tokens or more"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-    continuations = continue_ids(model, [tokenizer.end, *ids], most, samples, sampling, tokenizer.end)
+    never = tokenizer.textless(model.config.vocab_size)
+    continuations = continue_ids(model, [tokenizer.end, *ids], most, samples, sampling, tokenizer.end, never)
     return [tokenizer.decode([*ids, *continuation]) for continuation in continuations]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.checkpoints.saved import write_run
-from fasttfm.checkpoints.weights import model_weights
+from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config import RunConfig, build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
@@ -22,6 +23,7 @@ from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_to
 from fasttfm.errors import UserError
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
+from fasttfm.wording import counted
 
 NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
@@ -82,14 +84,29 @@ def export(model: Model, folder: Path) -> list[str]:
 def write_imported(folder: Path, out: Path, kind: str, model: Any, data: Any, tokenizer: TextTokenizer) -> None:
     """Make a directory of `fasttfm lm` or `fasttfm mlm` of what was read from a folder; data: its section of that name.
 
-    Raises UserError where the tokenizer has more tokens than the model.
+    Rows of the vocabulary behind the tokenizer's last token (GPT-2's 50,257 tokens padded to 50,304) have no text: they
+    are left out, and a warning says so. Raises UserError where the tokenizer has more tokens than the model.
     """
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
         )
+    if len(tokenizer) < model.config.vocab_size:
+        rows = counted(model.config.vocab_size - len(tokenizer), "row")
+        message = f"{folder}: left out {rows} of the vocabulary behind the tokenizer's {len(tokenizer):,} tokens"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        model = cut_vocabulary(model, len(tokenizer), folder)
     config = RunConfig(kind=kind, model=model.config, data=data, training=TrainingConfig())
     write_run(out, config, model_weights(model), tokenizer)
+
+
+def cut_vocabulary(model: Any, size: int, source: Path) -> Any:
+    """A model of the same class, with the first `size` rows of its vocabulary."""
+    config = dataclasses.replace(model.config, vocab_size=size)
+    with torch.device("meta"):
+        wanted = model_weights(type(model)(config))
+    weights = {name: each[: len(wanted[name])] if each.dim() else each for name, each in model_weights(model).items()}
+    return with_weights(lambda: type(model)(config), weights, source).eval()
 
 
 class Arrangement:

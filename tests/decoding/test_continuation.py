@@ -79,6 +79,20 @@ def test_past_the_context_the_last_half_of_it_is_read_anew(model):
     assert continue_ids(model, long, 4, 1, Sampling(), None) == continue_ids(model, long[-16:], 4, 1, Sampling(), None)
 
 
+def test_what_has_no_text_is_never_drawn():
+    torch.manual_seed(0)
+    tokenizer = ByteTokenizer()
+    padded = GPT(GPTConfig(vocab_size=320, d_model=16, heads=2, d_ff=32, layers=1, max_length=64))
+    with torch.no_grad():  # without care all draws are from the 59 rows without a text
+        padded.embedding.weight[len(tokenizer) :] *= 100
+    never = tokenizer.textless(320)
+    assert never == list(range(len(tokenizer), 320))
+    drawn = continue_ids(padded, [END], 40, 4, Sampling(), None, never)
+    assert max(map(max, drawn)) < len(tokenizer)
+    assert max(map(max, continue_ids(padded, [END], 40, 4, Sampling(), None))) >= len(tokenizer)
+    assert generate(padded, tokenizer, "a", 40, 1, Sampling())[0].startswith("a")
+
+
 def test_a_prompt_begins_the_text():
     torch.manual_seed(0)
     tokenizer = ByteTokenizer()

@@ -78,10 +78,11 @@ def test_a_folder_becomes_a_model_directory(tmp_path):
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         import_folder(tmp_path / "theirs", tmp_path / "M")
     (tmp_path / "theirs" / "tokenizer.json").write_text(tokenizer_json())
-    import_folder(tmp_path / "theirs", tmp_path / "M")
-    tokens = torch.randint(0, 37, (2, 9))
+    with pytest.warns(RuntimeWarning, match="left out 22 rows of the vocabulary behind the tokenizer's 15 tokens"):
+        import_folder(tmp_path / "theirs", tmp_path / "M")
+    tokens = torch.randint(0, 15, (2, 9))
     model = GPT.from_pretrained(tmp_path / "M")
-    torch.testing.assert_close(model(tokens), their_model(tokens).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(tokens), their_model(tokens).logits[..., :15], rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_no_gpt_ends_in_one_line(tmp_path):

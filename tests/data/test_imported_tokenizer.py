@@ -1,0 +1,38 @@
+"""Another tool's tokenizer.json: special tokens written in a text, and numbers without a token."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fasttfm.data.text_tokenizer import ImportedTokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+def byte_level() -> ImportedTokenizer:
+    """All bytes, and the special tokens of GPT-2 and BERT."""
+    vocabulary = {piece: number for number, piece in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>", "[MASK]"])
+    return ImportedTokenizer(made.to_str())
+
+
+@pytest.mark.parametrize("text", ["a <|endoftext|> b", "<|endoftext|>", "[MASK] it"])
+def test_special_tokens_written_in_a_text_stay_text(text):
+    tokenizer = byte_level()
+    assert (tokenizer.end, tokenizer.mask) == (256, 257)
+    for ids in (tokenizer.encode(text), tokenizer.encode_with_spans(text)[0]):
+        assert max(ids) < 256
+        assert tokenizer.decode(ids) == text
+
+
+def test_numbers_without_a_token_are_counted_and_have_no_text():
+    content = json.loads(byte_level().content)
+    content["model"]["vocab"] |= {"<|endoftext|>": 256, "[MASK]": 257, "zz": 260}
+    tokenizer = ImportedTokenizer(json.dumps(content))
+    assert len(tokenizer) == len(tokenizer.pieces()) == 261
+    assert tokenizer.textless(264) == [258, 259, 261, 262, 263]
