@@ -22,7 +22,10 @@ MASK_PIECE = "<mask>"
 NEWLINE = "\n"
 PIECES_FILE, BYTES_FILE, TOKENIZER_FILE = "spm.model", "bytes.json", "tokenizer.json"
 _FIRST_BYTE = 5
-_ENDS = ("<|endoftext|>", "[SEP]", "</s>", "<eos>")
+_ENDS = ("<|endoftext|>", "[SEP]", "</s>", "<eos>", "<unk>")
+"""GPT-1's vocabulary has no other than the last."""
+_NEVER = -1e4
+"""The score of a piece that no text is cut into."""
 _MASKS = ("[MASK]", MASK_PIECE)
 
 
@@ -163,7 +166,7 @@ class ImportedTokenizer(TextTokenizer):
         self.content = content
         import tokenizers  # type: ignore[import-untyped, unused-ignore]
 
-        self._tokenizer: Any = tokenizers.Tokenizer.from_str(content)
+        self._tokenizer: Any = tokenizers.Tokenizer.from_str(_without_special_pieces(content))
         self._tokenizer.encode_special_tokens = True  # as text: a document's words end no document
         self._size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         end, self.mask = self._first(_ENDS), self._first(_MASKS)
@@ -198,6 +201,19 @@ class ImportedTokenizer(TextTokenizer):
 
     def save(self, folder: Path) -> None:
         (folder / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")
+
+
+def _without_special_pieces(content: str) -> str:
+    """A tokenizer.json that cuts no text into the name of a special token, as a unigram model would: [MASK] is one of
+    its pieces, and scores 0."""
+    given = parse_json(content, dict)
+    if not isinstance(given.get("model"), dict) or given["model"].get("type") != "Unigram":
+        return content
+    special = {each["content"] for each in given["added_tokens"] if each["special"]}
+    given["model"]["vocab"] = [
+        [piece, _NEVER if piece in special else score] for piece, score in given["model"]["vocab"]
+    ]
+    return json.dumps(given)
 
 
 def train_text_tokenizer(lines: Iterable[str], vocab_size: int) -> PieceTokenizer:

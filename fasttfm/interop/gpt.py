@@ -16,12 +16,13 @@ from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
-from fasttfm.data.text_tokenizer import TOKENIZER_FILE, ImportedTokenizer, TextTokenizer, load_tokenizer_file
+from fasttfm.data.text_tokenizer import ImportedTokenizer, TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.exchange import write_imported
 from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
+from fasttfm.interop.tokenizer_files import read_tokenizer
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.gpt import GPT
 from fasttfm.models.pretrained import write_files
@@ -118,13 +119,8 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> N
 
 
 def import_folder(folder: Path, out: Path) -> None:
-    """Make a model directory of a Hugging Face folder, with its tokenizer.json; UserError where one is missing."""
-    model = read(folder)
-    if not (folder / TOKENIZER_FILE).is_file():
-        raise UserError(
-            f"{folder}: has no {TOKENIZER_FILE}: AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
-        )
-    tokenizer = load_tokenizer_file(folder / TOKENIZER_FILE)
+    """Make a model directory of a Hugging Face folder, with its tokenizer; UserError where one is missing."""
+    model, tokenizer = read(folder), read_tokenizer(folder)
     data = DocumentsConfig(row_length=model.config.max_length, max_tokens=max(4096, model.config.max_length))
     write_imported(folder, out, "gpt", model, data, tokenizer)
 

@@ -21,6 +21,23 @@ def byte_level() -> ImportedTokenizer:
     return ImportedTokenizer(made.to_str())
 
 
+def unigram() -> ImportedTokenizer:
+    """ALBERT's form: special tokens are pieces of the model, with the best of scores."""
+    pieces = [("<unk>", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), *((each, -3.0) for each in "\u2581[]MASKitab")]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    made.add_special_tokens(["[SEP]", "[MASK]"])
+    return ImportedTokenizer(made.to_str())
+
+
+def test_a_unigram_model_cuts_no_text_into_a_special_token():
+    tokenizer = unigram()
+    ids = tokenizer.encode("a [MASK] it")
+    assert min(ids) > 2
+    assert tokenizer.decode(ids) == "a [MASK] it"
+    assert (tokenizer.end, tokenizer.mask) == (1, 2)
+
+
 @pytest.mark.parametrize("text", ["a <|endoftext|> b", "<|endoftext|>", "[MASK] it"])
 def test_special_tokens_written_in_a_text_stay_text(text):
     tokenizer = byte_level()

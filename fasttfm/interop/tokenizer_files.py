@@ -1,0 +1,90 @@
+"""The tokenizer of a Hugging Face folder: its tokenizer.json, or one made of the files that older ones have.
+
+vocab.txt                  word pieces: BERT, ELECTRA, DistilBERT
+vocab.json + merges.txt    byte-level BPE: GPT-2, RoBERTa; GPT-1's BPE over lower-cased words, by config.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fasttfm.data.text_tokenizer import (
+    BYTES_FILE,
+    PIECES_FILE,
+    TOKENIZER_FILE,
+    ImportedTokenizer,
+    TextTokenizer,
+    load_text_tokenizer,
+)
+from fasttfm.errors import UserError
+from fasttfm.files import read_json
+from fasttfm.parsing import field
+
+_WORD_PIECES, _BPE, _MERGES = "vocab.txt", "vocab.json", "merges.txt"
+_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
+
+
+def read_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer.json of a folder, or what an export of ours has left there; else one made of the older files, whose
+    word pieces are lower-cased where tokenizer_config.json does not say otherwise.
+
+    Raises UserError where there is none, one is damaged, or `tokenizers` is not installed.
+    """
+    if any((folder / name).is_file() for name in (TOKENIZER_FILE, PIECES_FILE, BYTES_FILE)):
+        return load_text_tokenizer(folder)
+    path = next((folder / name for name in (_WORD_PIECES, _BPE) if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(
+            f"{folder}: has neither {TOKENIZER_FILE} nor {_WORD_PIECES} nor {_BPE} with {_MERGES}: "
+            "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
+        )
+    if path.name == _BPE and not (folder / _MERGES).is_file():
+        raise UserError(f"{folder}: has {_BPE} without {_MERGES}: copy that, too")
+    says = folder / "tokenizer_config.json"
+    settings = read_json(says) if says.is_file() else {}
+    try:
+        if path.name == _WORD_PIECES:
+            made = _word_pieces(path, field(settings, "do_lower_case", bool, str(says), True))
+        elif read_json(folder / "config.json").get("model_type") == "openai-gpt":
+            made = _first_bpe(folder)
+        else:
+            made = _byte_level_bpe(folder, field(settings, "add_prefix_space", bool, str(says), False))
+        return ImportedTokenizer(made.to_str())
+    except ImportError:
+        raise UserError(f"{path}: needs the package tokenizers: pip install tokenizers") from None
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers raises Exception itself
+        raise UserError(f"{path}: is damaged or no vocabulary of its kind ({error})") from None
+
+
+def _word_pieces(path: Path, lowercase: bool) -> Any:
+    from tokenizers import BertWordPieceTokenizer  # type: ignore[import-untyped, unused-ignore]
+
+    return BertWordPieceTokenizer(str(path), lowercase=lowercase)
+
+
+def _byte_level_bpe(folder: Path, prefix_space: bool) -> Any:
+    """GPT-2's, and RoBERTa's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary, merges = models.BPE.read_file(str(folder / _BPE), str(folder / _MERGES))
+    made = Tokenizer(models.BPE(vocabulary, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([piece for piece in _SPECIAL if piece in vocabulary])
+    return made
+
+
+def _first_bpe(folder: Path) -> Any:
+    """GPT-1's: BERT's words, lower-cased and without accents, and BPE whose last piece of a word ends in </w>."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    vocabulary, merges = models.BPE.read_file(str(folder / _BPE), str(folder / _MERGES))
+    made = Tokenizer(models.BPE(vocabulary, merges, end_of_word_suffix="</w>", unk_token="<unk>"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.BPEDecoder(suffix="</w>")
+    made.add_special_tokens(["<unk>"])
+    return made
