@@ -39,6 +39,9 @@ class TextTokenizer(ABC):
     mask: int | None
     """What stands for a hidden token; None where the vocabulary has no such piece."""
 
+    separators: int = 1
+    """Tokens between the two texts of a pair."""
+
     @abstractmethod
     def __len__(self) -> int:
         """Tokens."""
@@ -173,6 +176,8 @@ class ImportedTokenizer(TextTokenizer):
         if end is None:
             raise ValueError(f"it has none of {', '.join(_ENDS)}, which would end a document")
         self.end = end
+        joins = parse_json(content, dict).get("post_processor")
+        self.separators = 2 if isinstance(joins, dict) and joins.get("type") == "RobertaProcessing" else 1
 
     def _first(self, pieces: Sequence[str]) -> int | None:
         """The token of the first of these pieces that the vocabulary has."""

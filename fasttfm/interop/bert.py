@@ -1,4 +1,5 @@
-"""BERT, ALBERT and ELECTRA as Hugging Face's transformers saves them: config.json and weights, read and written.
+"""BERT, ALBERT and ELECTRA as Hugging Face's transformers saves them: config.json and weights, read and written;
+RoBERTa and DistilBERT are read as the BERTs that they are (bert_relatives.py).
 
 https://huggingface.co/docs/transformers/model_doc/bert, albert and electra. Heads are read where the folder has them:
 of BertForPreTraining and AlbertForPreTraining both, of a masked language model one, of the bare body none. Of ELECTRA,
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.errors import UserError
+from fasttfm.interop.bert_relatives import RELATIVES, as_bert
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, theirs
 from fasttfm.interop.weight_files import read_tensors
@@ -239,9 +241,11 @@ def parts(model: Bert | BertPretraining | Electra) -> dict[str, TransformersMode
 
 
 def _read(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
-    given = read_config(folder, *_FAMILIES)
-    config, family = _config(given, folder / "config.json"), _FAMILIES[given["model_type"]]
-    weights: dict[str, Tensor] = read_tensors(folder)
+    path = folder / "config.json"
+    given, weights = read_config(folder, *_FAMILIES, *RELATIVES), dict(read_tensors(folder))
+    if given["model_type"] in RELATIVES:
+        given, weights = as_bert(given, weights, path)
+    config, family = _config(given, path), _FAMILIES[given["model_type"]]
     if f"{family.prefix}{_TABLES['embeddings.word']}.weight" not in weights:  # the bare body has no prefix
         heads = tuple(
             name for name in weights if name.startswith(("cls.", "predictions.", "sop_", "generator_", "disc"))

@@ -12,6 +12,7 @@ from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import replacing
 from fasttfm.interop import bert
+from fasttfm.interop.bert_relatives import RELATIVES
 from fasttfm.interop.exchange import write_imported
 from fasttfm.interop.tokenizer_files import read_tokenizer
 from fasttfm.models.bert import BertPretraining
@@ -29,6 +30,8 @@ def import_folder(folder: Path, out: Path, generator: Path | None = None) -> Ber
         raise UserError(f"--generator belongs to an ELECTRA, and {folder} is of type {kind!r}: leave it out")
     model = bert.read_electra(folder, generator) if kind == "electra" else bert.read_pretraining(folder)
     tokenizer = read_tokenizer(folder)
+    if kind in RELATIVES:
+        kind = "bert"
     pairs = {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}[kind]
     objective: Any = pairs if kind == "electra" or model.config.sentence_head else "mlm"
     data = MaskingConfig(objective=objective, row_length=min(128, model.config.max_length))

@@ -67,13 +67,16 @@ def _word_pieces(path: Path, lowercase: bool) -> Any:
 
 def _byte_level_bpe(folder: Path, prefix_space: bool) -> Any:
     """GPT-2's, and RoBERTa's."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     vocabulary, merges = models.BPE.read_file(str(folder / _BPE), str(folder / _MERGES))
     made = Tokenizer(models.BPE(vocabulary, merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([piece for piece in _SPECIAL if piece in vocabulary])
+    if "<s>" in vocabulary and "</s>" in vocabulary:  # RoBERTa's
+        begin, end = (("<s>", vocabulary["<s>"]), ("</s>", vocabulary["</s>"]))
+        made.post_processor = processors.RobertaProcessing(end, begin, add_prefix_space=prefix_space)
     return made
 
 

@@ -139,7 +139,7 @@ def markers_of(kind: str, tokenizer: TextTokenizer) -> Markers:
     if kind in _GPT:
         return Markers(*(len(tokenizer) + number for number in range(MARKERS)))
     vocabulary = masking_vocabulary(tokenizer)
-    return Markers(vocabulary.begin, vocabulary.end, vocabulary.end)
+    return Markers(vocabulary.begin, vocabulary.end, vocabulary.end, tokenizer.separators)
 
 
 def kind_of_task(task: str, body: Path) -> str:

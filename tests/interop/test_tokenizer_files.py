@@ -112,3 +112,29 @@ def test_what_is_missing_or_damaged_ends_in_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(UserError, match=r"vocab\.json: is damaged"):
         read_tokenizer(tmp_path)
+
+
+def test_a_roberta_of_older_files_is_imported_and_its_pairs_are_joined_as_there(tmp_path, capsys):
+    from fasttfm.data.task_inputs import join
+    from fasttfm.data.text_tokenizer import load_text_tokenizer
+    from fasttfm.training.finetuning import markers_of
+
+    folder = tmp_path / "H"
+    folder.mkdir()
+    size = byte_level_files(folder, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.RobertaConfig(vocab_size=size, max_position_embeddings=66, type_vocab_size=1, **sizes)
+    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
+    assert main(["mlm", "import", str(folder), "--out", str(tmp_path / "M")]) == 0
+    tokenizer, theirs = load_text_tokenizer(tmp_path / "M"), transformers.AutoTokenizer.from_pretrained(folder)
+    markers = markers_of("squad", tokenizer)
+    for pair in (("the cat",), ("the cat", "on the mat")):
+        row = join(markers, *[tokenizer.encode(text) for text in pair], *([None] if len(pair) == 1 else []), 64)
+        assert row.tokens.tolist() == theirs(*pair).input_ids
+    short = join(markers, tokenizer.encode("the cat sat"), tokenizer.encode("on the mats"), 9)
+    assert len(short.tokens) == 9
+    (tmp_path / "a.tsv").write_text("a\tb\tlabel\nthe cat\tsat\t1\non the\tmat\t0\n" * 4)
+    files = [f"--{name}={tmp_path / 'a.tsv'}" for name in ("train", "valid")]
+    tuning = ["finetune", "classify", "--init-from", str(tmp_path / "M"), *files, "--out", str(tmp_path / "C")]
+    quick = ["--row-length", "64", "--max-tokens", "64", "--max-update", "1", "--threads", "1", "--no-tensorboard"]
+    assert main([*tuning, *quick, "--device", "cpu"]) == 0
