@@ -7,7 +7,7 @@ from functools import partial
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model
-from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE, TRAINED_MODEL
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, MODEL, OUTPUT_FILE, OUTPUT_FOLDER, TRAINED_MODEL
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
@@ -142,8 +142,52 @@ def _evaluate(args: argparse.Namespace) -> None:
     Output.of(args, "finetune evaluate").result("\n".join(lines), **numbers)
 
 
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder",
+        type=INPUT_FOLDER,
+        metavar="FOLDER",
+        help="of Hugging Face: a BERT, ALBERT, RoBERTa (answers also ELECTRA, DistilBERT) with a trained head",
+    )
+    parser.add_argument(
+        "--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="the model directory to write"
+    )
+    parser.add_argument(
+        "--abstains", action="store_true", help="it was trained on SQuAD 2.0, and may say that there is no answer"
+    )
+    add_output_flags(parser, "what was written")
+
+
+def _import(args: argparse.Namespace) -> None:
+    from fasttfm.interop.heads import import_folder
+
+    trained = import_folder(args.folder, args.out, abstains=args.abstains)
+    told = f"{trained.task}, labels {', '.join(trained.labels)}" if trained.task == "classify" else trained.task
+    Output.of(args, "finetune import").result(f"{args.out}: {told}", model=str(args.out), task=trained.task)
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, "fasttfm finetune")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="the folder to write")
+    add_output_flags(parser, "what was written")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from fasttfm.interop.heads import Trained, export_folder
+    from fasttfm.training.task_prediction import FineTuned
+
+    model = FineTuned.load(args.model, args.checkpoint)
+    if model.kind != model.task:
+        raise UserError(f"{args.model}: is a GPT with its own marker tokens, which no class of transformers has")
+    trained = Trained(model.task, model.model, model.labels, model.abstains, model.threshold())
+    name = export_folder(trained, args.out, model.tokenizer)
+    Output.of(args, "finetune export").result(f"{args.out}: {name}", folder=str(args.out), architecture=name)
+
+
 VERBS = {
     **{task: Verb(partial(_add_training, task), partial(_train, task), summary) for task, summary in _TASKS.items()},
     "predict": Verb(_add_predict, _predict, "write a fine-tuned model's answers to a file's questions"),
+    "import": Verb(_add_import, _import, "take a Hugging Face folder of a model with a task's head"),
+    "export": Verb(_add_export, _export, "write a folder that Hugging Face's transformers loads, head included"),
     "evaluate": Verb(_add_evaluate, _evaluate, "score predictions: exact match and F1, or accuracy"),
 }

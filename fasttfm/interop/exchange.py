@@ -81,8 +81,18 @@ def export(model: Model, folder: Path) -> list[str]:
     return []
 
 
-def write_imported(folder: Path, out: Path, kind: str, model: Any, data: Any, tokenizer: TextTokenizer) -> None:
-    """Make a directory of `fasttfm lm` or `fasttfm mlm` of what was read from a folder; data: its section of that name.
+def write_imported(
+    folder: Path,
+    out: Path,
+    kind: str,
+    model: Any,
+    data: Any,
+    tokenizer: TextTokenizer,
+    description: Mapping[str, Any] | None = None,
+) -> None:
+    """Make a directory of `fasttfm lm`, `mlm` or `finetune` of what was read from a folder.
+
+    data: its section of that name; description: of the data of a task, as fine-tuning leaves it.
 
     Rows of the vocabulary behind the tokenizer's last token (GPT-2's 50,257 tokens padded to 50,304) have no text: they
     are left out, and a warning says so. Raises UserError where the tokenizer has more tokens than the model.
@@ -97,7 +107,7 @@ def write_imported(folder: Path, out: Path, kind: str, model: Any, data: Any, to
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         model = cut_vocabulary(model, len(tokenizer), folder)
     config = RunConfig(kind=kind, model=model.config, data=data, training=TrainingConfig())
-    write_run(out, config, model_weights(model), tokenizer)
+    write_run(out, config, model_weights(model), tokenizer, description)
 
 
 def cut_vocabulary(model: Any, size: int, source: Path) -> Any:
