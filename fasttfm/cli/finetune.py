@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 
+from fasttfm.checkpoints.model_dir import read_kind
+from fasttfm.checkpoints.run_log import LOG_FILE
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, MODEL, OUTPUT_FILE, OUTPUT_FOLDER, TRAINED_MODEL
@@ -40,7 +43,6 @@ def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
     if task == "classify":
         parser.add_argument("--columns", metavar="A,B", help="the column of the text, or the two of a pair")
     add_recipe_flags(parser, preset_names("finetune"))
-    parser.set_defaults(preset="tiny")
     add_flags(parser, ["data", "training"], kind=task)
 
 
@@ -50,7 +52,7 @@ def _train(task: str, args: argparse.Namespace) -> int:
     if lists_presets(args):
         return 0
     body = args.init_from or args.like
-    args.config = [preset_path(args.preset, "finetune"), *args.config]
+    args.config = [preset_path(args.preset or _preset_of(body), "finetune"), *args.config]
     args.preset, args.data = None, args.train
     columns = [name.strip() for name in (getattr(args, "columns", None) or "").split(",") if name.strip()]
     return run_task(
@@ -59,6 +61,13 @@ def _train(task: str, args: argparse.Namespace) -> int:
         f"fasttfm finetune {task}",
         lambda: FineTuning(TaskFiles(task, body, args.train, args.valid, columns)),
     )
+
+
+def _preset_of(body: Path) -> str:
+    """The recipe that a body is fine-tuned by where none is given: an imported one's is its family's."""
+    if (body / LOG_FILE).is_file():
+        return "tiny"
+    return "gpt" if read_kind(body).startswith("gpt") else "bert"
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
