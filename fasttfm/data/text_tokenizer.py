@@ -171,6 +171,8 @@ class ImportedTokenizer(TextTokenizer):
 
         self._tokenizer: Any = tokenizers.Tokenizer.from_str(_without_special_pieces(content))
         self._tokenizer.encode_special_tokens = True  # as text: a document's words end no document
+        self._tokenizer.no_truncation()  # which the file of a fine-tuned model may tell
+        self._tokenizer.no_padding()
         self._size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         end, self.mask = self._first(_ENDS), self._first(_MASKS)
         if end is None:

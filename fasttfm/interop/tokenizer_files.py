@@ -21,7 +21,7 @@ from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.parsing import field
 
-_WORD_PIECES, _BPE, _MERGES = "vocab.txt", "vocab.json", "merges.txt"
+_WORD_PIECES, _BPE, _MERGES, _ADDED = "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"
 _SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
 
 
@@ -45,11 +45,12 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     settings = read_json(says) if says.is_file() else {}
     try:
         if path.name == _WORD_PIECES:
-            made = _word_pieces(path, field(settings, "do_lower_case", bool, str(says), True))
+            made = _word_pieces(path, settings, str(says))
         elif read_json(folder / "config.json").get("model_type") == "openai-gpt":
             made = _first_bpe(folder)
         else:
             made = _byte_level_bpe(folder, field(settings, "add_prefix_space", bool, str(says), False))
+        _add_tokens(made, folder / _ADDED)
         return ImportedTokenizer(made.to_str())
     except ImportError:
         raise UserError(f"{path}: needs the package tokenizers: pip install tokenizers") from None
@@ -59,10 +60,28 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
         raise UserError(f"{path}: is damaged or no vocabulary of its kind ({error})") from None
 
 
-def _word_pieces(path: Path, lowercase: bool) -> Any:
+def _word_pieces(path: Path, settings: dict[str, Any], where: str) -> Any:
+    """BERT's, as tokenizer_config.json says."""
     from tokenizers import BertWordPieceTokenizer  # type: ignore[import-untyped, unused-ignore]
 
-    return BertWordPieceTokenizer(str(path), lowercase=lowercase)
+    return BertWordPieceTokenizer(
+        str(path),
+        lowercase=field(settings, "do_lower_case", bool, where, True),
+        strip_accents=None if settings.get("strip_accents") is None else field(settings, "strip_accents", bool, where),
+        handle_chinese_chars=field(settings, "tokenize_chinese_chars", bool, where, True),
+    )
+
+
+def _add_tokens(made: Any, path: Path) -> None:
+    """The tokens of added_tokens.json, if there is one, at its numbers; UserError where others would be theirs."""
+    if not path.is_file():
+        return
+    for piece, number in sorted(read_json(path).items(), key=lambda entry: str(entry[1]).zfill(12)):
+        made.add_tokens([piece])
+        if made.token_to_id(piece) != number:
+            raise UserError(
+                f"{path}: {piece!r} has the number {number}, after the vocabulary it is {made.token_to_id(piece)}"
+            )
 
 
 def _byte_level_bpe(folder: Path, prefix_space: bool) -> Any:

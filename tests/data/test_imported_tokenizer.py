@@ -53,3 +53,12 @@ def test_numbers_without_a_token_are_counted_and_have_no_text():
     tokenizer = ImportedTokenizer(json.dumps(content))
     assert len(tokenizer) == len(tokenizer.pieces()) == 261
     assert tokenizer.textless(264) == [258, 259, 261, 262, 263]
+
+
+def test_a_file_that_tells_of_truncation_and_padding_cuts_and_pads_nothing():
+    made = tokenizers.Tokenizer.from_str(byte_level().content)
+    made.enable_truncation(8)
+    made.enable_padding(length=12)
+    tokenizer = ImportedTokenizer(made.to_str())
+    assert len(tokenizer.encode("a" * 30)) == len(tokenizer.encode_with_spans("a" * 30)[0]) == 30
+    assert len(tokenizer.encode("a")) == 1

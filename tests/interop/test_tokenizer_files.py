@@ -70,7 +70,41 @@ def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path, kind,
         assert ours.encode(text) == expected, text
         assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
     theirs.save_pretrained(tmp_path / "saved")
-    assert [read_tokenizer(tmp_path / "saved").encode(text) for text in HARD] == [ours.encode(text) for text in HARD]
+    again = read_tokenizer(tmp_path / "saved")
+    assert [again.encode(text) for text in HARD] == [ours.encode(text) for text in HARD]
+    assert again.separators == ours.separators == (2 if kind == "roberta" else 1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}]
+)
+def test_word_pieces_are_cut_as_tokenizer_config_says(tmp_path, settings):
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "The",
+        "cat",
+        "##s",
+        "u",
+        "\u00fc",
+        "\u6771",
+        "\u4eac",
+    ]
+    (tmp_path / "vocab.txt").write_text("\n".join([*pieces, "\u6771\u4eac", "xyz", "##\u4eac", "##ber"]) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "added_tokens.json").write_text('{"newword": 17, "other": 18}')
+    ours = read_tokenizer(tmp_path)
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path, **settings)
+    for text in ("The cats", "\u00fcber \u6771\u4eac", "the newword", "u\u0308ber"):
+        assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids, text
+    (tmp_path / "added_tokens.json").write_text('{"newword": 20}')
+    with pytest.raises(UserError, match=r"added_tokens\.json: 'newword' has the number 20"):
+        read_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "openai-gpt"])
