@@ -42,7 +42,7 @@ _MAY_CHANGE = {
     "tensorboard",
     "threads",
 }
-_LAST_OF_SCHEDULE = {("cosine", "max_update"), ("cosine-minutes", "max_minutes")}
+_LAST_OF_SCHEDULE = {("cosine", "max_update"), ("linear", "max_update"), ("cosine-minutes", "max_minutes")}
 """What may not change, after all, where the learning rate ends with it."""
 
 

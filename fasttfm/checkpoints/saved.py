@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights, write_tensors
-from fasttfm.checkpoints.model_dir import CONFIG_FILE, read_config
+from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE, read_config
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.config import RunConfig, build_run
 from fasttfm.files import write_file
 from fasttfm.folders import reading, replacing
+from fasttfm.parsing import write_yaml
 
 
 def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConfig, dict[str, Tensor], Path]:
@@ -29,9 +30,20 @@ def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConf
         return config, read_weights(saved), saved
 
 
-def write_run(folder: Path, config: RunConfig, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
-    """Write a model directory without checkpoints, all of it or nothing; tokenizer: a TextTokenizer."""
+def write_run(
+    folder: Path,
+    config: RunConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Any,
+    description: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model directory without checkpoints, all of it or nothing.
+
+    tokenizer: a TextTokenizer. description: of the data that it was trained on.
+    """
     with replacing(folder, "writes a model", "model") as fresh:
         write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
         write_tensors(fresh.path / MODEL_FILE, weights)
+        if description is not None:
+            write_file(fresh.path / DATA_FILE, write_yaml(dict(description), sort_keys=False).encode())
         tokenizer.save(fresh.path)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 
+from fasttfm.checkpoints.model_dir import read_kind
+from fasttfm.checkpoints.run_log import LOG_FILE
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model
-from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE, TRAINED_MODEL
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, MODEL, OUTPUT_FILE, OUTPUT_FOLDER, TRAINED_MODEL
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
@@ -40,7 +43,6 @@ def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
     if task == "classify":
         parser.add_argument("--columns", metavar="A,B", help="the column of the text, or the two of a pair")
     add_recipe_flags(parser, preset_names("finetune"))
-    parser.set_defaults(preset="tiny")
     add_flags(parser, ["data", "training"], kind=task)
 
 
@@ -50,7 +52,7 @@ def _train(task: str, args: argparse.Namespace) -> int:
     if lists_presets(args):
         return 0
     body = args.init_from or args.like
-    args.config = [preset_path(args.preset, "finetune"), *args.config]
+    args.config = [preset_path(args.preset or _preset_of(body), "finetune"), *args.config]
     args.preset, args.data = None, args.train
     columns = [name.strip() for name in (getattr(args, "columns", None) or "").split(",") if name.strip()]
     return run_task(
@@ -61,6 +63,13 @@ def _train(task: str, args: argparse.Namespace) -> int:
     )
 
 
+def _preset_of(body: Path) -> str:
+    """The recipe that a body is fine-tuned by where none is given: an imported one's is its family's."""
+    if (body / LOG_FILE).is_file():
+        return "tiny"
+    return "gpt" if read_kind(body).startswith("gpt") else "bert"
+
+
 def _add_predict(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "fasttfm finetune")
     add_device(parser)
@@ -68,7 +77,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         "file",
         type=INPUT_FILE,
         metavar="FILE",
-        help="in the form of the task's training data; squad's answers may be missing",
+        help="in the form of the task's training data; answers and labels are not read, and may be missing",
     )
     parser.add_argument(
         "--out", type=OUTPUT_FILE, required=True, metavar="FILE", help="JSON of ids and answers, or of labels"
@@ -123,7 +132,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--null-scores", type=INPUT_FILE, metavar="FILE", help="search the best thresholds by these, too"
     )
     parser.add_argument(
-        "--threshold", type=float, default=1.0, metavar="X", help="null score above which an answer counts as empty"
+        "--threshold",
+        type=float,
+        metavar="X",
+        help="null score above which an answer counts as empty (default: answers stand, as predict wrote them by the "
+        "model's own threshold)",
     )
     add_output_flags(parser, "the scores")
 
@@ -138,8 +151,52 @@ def _evaluate(args: argparse.Namespace) -> None:
     Output.of(args, "finetune evaluate").result("\n".join(lines), **numbers)
 
 
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder",
+        type=INPUT_FOLDER,
+        metavar="FOLDER",
+        help="of Hugging Face: a BERT, ALBERT, RoBERTa (answers also ELECTRA, DistilBERT) with a trained head",
+    )
+    parser.add_argument(
+        "--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="the model directory to write"
+    )
+    parser.add_argument(
+        "--abstains", action="store_true", help="it was trained on SQuAD 2.0, and may say that there is no answer"
+    )
+    add_output_flags(parser, "what was written")
+
+
+def _import(args: argparse.Namespace) -> None:
+    from fasttfm.interop.heads import import_folder
+
+    trained = import_folder(args.folder, args.out, abstains=args.abstains)
+    told = f"{trained.task}, labels {', '.join(trained.labels)}" if trained.task == "classify" else trained.task
+    Output.of(args, "finetune import").result(f"{args.out}: {told}", model=str(args.out), task=trained.task)
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, "fasttfm finetune")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="the folder to write")
+    add_output_flags(parser, "what was written")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from fasttfm.interop.heads import Trained, export_folder
+    from fasttfm.training.task_prediction import FineTuned
+
+    model = FineTuned.load(args.model, args.checkpoint)
+    if model.kind != model.task:
+        raise UserError(f"{args.model}: is a GPT with its own marker tokens, which no class of transformers has")
+    trained = Trained(model.task, model.model, model.labels, model.abstains, model.threshold())
+    name = export_folder(trained, args.out, model.tokenizer)
+    Output.of(args, "finetune export").result(f"{args.out}: {name}", folder=str(args.out), architecture=name)
+
+
 VERBS = {
     **{task: Verb(partial(_add_training, task), partial(_train, task), summary) for task, summary in _TASKS.items()},
     "predict": Verb(_add_predict, _predict, "write a fine-tuned model's answers to a file's questions"),
+    "import": Verb(_add_import, _import, "take a Hugging Face folder of a model with a task's head"),
+    "export": Verb(_add_export, _export, "write a folder that Hugging Face's transformers loads, head included"),
     "evaluate": Verb(_add_evaluate, _evaluate, "score predictions: exact match and F1, or accuracy"),
 }

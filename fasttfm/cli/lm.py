@@ -132,7 +132,12 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with (default: nothing)")
+    parser.add_argument(
+        "--prompt",
+        default="",
+        metavar="TEXT",
+        help="what the text begins with (default: nothing); the model reads the token that ends a document before it",
+    )
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="most new tokens (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="texts (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help="0: the likeliest token always")

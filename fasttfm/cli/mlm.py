@@ -97,7 +97,10 @@ def _attention(args: argparse.Namespace) -> None:
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", type=INPUT_FOLDER, metavar="FOLDER", help="a BERT, an ALBERT or an ELECTRA of Hugging Face"
+        "folder",
+        type=INPUT_FOLDER,
+        metavar="FOLDER",
+        help="a BERT, ALBERT, ELECTRA, RoBERTa or DistilBERT of Hugging Face",
     )
     parser.add_argument("--generator", type=INPUT_FOLDER, metavar="FOLDER", help="of an ELECTRA, its generator")
     parser.add_argument(

@@ -172,13 +172,13 @@ def _drawn_curve(model_dir: Path) -> Path | None:
 
 
 def _shorten_warmup(values: Values) -> str | None:
-    """Let a short trial run of a recipe with a cosine end its warm-up in time; a line that says so, or None.
+    """Let a short trial run of a recipe with a cosine or a line end its warm-up in time; a line that says so, or None.
 
     Only what a preset or a file says is changed, and only for a limit that was given on the command line.
     """
     training = values["training"]
     last, warmup = training.get("max_update"), training.get("warmup_updates")
-    if training.get("schedule") != "cosine" or last is None or warmup is None or warmup < last:
+    if training.get("schedule") not in ("cosine", "linear") or last is None or warmup is None or warmup < last:
         return None
     if values.origins["max_update"] != "--max-update" or values.origins["warmup_updates"] == "--warmup-updates":
         return None

@@ -20,11 +20,14 @@ class TrainingConfig:
     """Batches whose gradients are summed into one update."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """adam adds weight_decay to the gradient; adamw shrinks the weights by lr * weight_decay instead."""
-    schedule: Literal["noam", "inverse-sqrt", "cosine", "cosine-minutes", "constant"] = "inverse-sqrt"
+    schedule: Literal["noam", "inverse-sqrt", "cosine", "linear", "cosine-minutes", "constant"] = "inverse-sqrt"
     """Learning rate over updates, all with linear warm-up; noam is the paper's, which takes noam_scale and not lr.
-    cosine ends at max_update, cosine-minutes with max_minutes, at whatever speed: such a run never repeats exactly."""
+    cosine and linear end at max_update, cosine-minutes with max_minutes, at whatever speed: such a run never repeats
+    exactly."""
     lr: float = 5e-4
     """Highest learning rate, reached after warmup_updates (schedule noam computes its own)."""
+    min_lr: float = 0.0
+    """Learning rate that cosine, linear and cosine-minutes end at; GPT-3's is a tenth of lr."""
     noam_scale: float = 1.0
     """Factor before d_model^-0.5 * min(step^-0.5, step * warmup_updates^-1.5); the paper 1, tensor2tensor 2."""
     rates: tuple[str, ...] = ()
@@ -39,6 +42,8 @@ class TrainingConfig:
     """What Adam adds to the denominator."""
     weight_decay: float = 0.0
     """Weight decay of the optimizer."""
+    decayed: Literal["all", "matrices"] = "all"
+    """What weight_decay shrinks: all parameters, or matrices and embeddings alone, not biases and norms (BERT, GPT)."""
     clip_norm: float = 0.0
     """Gradients are scaled down to this joint norm; 0 leaves them as they are."""
     label_smoothing: float = 0.1
@@ -102,7 +107,7 @@ class TrainingConfig:
         require_whole(self, 0, "seed", most=(1 << 63) - 1)
         # OpenMP crashes where it cannot start as many threads as it is told to
         _require(self, "threads", self.threads <= 1024, "must be at most 1024")
-        require_finite(self, "weight_decay", "clip_norm", "max_minutes")
+        require_finite(self, "weight_decay", "clip_norm", "max_minutes", "min_lr")
         require_choices(self)
         minutes = self.rank_timeout_minutes
         _require(self, "rank_timeout_minutes", 0 < minutes <= 1_000_000, "must be above 0 and at most a million")
@@ -123,10 +128,14 @@ class TrainingConfig:
             _require(self, "warmup_updates", self.warmup_updates >= 1, "must be at least 1 with schedule noam")
         if self.schedule == "cosine-minutes":
             _require(self, "max_minutes", self.max_minutes > 0, "must be above 0 with schedule cosine-minutes")
-        if self.schedule == "cosine":
+        if self.schedule in ("cosine", "linear"):
             most = self.max_update
-            rule = f"must be below max_update ({most}) with schedule cosine, such as {most // 10}"
+            rule = f"must be below max_update ({most}) with schedule {self.schedule}, such as {most // 10}"
             _require(self, "warmup_updates", self.warmup_updates < most, rule)
+        if self.min_lr:
+            falls = self.schedule in ("cosine", "linear", "cosine-minutes")
+            _require(self, "min_lr", falls, f"goes with schedule cosine, linear or cosine-minutes, not {self.schedule}")
+            _require(self, "min_lr", self.min_lr < self.lr, f"must be below lr ({self.lr:g}), such as a tenth of it")
         if self.patience:
             _require(self, "patience", self.valid_interval_updates > 0, "needs valid_interval_updates above 0")
         most = self.keep_interval_updates

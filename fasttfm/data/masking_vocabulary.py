@@ -31,6 +31,7 @@ def masking_vocabulary(tokenizer: TextTokenizer) -> MaskingVocabulary:
     pieces = tokenizer.pieces()
     if isinstance(tokenizer, ImportedTokenizer):
         special = {number for number, piece in enumerate(pieces) if piece in _SPECIAL} | {tokenizer.mask}
+        special |= set(tokenizer.textless(size))
         begin = next((pieces.index(piece) for piece in _BEGINS if piece in pieces), tokenizer.end)
     if isinstance(tokenizer, ByteTokenizer):
         begins = [piece in (" ", "\n") for piece in pieces]  # a word takes the space before it

@@ -3,7 +3,8 @@
 Both sides are lower-cased, lose ASCII punctuation and the articles a, an and the, and have their white space
 collapsed. A prediction scores the best that it reaches against any gold answer. SQuAD 2.0's script differs from 1.1's
 in that the right answer to an impossible question is the empty one, gold answers of which normalisation leaves nothing
-do not count, and a probability of there being no answer may turn a prediction into the empty one.
+do not count, a question without a prediction is left out of the means instead of scoring 0, and a probability of there
+being no answer may turn a prediction into the empty one.
 Source: evaluate-v1.1.py and evaluate-v2.0.py of Rajpurkar et al.
 """
 
@@ -30,10 +31,10 @@ class SquadScore:
     f1: float
     questions: int
     unanswered: int = 0
-    """Questions without a prediction, which score 0."""
+    """Questions without a prediction: of SQuAD 1.1 they score 0, of 2.0 they are not among `questions`."""
 
     def __str__(self) -> str:
-        missing = f", {self.unanswered:,} of them without a prediction" if self.unanswered else ""
+        missing = f"; without a prediction: {self.unanswered:,}" if self.unanswered else ""
         return f"exact match {self.exact:.2f}, F1 {self.f1:.2f} over {self.questions:,} questions{missing}"
 
 
@@ -88,33 +89,39 @@ def evaluate(
     data: SquadData,
     predictions: Mapping[str, str],
     null_scores: Mapping[str, float] | None = None,
-    threshold: float = 1.0,
+    threshold: float | None = None,
 ) -> SquadReport:
     """Score predictions (question's id -> text, "" for no answer) against the gold answers of data.
 
     null_scores: question's id -> how much there seems to be no answer, a probability or any score; above threshold the
-    prediction counts as empty. With them, the best thresholds are searched too. Raises UserError where null scores do
-    not cover the predictions.
+    prediction counts as empty (None: predictions stand as they are, made by the model's own threshold). With them, the
+    best thresholds are searched too. Raises UserError where null scores do not cover the predictions, and where no
+    question has one.
     """
     raw = {
         question.id: question_scores(question, predictions[question.id], may_be_impossible=data.may_be_impossible)
         for question in data.questions
         if question.id in predictions
     }
-    has_answer = {question.id: bool(question.answers) for question in data.questions}
+    if not raw:
+        raise UserError("the predictions have none of the questions' ids: give those of this file")
+    counted = [question for question in data.questions if question.id in raw or not data.may_be_impossible]
+    has_answer = {question.id: bool(question.answers) for question in counted}
+    missing = len(data) - len(raw)
     scores = raw
     best: list[tuple[float, float] | None] = [None, None]
     if null_scores is not None:
-        if missing := raw.keys() - null_scores.keys():
-            raise UserError(f"the null scores lack question {min(missing)!r}: give those of the same prediction")
-        scores = {
-            each: (float(not has_answer[each]),) * 2 if null_scores[each] > threshold else score
-            for each, score in raw.items()
-        }
+        if lacking := raw.keys() - null_scores.keys():
+            raise UserError(f"the null scores lack question {min(lacking)!r}: give those of the same prediction")
+        if threshold is not None:
+            scores = {
+                each: (float(not has_answer[each]),) * 2 if null_scores[each] > threshold else score
+                for each, score in raw.items()
+            }
         best = [best_threshold(raw, which, predictions, null_scores, has_answer) for which in (0, 1)]
     answerable, impossible = ([each for each, has in has_answer.items() if has is wanted] for wanted in (True, False))
     return SquadReport(
-        all=_mean(scores, list(has_answer)),
+        all=_mean(scores, list(has_answer), missing),
         answerable=_mean(scores, answerable) if answerable else None,
         impossible=_mean(scores, impossible) if impossible else None,
         best_exact=best[0],
@@ -151,7 +158,7 @@ def best_threshold(
     return 100 * best / max(len(has_answer), 1), threshold
 
 
-def _mean(scores: Mapping[str, tuple[float, float]], ids: list[str]) -> SquadScore:
+def _mean(scores: Mapping[str, tuple[float, float]], ids: list[str], missing: int = 0) -> SquadScore:
     given = [scores[each] for each in ids if each in scores]
     exact, overlap = (100 * sum(score[which] for score in given) / len(ids) for which in (0, 1))
-    return SquadScore(exact, overlap, len(ids), len(ids) - len(given))
+    return SquadScore(exact, overlap, len(ids), missing)

@@ -26,14 +26,15 @@ class Choices:
     """The number of the right choice, from 0; None in a test file."""
 
 
-def read_swag(path: Path | str) -> list[Choices]:
+def read_swag(path: Path | str, *, answered: bool = True) -> list[Choices]:
     """The lines of a file in the official form, each choice the begun sentence with an ending.
 
-    Raises UserError with the line for a missing column or value and for a label other than 0 to 3.
+    answered: False does not read labels. Raises UserError with the line for a missing column or value and for a label
+    other than 0 to 3.
     """
     examples = []
     for row in read_table(Path(path), ("sent1", "sent2", *ENDINGS)):
-        label = row.values.get("label")
+        label = row.values.get("label") if answered else None
         if label is not None and label not in ("0", "1", "2", "3"):
             raise UserError(f"{row.where}: label is {label!r}, it must be 0, 1, 2 or 3: correct that line")
         choices = tuple(f"{row.values['sent2']} {row.values[ending]}".strip() for ending in ENDINGS)

@@ -28,6 +28,8 @@ class Markers:
     """[SEP], or GPT's delimiter."""
     end: int
     """[SEP], or GPT's extract."""
+    separators: int = 1
+    """How many of `between` stand between two texts: RoBERTa's 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,13 @@ class Row:
 def join(markers: Markers, first: Sequence[int], second: Sequence[int] | None, max_length: int) -> Row:
     """One row of at most max_length tokens: of texts that are too long, the longer loses its end, token by token."""
     parts = [list(first), list(second or ())]
-    extra = len(parts[0]) + len(parts[1]) + (2 if second is None else 3) - max_length
+    extra = len(parts[0]) + len(parts[1]) + (2 if second is None else 2 + markers.separators) - max_length
     for _ in range(max(extra, 0)):
         parts[len(parts[1]) > len(parts[0])].pop()
     row = [markers.begin, *parts[0]]
     if second is None:
         return Row(np.array([*row, markers.end], np.int64), len(row) + 1)
-    row.append(markers.between)
+    row += [markers.between] * markers.separators
     return Row(np.array([*row, *parts[1], markers.end], np.int64), len(row))
 
 
@@ -97,7 +99,7 @@ def question_windows(
             contexts[question.context] = ids, np.array(offsets, np.int64).reshape(-1, 2)
         tokens, spans = contexts[question.context]
         asked = tokenizer.encode(question.text)[: min(_LONGEST_QUESTION, max_length // 2)]
-        width = max_length - len(asked) - 3
+        width = max_length - len(asked) - 2 - markers.separators
         first, last = -1, -1
         if question.answers and len(tokens):
             answer = question.answers[0]

@@ -13,7 +13,7 @@ from fasttfm.errors import UserError
 
 
 def score_file(
-    predictions: Path, file: Path, null_scores: Path | None = None, threshold: float = 1.0
+    predictions: Path, file: Path, null_scores: Path | None = None, threshold: float | None = None
 ) -> dict[str, float]:
     """Name -> number. file: SQuAD's JSON, SWAG's CSV, or labelled texts, told by its name and columns.
 
@@ -22,14 +22,18 @@ def score_file(
     given = read_predictions(predictions)
     suffixes = [suffix.lower() for suffix in file.suffixes if suffix.lower() not in (".gz", ".xz", ".bz2")]
     if suffixes and suffixes[-1] == ".json":
+        if threshold is not None and null_scores is None:
+            raise UserError("--threshold: is one on null scores: give --null-scores FILE, too")
         null = None if null_scores is None else read_predictions(null_scores, float)
         return _answers(given, file, null, threshold)
-    if null_scores is not None:
-        raise UserError("--null-scores: are of questions: leave it out")
+    if null_scores is not None or threshold is not None:
+        raise UserError("--null-scores and --threshold: are of questions: leave them out")
     return _labels(given, file)
 
 
-def _answers(given: dict[str, str], file: Path, null: dict[str, float] | None, threshold: float) -> dict[str, float]:
+def _answers(
+    given: dict[str, str], file: Path, null: dict[str, float] | None, threshold: float | None
+) -> dict[str, float]:
     data = read_squad(file)
     report = evaluate(data, given, null, threshold)
     numbers: dict[str, float] = {"exact": report.all.exact, "f1": report.all.f1, "total": report.all.questions}

@@ -22,7 +22,10 @@ MASK_PIECE = "<mask>"
 NEWLINE = "\n"
 PIECES_FILE, BYTES_FILE, TOKENIZER_FILE = "spm.model", "bytes.json", "tokenizer.json"
 _FIRST_BYTE = 5
-_ENDS = ("<|endoftext|>", "[SEP]", "</s>", "<eos>")
+_ENDS = ("<|endoftext|>", "[SEP]", "</s>", "<eos>", "<unk>")
+"""GPT-1's vocabulary has no other than the last."""
+_NEVER = -1e4
+"""The score of a piece that no text is cut into."""
 _MASKS = ("[MASK]", MASK_PIECE)
 
 
@@ -35,6 +38,9 @@ class TextTokenizer(ABC):
     """The token after a document, which also stands before the first token of one."""
     mask: int | None
     """What stands for a hidden token; None where the vocabulary has no such piece."""
+
+    separators: int = 1
+    """Tokens between the two texts of a pair."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -62,6 +68,11 @@ class TextTokenizer(ABC):
     @abstractmethod
     def pieces(self) -> list[str]:
         """Every token as it is written in the vocabulary."""
+
+    def textless(self, size: int) -> list[int]:
+        """The tokens below `size` that have no text: of a vocabulary with gaps, or padded to `size`."""
+        pieces = self.pieces()
+        return [number for number in range(size) if number >= len(pieces) or not pieces[number]]
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -158,11 +169,17 @@ class ImportedTokenizer(TextTokenizer):
         self.content = content
         import tokenizers  # type: ignore[import-untyped, unused-ignore]
 
-        self._tokenizer: Any = tokenizers.Tokenizer.from_str(content)
+        self._tokenizer: Any = tokenizers.Tokenizer.from_str(_without_special_pieces(content))
+        self._tokenizer.encode_special_tokens = True  # as text: a document's words end no document
+        self._tokenizer.no_truncation()  # which the file of a fine-tuned model may tell
+        self._tokenizer.no_padding()
+        self._size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         end, self.mask = self._first(_ENDS), self._first(_MASKS)
         if end is None:
             raise ValueError(f"it has none of {', '.join(_ENDS)}, which would end a document")
         self.end = end
+        joins = parse_json(content, dict).get("post_processor")
+        self.separators = 2 if isinstance(joins, dict) and joins.get("type") == "RobertaProcessing" else 1
 
     def _first(self, pieces: Sequence[str]) -> int | None:
         """The token of the first of these pieces that the vocabulary has."""
@@ -170,7 +187,7 @@ class ImportedTokenizer(TextTokenizer):
         return next((token for token in tokens if token is not None), None)
 
     def __len__(self) -> int:
-        return int(self._tokenizer.get_vocab_size())
+        return self._size
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(characters(text), add_special_tokens=False).ids)
@@ -187,10 +204,23 @@ class ImportedTokenizer(TextTokenizer):
         return str(self._tokenizer.decode([int(i) for i in ids]))
 
     def pieces(self) -> list[str]:
-        return [str(self._tokenizer.id_to_token(number)) for number in range(len(self))]
+        return [self._tokenizer.id_to_token(number) or "" for number in range(len(self))]
 
     def save(self, folder: Path) -> None:
         (folder / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")
+
+
+def _without_special_pieces(content: str) -> str:
+    """A tokenizer.json that cuts no text into the name of a special token, as a unigram model would: [MASK] is one of
+    its pieces, and scores 0."""
+    given = parse_json(content, dict)
+    if not isinstance(given.get("model"), dict) or given["model"].get("type") != "Unigram":
+        return content
+    special = {each["content"] for each in given["added_tokens"] if each["special"]}
+    given["model"]["vocab"] = [
+        [piece, _NEVER if piece in special else score] for piece, score in given["model"]["vocab"]
+    ]
+    return json.dumps(given)
 
 
 def train_text_tokenizer(lines: Iterable[str], vocab_size: int) -> PieceTokenizer:

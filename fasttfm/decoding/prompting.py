@@ -81,23 +81,34 @@ class Prompting:
 
     def __post_init__(self) -> None:
         try:
-            names = [name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None]
+            parsed = list(string.Formatter().parse(self.template))
         except ValueError as error:
             raise UserError(f"--template {self.template!r}: {error}: write a brace of the text twice") from None
-        if names.count("answer") != 1:
+        for _, name, layout, conversion in parsed:
+            if name is not None and (layout or conversion or not name or set(name) & set(".[]")):
+                raise UserError(
+                    f"--template {self.template!r}: a field is its name alone in braces, as {{answer}}, without dots, "
+                    f"brackets, conversions and widths: correct {name!r}"
+                )
+        if [name for _, name, _, _ in parsed].count("answer") != 1:
             raise UserError(f"--template {self.template!r}: {{answer}} must stand in it once")
         if self.shots < 0 or self.seed < 0:
             raise UserError(f"--shots {self.shots} --seed {self.seed}: 0 or more is allowed")
 
     def write(self, example: Example, answer: str = "") -> str:
         """An example up to its answer, and the answer."""
-        try:
-            return self.template[: self.template.index("{answer}")].format(**example.fields) + answer
-        except (KeyError, IndexError) as error:
-            known = ", ".join(example.fields) or "none"
-            raise UserError(
-                f"--template {self.template!r}: an example has no field {error}: its fields are {known}"
-            ) from None
+        written = []
+        for text, name, _, _ in string.Formatter().parse(self.template):
+            written.append(text)
+            if name == "answer":
+                break
+            if name is not None and name not in example.fields:
+                known = ", ".join(example.fields) or "none"
+                raise UserError(
+                    f"--template {self.template!r}: an example has no field {name!r}: its fields are {known}"
+                )
+            written.append("" if name is None else example.fields[name])
+        return "".join(written) + answer
 
     def prompt(self, examples: Sequence[Example], number: int) -> str:
         """Write what stands before the options of an example: solved ones, drawn from the others, and its question."""

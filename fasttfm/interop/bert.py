@@ -1,4 +1,5 @@
-"""BERT, ALBERT and ELECTRA as Hugging Face's transformers saves them: config.json and weights, read and written.
+"""BERT, ALBERT and ELECTRA as Hugging Face's transformers saves them: config.json and weights, read and written;
+RoBERTa and DistilBERT are read as the BERTs that they are (bert_relatives.py).
 
 https://huggingface.co/docs/transformers/model_doc/bert, albert and electra. Heads are read where the folder has them:
 of BertForPreTraining and AlbertForPreTraining both, of a masked language model one, of the bare body none. Of ELECTRA,
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.errors import UserError
+from fasttfm.interop.bert_relatives import RELATIVES, as_bert
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, theirs
 from fasttfm.interop.weight_files import read_tensors
@@ -104,7 +106,7 @@ _FAMILIES = {
          "generator_lm_head.bias"), "",
     ),
 }  # fmt: skip
-_OTHER_NAMES = (r".*\.position_ids", r".*predictions\.decoder\.(weight|bias)", r"generator_lm_head\.weight")
+OTHER_NAMES = (r".*\.position_ids", r".*predictions\.decoder\.(weight|bias)", r"generator_lm_head\.weight")
 """Names that a table or a bias has beside the one that is read, and numbers of positions."""
 _REPLACED = {"transform": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
 
@@ -114,10 +116,10 @@ def read_body(folder: Path) -> Bert:
 
     Raises UserError for what is missing, cut off or of another architecture.
     """
-    family, config, weights = _read(folder)
+    family, config, weights = read_family(folder)
     config = dataclasses.replace(config, sentence_head=False, pooler=_has(weights, family, family.pooler))
     body = _body(config)
-    _fill(body, weights, _body_parameters(body, family))
+    fill(body, weights, body_parameters(body, family))
     return body.eval()
 
 
@@ -126,21 +128,21 @@ def read_pretraining(folder: Path) -> BertPretraining:
 
     Raises UserError as read_body(), and for a body without pooler, which no sentence pair can be told from.
     """
-    family, config, weights = _read(folder)
+    family, config, weights = read_family(folder)
     if family is _FAMILIES["electra"]:
         raise UserError(f"{folder}: is an ELECTRA: give generator and discriminator together, as two folders")
     sentence = f"{family.sentence}.weight" in weights
     config = dataclasses.replace(config, sentence_head=sentence, pooler=_has(weights, family, family.pooler))
     model = AlbertPretraining(config) if isinstance(config, AlbertConfig) else BertPretraining(config)
-    _fill(model.body, weights, _body_parameters(model.body, family))
+    fill(model.body, weights, body_parameters(model.body, family))
     if f"{family.masked[0]}.weight" in weights:
-        _fill(model.masked, weights, _masked_parameters(family))
+        fill(model.masked, weights, _masked_parameters(family))
     else:
         message = f"{folder}: has no head of masked tokens: this model's begins with fresh weights"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     if model.sentence is not None:
-        _fill(model, weights, parameters({"sentence": family.sentence}))
-    weights.tell_rest(*_OTHER_NAMES)
+        fill(model, weights, parameters({"sentence": family.sentence}))
+    weights.tell_rest(*OTHER_NAMES)
     return model.eval()
 
 
@@ -150,22 +152,22 @@ def read_electra(discriminator: Path, generator: Path | None = None) -> Electra:
     The embeddings are the discriminator's. Without a generator it begins with fresh weights, a quarter as wide. Raises
     UserError where the generator is not a smaller one of the same kind, or has other embeddings.
     """
-    family, config, weights = _read(discriminator)
+    family, config, weights = read_family(discriminator)
     fields = dataclasses.asdict(config) | {"pooler": False, "sentence_head": False}
     if generator is None:
         model = Electra(ElectraConfig(**fields))
     else:
-        _, small, other = _read(generator)
+        _, small, other = read_family(generator)
         model = Electra(_electra_config(config, small, fields, discriminator, generator))
-    _fill(model.discriminator, weights, _body_parameters(model.discriminator, family))
+    fill(model.discriminator, weights, body_parameters(model.discriminator, family))
     if f"{_REPLACED['output']}.weight" in weights:
-        _fill(model.replaced, weights, parameters(_REPLACED))
-    weights.tell_rest(*_OTHER_NAMES)
+        fill(model.replaced, weights, parameters(_REPLACED))
+    weights.tell_rest(*OTHER_NAMES)
     if generator is None:
         return model.eval()
-    layers = (each for each in _body_parameters(model.generator, family) if not each.ours.startswith("embeddings."))
-    _fill(model.generator, other, layers)
-    _fill(model.masked, other, _masked_parameters(family))
+    layers = (each for each in body_parameters(model.generator, family) if not each.ours.startswith("embeddings."))
+    fill(model.generator, other, layers)
+    fill(model.masked, other, _masked_parameters(family))
     for table in _TABLES.values():
         name = f"{family.prefix}{table}.weight"
         if not torch.equal(weights[name], other[name]):
@@ -212,11 +214,15 @@ class TransformersModel(NamedTuple):
     body: Bert
     head: MaskedHead | ReplacedHead | None = None
     sentence: nn.Linear | None = None
+    task_head: tuple[str, nn.Module, Table] | None = None
+    """How the class of a fine-tuned model ends there, the model here, and what its head's modules are called."""
 
     @property
     def architecture(self) -> str:
         """Its class there."""
         name = self.kind.capitalize()
+        if self.task_head is not None:
+            return f"{name}{self.task_head[0]}"
         if self.head is None:
             return f"{name}Model"
         pretraining = self.sentence is not None or isinstance(self.head, ReplacedHead)
@@ -238,10 +244,13 @@ def parts(model: Bert | BertPretraining | Electra) -> dict[str, TransformersMode
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def _read(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
-    given = read_config(folder, *_FAMILIES)
-    config, family = _config(given, folder / "config.json"), _FAMILIES[given["model_type"]]
-    weights: dict[str, Tensor] = read_tensors(folder)
+def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
+    """What a folder's parts are called, its body's configuration, and its weights, which fit that."""
+    path = folder / "config.json"
+    given, weights = read_config(folder, *_FAMILIES, *RELATIVES), dict(read_tensors(folder))
+    if given["model_type"] in RELATIVES:
+        given, weights = as_bert(given, weights, path)
+    config, family = _config(given, path), _FAMILIES[given["model_type"]]
     if f"{family.prefix}{_TABLES['embeddings.word']}.weight" not in weights:  # the bare body has no prefix
         heads = tuple(
             name for name in weights if name.startswith(("cls.", "predictions.", "sop_", "generator_", "disc"))
@@ -252,7 +261,7 @@ def _read(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
     weights = TheirWeights(folder, renamed)
     with torch.device("meta"):  # of whatever size config.json tells, nothing is built before it fits the weights
         body = _body(dataclasses.replace(config, sentence_head=False, pooler=False))
-    for _ in _fitting(body, weights, _body_parameters(body, family)):
+    for _ in _fitting(body, weights, body_parameters(body, family)):
         pass
     return family, config, weights
 
@@ -293,7 +302,7 @@ def _body(config: BertConfig) -> Bert:
 
 
 @torch.no_grad()
-def _fill(module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]) -> None:
+def fill(module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]) -> None:
     """Put another tool's tensors into these parameters of a module."""
     for parameter, tensor in _fitting(module, weights, names):
         parameter.copy_(tensor)
@@ -315,7 +324,7 @@ def _fitting(
         yield parameter, tensor
 
 
-def _body_parameters(body: Bert, family: _Family) -> Iterator[Parameter]:
+def body_parameters(body: Bert, family: _Family) -> Iterator[Parameter]:
     """The parameters of a body; those of a shared layer once."""
     yield from parameters(_TABLES, "", family.prefix, kinds=("weight",))
     modules = {"embeddings.norm": "embeddings.LayerNorm"}
@@ -337,15 +346,15 @@ def _masked_parameters(family: _Family) -> Iterator[Parameter]:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, int | None] | None = None) -> None:
+def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, Any] | None = None) -> None:
     """Write one of parts(), as write() does."""
-    kind, body, head, sentence = part
+    kind, body, head, sentence, task_head = part
     config, family = body.config, _FAMILIES[kind]
     if kind == "albert" and config.share not in ("all", "none"):
         raise UserError(f"share {config.share}: transformers' ALBERT shares all of its layers or none")
     if kind == "albert" and body.embedding_projection is None:
         raise UserError("transformers' ALBERT always maps its embeddings to d_model: this one has none of that width")
-    tensors = _their_tensors(body, _body_parameters(body, family))
+    tensors = _their_tensors(body, body_parameters(body, family))
     if isinstance(head, MaskedHead):
         tensors |= _their_tensors(head, _masked_parameters(family))
         tensors[family.masked[2]] = body.embeddings.word.weight
@@ -355,7 +364,9 @@ def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, i
         tensors |= _their_tensors(head, parameters(_REPLACED))
     if sentence is not None:
         tensors |= {f"{family.sentence}.weight": sentence.weight, f"{family.sentence}.bias": sentence.bias}
-    if head is None:
+    if task_head is not None:
+        tensors |= _their_tensors(task_head[1], parameters(task_head[2]))
+    elif head is None:
         tensors = {name.removeprefix(family.prefix): each for name, each in tensors.items()}
     fields = their_config(config, kind, part.architecture) | dict(vocabulary or {})
     folder.mkdir(parents=True, exist_ok=True)

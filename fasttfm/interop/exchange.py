@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.checkpoints.saved import write_run
-from fasttfm.checkpoints.weights import model_weights
+from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config import RunConfig, build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
@@ -23,6 +24,7 @@ from fasttfm.errors import UserError
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
+from fasttfm.wording import counted
 
 NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
@@ -85,17 +87,42 @@ def export(model: Model, folder: Path) -> list[str]:
     return write_tokenizer(model.source_tokenizer, folder, "end")
 
 
-def write_imported(folder: Path, out: Path, kind: str, model: Any, data: Any, tokenizer: TextTokenizer) -> None:
-    """Make a directory of `fasttfm lm` or `fasttfm mlm` of what was read from a folder; data: its section of that name.
+def write_imported(
+    folder: Path,
+    out: Path,
+    kind: str,
+    model: Any,
+    data: Any,
+    tokenizer: TextTokenizer,
+    description: Mapping[str, Any] | None = None,
+) -> None:
+    """Make a directory of `fasttfm lm`, `mlm` or `finetune` of what was read from a folder.
 
-    Raises UserError where the tokenizer has more tokens than the model.
+    data: its section of that name; description: of the data of a task, as fine-tuning leaves it.
+
+    Rows of the vocabulary behind the tokenizer's last token (GPT-2's 50,257 tokens padded to 50,304) have no text: they
+    are left out, and a warning says so. Raises UserError where the tokenizer has more tokens than the model.
     """
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
         )
+    if len(tokenizer) < model.config.vocab_size:
+        rows = counted(model.config.vocab_size - len(tokenizer), "row")
+        message = f"{folder}: left out {rows} of the vocabulary behind the tokenizer's {len(tokenizer):,} tokens"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        model = cut_vocabulary(model, len(tokenizer), folder)
     config = RunConfig(kind=kind, model=model.config, data=data, training=TrainingConfig())
-    write_run(out, config, model_weights(model), tokenizer)
+    write_run(out, config, model_weights(model), tokenizer, description)
+
+
+def cut_vocabulary(model: Any, size: int, source: Path) -> Any:
+    """A model of the same class, with the first `size` rows of its vocabulary."""
+    config = dataclasses.replace(model.config, vocab_size=size)
+    with torch.device("meta"):
+        wanted = model_weights(type(model)(config))
+    weights = {name: each[: len(wanted[name])] if each.dim() else each for name, each in model_weights(model).items()}
+    return with_weights(lambda: type(model)(config), weights, source).eval()
 
 
 class Arrangement:

@@ -16,18 +16,13 @@ from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
-from fasttfm.data.text_tokenizer import (
-    BYTES_FILE,
-    PIECES_FILE,
-    TOKENIZER_FILE,
-    TextTokenizer,
-    load_text_tokenizer,
-)
+from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
 from fasttfm.interop.exchange import write_imported
 from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
+from fasttfm.interop.tokenizer_files import read_tokenizer
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.gpt import GPT
@@ -127,16 +122,8 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> l
 
 
 def import_folder(folder: Path, out: Path) -> None:
-    """Make a model directory of a Hugging Face folder, with its tokenizer.json, or what write() has left there.
-
-    Raises UserError where something is missing.
-    """
-    model = read(folder)
-    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, PIECES_FILE, BYTES_FILE)):
-        raise UserError(
-            f"{folder}: has no {TOKENIZER_FILE}: AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
-        )
-    tokenizer = load_text_tokenizer(folder)
+    """Make a model directory of a Hugging Face folder, with its tokenizer; UserError where one is missing."""
+    model, tokenizer = read(folder), read_tokenizer(folder)
     data = DocumentsConfig(row_length=model.config.max_length, max_tokens=max(4096, model.config.max_length))
     write_imported(folder, out, "gpt", model, data, tokenizer)
 

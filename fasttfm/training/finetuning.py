@@ -115,11 +115,10 @@ class TaskFiles:
 
 
 def read_task(task: str, path: Path, columns: Sequence[str] = (), *, answered: bool = True) -> Any:
-    """Read a task's examples; UserError with the place of what is wrong. answered: False for squad's questions
-    alone."""
+    """Read a task's examples; UserError with the place of what is wrong. answered: False reads no answers."""
     if task == "squad":
         return read_squad(path, answered=answered)
-    return read_swag(path) if task == "choices" else read_pairs(path, columns)
+    return read_swag(path, answered=answered) if task == "choices" else read_pairs(path, columns)
 
 
 def make_split(
@@ -140,7 +139,7 @@ def markers_of(kind: str, tokenizer: TextTokenizer) -> Markers:
     if kind in _GPT:
         return Markers(*(len(tokenizer) + number for number in range(MARKERS)))
     vocabulary = masking_vocabulary(tokenizer)
-    return Markers(vocabulary.begin, vocabulary.end, vocabulary.end)
+    return Markers(vocabulary.begin, vocabulary.end, vocabulary.end, tokenizer.separators)
 
 
 def kind_of_task(task: str, body: Path) -> str:

@@ -24,7 +24,9 @@ class Optimization:
         self.workers = workers
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         factors = rate_factors([name for name, _ in named], config.rates)
-        named.sort(key=lambda entry: factors[entry[0]])  # those of one rate are neighbours, as Adam numbers them
+        decays = {name: config.decayed == "all" or parameter.dim() > 1 for name, parameter in named}
+        kind_of = {name: (factors[name], decays[name]) for name, _ in named}
+        named.sort(key=lambda entry: kind_of[entry[0]])  # those of one kind are neighbours, as Adam numbers them
         self.names = [name for name, _ in named]
         self.sources = [parameter for _, parameter in named]
         """The model's parameters."""
@@ -39,15 +41,15 @@ class Optimization:
         self.adam = kind(
             [
                 {
-                    "params": [p for (name, _), p in zip(named, self.parameters) if factors[name] == factor],
+                    "params": [p for (name, _), p in zip(named, self.parameters) if kind_of[name] == (factor, decay)],
                     "factor": factor,
+                    "weight_decay": config.weight_decay if decay else 0.0,
                 }
-                for factor in sorted(set(factors.values()))
+                for factor, decay in sorted(set(kind_of.values()))
             ],
             lr=config.lr,
             betas=config.adam_betas,
             eps=config.adam_eps,
-            weight_decay=config.weight_decay,
             fused=device.type in ("cpu", "cuda"),
         )
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")

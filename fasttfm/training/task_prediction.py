@@ -39,6 +39,8 @@ class FineTuned:
     columns: list[str]
     abstains: bool
     """Whether it was trained on questions without an answer, so that it may give none."""
+    default_threshold: float
+    """Of a model that was not trained here."""
     device: torch.device
 
     @classmethod
@@ -55,8 +57,9 @@ class FineTuned:
         description, where = read_plain_yaml(path / DATA_FILE), str(path / DATA_FILE)
         labels, columns = texts(description, "labels", where), texts(description, "columns", where)
         abstains = field(description, "abstains", bool, where)
+        default = field(description, "threshold", float, where, 0.0)
         tokenizer = load_text_tokenizer(path)
-        return cls(path, kind, config, model.to(device).eval(), tokenizer, labels, columns, abstains, device)
+        return cls(path, kind, config, model.to(device).eval(), tokenizer, labels, columns, abstains, default, device)
 
     @property
     def task(self) -> str:
@@ -71,21 +74,21 @@ class FineTuned:
         return data, answers_of(data, split.windows, scored, self.config.data.max_answer)
 
     def labels_of(self, file: Path, max_tokens: int | None = None) -> list[str]:
-        """The label of each row of a file."""
-        given = read_task(self.task, file, self.columns)
+        """The label of each row of a file, whose own labels are not looked at."""
+        given = read_task(self.task, file, self.columns, answered=False)
         split = self._split(given)
         chosen = chosen_labels(self._scored(split.examples, max_tokens), len(split.examples))
         return [self.labels[each] for each in chosen]
 
     def threshold(self) -> float:
-        """The null score above which the training's best validation took questions for impossible; 0 without one."""
+        """The null score above which the training's best validation took questions for impossible, or the default."""
         validations = [
             record
             for record in read_log(self.path)
             if record["kind"] == "valid" and isinstance(record.get("threshold"), int | float)
         ]
         best = [record for record in validations if record.get("best")]
-        return float((best or validations)[-1]["threshold"]) if validations else 0.0
+        return float((best or validations)[-1]["threshold"]) if validations else self.default_threshold
 
     def _split(self, given: Any) -> Any:
         sizes = self.config.data

@@ -53,8 +53,8 @@ def test_generate_prints_texts_that_begin_with_the_prompt(made, capsys):
     assert capsys.readouterr().out == first
     assert main([*words, "--json"]) == 0
     assert "\n---\n".join(json.loads(capsys.readouterr().out)["texts"]) == first.rstrip("\n")
-    assert main([*words, "--tokens", "200"]) == 2
-    assert "32 positions" in capsys.readouterr().err
+    assert main([*words, "--tokens", "200"]) == 0
+    assert "outgrow the model's 32 positions" in capsys.readouterr().err
 
 
 def test_prompt_prints_each_answer_and_how_many_are_right(made, capsys):

@@ -78,10 +78,17 @@ def test_means_are_over_questions_of_each_kind():
     assert report.best_exact is None
 
 
-def test_a_question_without_a_prediction_scores_nothing():
-    report = evaluate(DATA, {"a": "one"})
-    assert (report.all.exact, report.all.unanswered) == (25.0, 3)
-    assert "3 of them without a prediction" in str(report.all)
+def test_a_question_without_a_prediction_scores_nothing_in_1_1_and_does_not_count_in_2_0():
+    answerable = SquadData(DATA.questions[:2], False)
+    report = evaluate(answerable, {"a": "one"})
+    assert (report.all.exact, report.all.questions, report.all.unanswered) == (50.0, 2, 1)
+    assert "without a prediction: 1" in str(report.all)
+    report = evaluate(DATA, {"a": "one", "c": "guess"}, {"a": 0.0, "c": 1.0})
+    assert (report.all.exact, report.all.questions, report.all.unanswered) == (50.0, 2, 2)
+    assert (report.answerable.exact, report.impossible.exact) == (100.0, 0.0)
+    assert report.best_exact == (100.0, 0.0)
+    with pytest.raises(UserError, match="none of the questions"):
+        evaluate(DATA, {"z": "one"})
 
 
 def test_above_the_threshold_a_prediction_is_empty():
@@ -90,6 +97,12 @@ def test_above_the_threshold_a_prediction_is_empty():
     report = evaluate(DATA, predictions, null, threshold=0.5)
     # b becomes empty and wrong, d empty and right; c is not above the threshold
     assert (report.all.exact, report.answerable.exact, report.impossible.exact) == (50.0, 50.0, 50.0)
+
+
+def test_without_a_threshold_predictions_stand():
+    predictions = {"a": "one", "b": "two three", "c": "", "d": ""}
+    null = {"a": 7.5, "b": 2.0, "c": 9.0, "d": 8.0}  # of a model that abstains above 7.8
+    assert evaluate(DATA, predictions, null).all.exact == 100.0
 
 
 def test_the_best_threshold_is_searched():

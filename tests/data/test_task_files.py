@@ -24,6 +24,8 @@ def test_swag_s_choices_begin_with_the_second_sentence(tmp_path):
     assert read_swag(path) == [Choices("A man stands", ("He runs.", "He sits, down.", "He waits", "He is a cat."), 1)]
     path.write_text(HEADER.replace(",label", "") + LINE.replace(",1\n", "\n"))
     assert read_swag(path)[0].label is None
+    path.write_text(path.read_text().replace("ending3", "ending3,label").replace("a cat.", "a cat.,-1"))
+    assert read_swag(path, answered=False)[0].label is None  # a test file, whose labels hold a place
 
 
 @pytest.mark.parametrize(

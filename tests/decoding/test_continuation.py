@@ -64,16 +64,45 @@ def test_a_seed_decides_each_text_whatever_is_drawn_beside_it(model):
         assert text == (without_end[: without_end.index(END)] if END in without_end else without_end)
 
 
-def test_a_prompt_begins_the_text_and_too_long_ones_are_refused():
+def test_past_the_context_the_last_half_of_it_is_read_anew(model):
+    (actual,) = continue_ids(model, [END, 5], 40, 1, Sampling(temperature=0), None)
+    text, begin = [END, 5], 0
+    with torch.no_grad():
+        for _ in range(40):
+            if len(text) - begin > 16:
+                begin = len(text) - 8
+            text.append(int(model.eval()(torch.tensor([text[begin:]]))[0, -1].argmax()))
+    assert actual == text[2:]
+    among = continue_ids(model, [END], 40, 6, Sampling(seed=5), END)
+    assert among[2] == continue_ids(model, [END], 40, 3, Sampling(seed=5), END)[2]
+    long = torch.arange(50).remainder(9).tolist()  # of a longer prompt the end is read
+    assert continue_ids(model, long, 4, 1, Sampling(), None) == continue_ids(model, long[-16:], 4, 1, Sampling(), None)
+
+
+def test_what_has_no_text_is_never_drawn():
+    torch.manual_seed(0)
+    tokenizer = ByteTokenizer()
+    padded = GPT(GPTConfig(vocab_size=320, d_model=16, heads=2, d_ff=32, layers=1, max_length=64))
+    with torch.no_grad():  # without care all draws are from the 59 rows without a text
+        padded.embedding.weight[len(tokenizer) :] *= 100
+    never = tokenizer.textless(320)
+    assert never == list(range(len(tokenizer), 320))
+    drawn = continue_ids(padded, [END], 40, 4, Sampling(), None, never)
+    assert max(map(max, drawn)) < len(tokenizer)
+    assert max(map(max, continue_ids(padded, [END], 40, 4, Sampling(), None))) >= len(tokenizer)
+    assert generate(padded, tokenizer, "a", 40, 1, Sampling())[0].startswith("a")
+
+
+def test_a_prompt_begins_the_text():
     torch.manual_seed(0)
     tokenizer = ByteTokenizer()
     model = GPT(GPTConfig(vocab_size=len(tokenizer), d_model=16, heads=2, d_ff=32, layers=1, max_length=24))
     texts = generate(model, tokenizer, "Two\nlines", 10, 3, Sampling())
     assert len(texts) == 3
     assert all(text.startswith("Two\nlines") for text in texts)
-    generate(model, tokenizer, "123456789012345", 9, 1, Sampling(top_k=1))
-    with pytest.raises(UserError, match="24 positions"):
-        generate(model, tokenizer, "123456789012345", 10, 1, Sampling())
+    with pytest.warns(RuntimeWarning, match="outgrow the model's 24 positions"):
+        (text,) = generate(model, tokenizer, "1234567890" * 5, 40, 1, Sampling(top_k=1))
+    assert text.startswith("1234567890" * 5)
     for wrong in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"seed": -1}):
         with pytest.raises(UserError, match="--"):
             Sampling(**wrong)

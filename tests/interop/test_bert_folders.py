@@ -10,6 +10,7 @@ import torch
 from fasttfm.config.bert import AlbertConfig
 from fasttfm.errors import UserError
 from fasttfm.interop import bert as interop
+from fasttfm.interop.exchange import cut_vocabulary
 from fasttfm.models.albert import Albert
 from fasttfm.models.electra import mean_detection_loss
 
@@ -241,3 +242,31 @@ def test_parts_of_two_electras_are_refused(tmp_path):
     electra_folders(tmp_path, intermediate_size=10)
     with pytest.raises(UserError, match=r"is not a generator of .*d_ff 10 must be 1 and 12"):
         interop.read_electra(tmp_path / "d", tmp_path / "g")
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert", "electra"])
+def test_rows_behind_the_tokenizer_s_tokens_are_cut_off(tmp_path, kind):
+    config, cls = {
+        "bert": (bert_config(), transformers.BertForPreTraining),
+        "albert": (albert_config(), transformers.AlbertForPreTraining),
+        "electra": (transformers.ElectraConfig(**SIZES, embedding_size=8), transformers.ElectraForPreTraining),
+    }[kind]
+    saved(cls, config, tmp_path / "H")
+    whole = (interop.read_electra if kind == "electra" else interop.read_pretraining)(tmp_path / "H")
+    cut = cut_vocabulary(whole, 44, tmp_path / "H")
+    assert cut.config.vocab_size == 44
+    tokens = torch.randint(1, 44, (3, 9))
+    if kind == "electra":
+        close(cut.discriminator(tokens), whole.discriminator(tokens))
+        return
+    for mine, other, size in zip(cut(tokens), whole(tokens), (44, 2)):
+        close(mine, other[..., :size])
+
+
+def test_weights_in_several_files_are_read(tmp_path):
+    theirs = saved(transformers.BertForPreTraining, bert_config(), tmp_path / "one")
+    theirs.save_pretrained(tmp_path / "several", max_shard_size="8KB")
+    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 1
+    one, several = (interop.read_pretraining(tmp_path / name) for name in ("one", "several"))
+    tokens, segments, _ = batch()
+    assert all(torch.equal(mine, other) for mine, other in zip(one(tokens, segments), several(tokens, segments)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
 from fasttfm.checkpoints.steps import resolve_checkpoint, step_folder
@@ -29,6 +31,8 @@ PLACES = ["Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito"]
 SIZE = {"d_model": 32, "heads": 2, "d_ff": 64, "layers": 2, "max_length": 64, "dropout": 0.0, "attention_dropout": 0.0}
 FAST = [
     *(
+        "--preset",
+        "tiny",
         "--row-length",
         "48",
         "--max-tokens",
@@ -229,6 +233,18 @@ def test_classes_are_learnt(tmp_path, bodies, kind, capsys):
     assert main(["finetune", "evaluate", predictions, valid]) == 0
     assert float(capsys.readouterr().out.split()[1]) > 90
     assert set(json.loads(Path(predictions).read_text()).values()) == {"warm", "cold"}
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("bert", 3e-5), ("electra", 3e-5), ("gpt", 6.25e-5)])
+def test_an_imported_body_takes_its_family_s_recipe_and_one_trained_here_another(tmp_path, bodies, kind, rate, capsys):
+    body = tmp_path / "body"
+    shutil.copytree(bodies[kind], body)
+    table = write(tmp_path / "a.tsv", "sentence\tlabel\nAda\t1\nBob\t0\n")
+    command = ["finetune", "classify", "--init-from", str(body), "--train", table, "--valid", table, "--out", "M"]
+    for expected in (rate, 5e-4):
+        assert main([*command, "--dump-config"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["training"]["lr"] == expected
+        (body / "train.log.jsonl").write_text("")  # as training leaves one
 
 
 def test_what_does_not_fit_ends_in_one_line(tmp_path, bodies, capsys):

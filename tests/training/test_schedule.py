@@ -21,7 +21,7 @@ def test_tensor2tensor_doubles_noam():
     assert learning_rate(twice, 512, 7) == 2 * learning_rate(single, 512, 7)
 
 
-@pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "constant"])
+@pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "linear", "constant"])
 def test_warm_up_rises_linearly_to_lr(schedule):
     config = TrainingConfig(schedule=schedule, lr=0.01, warmup_updates=100, max_update=1000)
     assert learning_rate(config, 512, 1) == pytest.approx(0.0001)
@@ -37,6 +37,21 @@ def test_after_warm_up_each_schedule_falls_as_it_says():
     assert learning_rate(schedules["cosine"], 512, 1100) == pytest.approx(0, abs=1e-12)
     assert learning_rate(schedules["cosine"], 512, 2000) == pytest.approx(0, abs=1e-12)
     assert learning_rate(schedules["constant"], 512, 2000) == 0.01
+
+
+def test_linear_falls_to_0_and_a_schedule_that_falls_ends_at_min_lr():
+    shared = {"lr": 0.01, "warmup_updates": 100, "max_update": 1100}
+    linear = TrainingConfig(schedule="linear", **shared)
+    for step, rate in ((50, 0.005), (100, 0.01), (350, 0.0075), (850, 0.0025), (1100, 0.0), (2000, 0.0)):
+        assert learning_rate(linear, 512, step) == pytest.approx(rate, abs=1e-12)
+    linear = TrainingConfig(schedule="linear", min_lr=0.002, **shared)
+    cosine = TrainingConfig(schedule="cosine", min_lr=0.002, **shared)
+    minutes = TrainingConfig(schedule="cosine-minutes", min_lr=0.002, max_minutes=10, **shared)
+    for config in (linear, cosine):
+        rates = [learning_rate(config, 512, step) for step in (50, 100, 600, 1100, 2000)]
+        assert rates == pytest.approx([0.005, 0.01, 0.006, 0.002, 0.002])
+    assert learning_rate(minutes, 512, 100, 600.0) == pytest.approx(0.002)
+    assert learning_rate(minutes, 512, 50, 0.0) == pytest.approx(0.005)
 
 
 def test_a_cosine_over_minutes_goes_by_the_clock_alone():
@@ -71,7 +86,9 @@ def test_updates_count_from_1():
         ("label_smoothing", 1.0),
         ("ema_decay", 1.0),
         ("precision", "fp8"),
-        ("schedule", "linear"),
+        ("schedule", "polynomial"),
+        ("min_lr", -1.0),
+        ("decayed", "biases"),
         ("optimizer", "sgd"),
         ("keep_interval_updates", 0),
         ("max_update", 0),
@@ -87,6 +104,12 @@ def test_settings_that_contradict_each_other_are_refused():
         TrainingConfig(schedule="noam", warmup_updates=0)
     with pytest.raises(ValueError, match="max_update"):
         TrainingConfig(schedule="cosine", warmup_updates=100, max_update=100)
+    with pytest.raises(ValueError, match="schedule linear"):
+        TrainingConfig(schedule="linear", warmup_updates=100, max_update=100)
+    with pytest.raises(ValueError, match="not inverse-sqrt"):
+        TrainingConfig(min_lr=1e-9)
+    with pytest.raises(ValueError, match="below lr"):
+        TrainingConfig(schedule="cosine", lr=1e-4, min_lr=1e-4)
     with pytest.raises(ValueError, match="max_minutes"):
         TrainingConfig(schedule="cosine-minutes")
     with pytest.raises(ValueError, match="valid_interval_updates"):
