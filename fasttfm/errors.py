@@ -1,4 +1,4 @@
-"""What a user is meant to see: the exceptions of the package, and the status of a command that was stopped."""
+"""Messages that a user is meant to see: the exceptions of the package, and the status of a command that was stopped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory did not suffice: MemoryError, and what torch, its libraries and the loader raise in its place."""
+    """Return whether memory did not suffice: MemoryError, or what torch, its libraries and the loader raise instead."""
     if isinstance(error, UserError):
         return False
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):

@@ -94,7 +94,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def unfinished(path: Path) -> Path:
-    """What a file is called while it is written; a kill leaves it."""
+    """Return the name of a file while it is written; a kill leaves it."""
     return path.with_name(f".{path.name}.unfinished")
 
 

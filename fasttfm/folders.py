@@ -1,4 +1,4 @@
-"""Who owns the files of a folder, and whether they are whole: a manifest lists what a command wrote.
+"""Ownership of a folder's files, and whether they are whole: a manifest lists what a command wrote.
 
     FOLDER/sha256sums     a file a line, as `sha256sum --check sha256sums` reads it
            .lock          locked while a command writes here
@@ -108,7 +108,7 @@ _MADE_ANEW = "copy it back, or make the folder anew"
 
 @contextmanager
 def reading(folder: Path, remedy: str = _MADE_ANEW) -> Iterator[None]:
-    """What is read in the block is of one kind: a folder whose files were replaced meanwhile is refused at its end.
+    """Hold what is read in the block to one kind: a folder whose files were replaced meanwhile is refused at its end.
 
     Begins with settled(folder), and raises as that does.
     """
@@ -161,7 +161,7 @@ _OTHERS_MANIFEST = re.compile(rb"[0-9a-f]{64} ")
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether a folder's files were written by replacing(); a damaged manifest is one."""
+    """Return whether a folder's files were written by replacing(); a damaged manifest is one."""
     content = _manifest(folder)
     return content is not None and not _OTHERS_MANIFEST.match(content)
 
@@ -207,7 +207,7 @@ _NAMES = (
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether files were being moved into their places when a process was killed, or are now: two kinds lie there."""
+    """Return whether files were being moved into place when a process was killed, or are now: two kinds lie there."""
     return (folder / _READY / MANIFEST).exists()
 
 
@@ -217,7 +217,7 @@ def read_manifest(folder: Path) -> dict[str, str]:
 
 
 def _read_manifest(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """What a folder holds, None where that was not written down, and the digests of read_manifest()."""
+    """Return what a folder holds, None where that was not written down, and the digests of read_manifest()."""
     path = folder / MANIFEST
     remedy = "make the folder anew, under another name"
     try:

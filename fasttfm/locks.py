@@ -54,7 +54,7 @@ def identity() -> dict[str, str | int | None]:
 
 
 def boot_identity() -> str | None:
-    """What names the running kernel until it is started again; None where nothing does."""
+    """Return a name of the running kernel until it is started again; None where nothing names it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:

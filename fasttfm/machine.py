@@ -1,4 +1,4 @@
-"""What this process runs on: versions of packages, the processor and the GPU."""
+"""Facts of where this process runs: versions of packages, the processor and the GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def version(package: str) -> str | None:
 
 
 def cpuinfo(field: str) -> str:
-    """What Linux says of the first core; '' elsewhere."""
+    """Return what Linux says of the first core; '' elsewhere."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")

@@ -29,7 +29,7 @@ def refuse_small_limit() -> None:
 
 
 def limit_remedy() -> str:
-    """What else can be done when memory has not sufficed: to raise the limit, where there is one; else ""."""
+    """Say what else can be done when memory has not sufficed: to raise the limit, where there is one; else ""."""
     limit = _address_space()
     return "" if limit is None else f", or raise the limit of {limit // _MIB:,} MiB of address space (ulimit -v)"
 

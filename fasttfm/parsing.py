@@ -40,7 +40,7 @@ _KINDS: dict[type, tuple[str, str]] = {
 
 
 class Malformed(ValueError):
-    """What was read cannot be used. The message goes on a sentence that begins with the file's name: `is cut off`."""
+    """Input that cannot be used. The message goes on a sentence that begins with the file's name: `is cut off`."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         """line: of the file, from 1, where it is known and problem does not say it."""

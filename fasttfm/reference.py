@@ -30,7 +30,7 @@ def dropout_threshold(p: float) -> int:
 
 
 def dropout_scale(p: float) -> float:
-    """What kept values are multiplied by: one over the exact probability of keeping; 0 when nothing is kept."""
+    """Return the factor of kept values: one over the exact probability of keeping; 0 when nothing is kept."""
     threshold = dropout_threshold(p)
     return 256 / (256 - threshold) if threshold < 256 else 0.0
 

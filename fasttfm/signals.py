@@ -104,7 +104,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _must_not_raise(frame: FrameType | None) -> bool:
-    """Whether the command is in an import, in a `__del__` or in llvmlite."""
+    """Return whether the command is in an import, in a `__del__` or in llvmlite."""
     while frame is not None and frame is not _request.command:
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__":

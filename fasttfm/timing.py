@@ -19,10 +19,10 @@ _BUSY_CYCLES = 1_000_000  # about half a millisecond on today's clocks, longer t
 
 
 class Clock(Protocol):
-    """What measure() needs of a device; tests bring their own."""
+    """Interface of a device's clock for measure(); tests bring their own."""
 
     def microseconds(self, run: Callable[[], Any]) -> float:
-        """How long one run takes."""
+        """Return how long one run takes."""
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
         """Most memory that one run has allocated beyond what there was before."""

@@ -50,7 +50,7 @@ class Measured:
         )
 
     def line(self) -> str:
-        """What a person wants to know."""
+        """Return the line that a person wants to read."""
         name, size_class = self.decision
         before, after = self._median(self.shipped), self._median(self.best)
         what = f"{name} {' '.join(map(str, size_class))}:"
@@ -71,7 +71,7 @@ def _text(answer: Any) -> str:
 
 
 def decisions_of(work: Mapping[str, Work], chip: Chip) -> dict[Decision, list[str]]:
-    """Which decisions the pieces of work ask for on this chip, and the names of those that ask."""
+    """Return the decisions that the pieces of work ask for on this chip, and the names of those that ask."""
     result: dict[Decision, list[str]] = {}
     for name, run in work.items():
         choices.keep(chip, choices.kept(chip))  # forgets what was asked before

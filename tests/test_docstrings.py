@@ -4,8 +4,8 @@ import ast
 
 from test_rooms import MODULES
 
-LEANING = ("As", "Likewise", "Of", "That")
-"""First words of a sentence that leans on another one."""
+LEANING = ("As", "How", "Likewise", "Of", "That", "Those", "What", "Where", "Whether", "Which", "Who", "Why")
+"""First words of a sentence that leans on another one, or is half of one."""
 
 
 def test_no_docstring_begins_in_the_middle_of_a_sentence():

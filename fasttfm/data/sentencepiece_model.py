@@ -30,7 +30,7 @@ def read_model(model: bytes) -> tuple[int, list[tuple[str, float, int]]]:
 
 
 class Normalizer(NamedTuple):
-    """What a model does to a text before it cuts it."""
+    """Changes that a model makes to a text before it cuts it."""
 
     rules: bool
     """Whether it replaces characters."""

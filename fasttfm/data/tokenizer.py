@@ -183,7 +183,7 @@ class Tokenizer:
         return None if number == UNK else number
 
     def cuts_into(self, piece: str) -> bool:
-        """Whether the SentencePiece model itself has a piece, however a vocabulary numbers it."""
+        """Return whether the SentencePiece model itself has a piece, however a vocabulary numbers it."""
         return not self._processor.IsUnknown(self._processor.PieceToId(piece))
 
     def _refuse_imported(self) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be asked for together, of `fasttfm translate` and of the server alike."""
+"""Options that cannot be asked for together, of `fasttfm translate` and of the server alike."""
 
 from __future__ import annotations
 

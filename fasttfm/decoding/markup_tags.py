@@ -28,7 +28,7 @@ class Tag:
 
     @property
     def closes(self) -> bool:
-        """Whether it is a closing tag."""
+        """True if it is a closing tag."""
         return self.text.startswith("</")
 
 

@@ -77,7 +77,7 @@ class FasttfmConfig(PretrainedConfig):
 
 
 class _Encoder(nn.Module):
-    """What generate() calls first."""
+    """The encoder, which generate() calls first."""
 
     def __init__(self, model: FasttfmForSeq2SeqLM) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         decoder_attention_mask: Tensor | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """What forward() is given at a step."""
+        """Return the arguments of forward() at a step."""
         if decoder_attention_mask is not None:  # of the prefix that the caller gave
             new = input_ids.shape[1] - decoder_attention_mask.shape[1]
             decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (0, new), value=1)
@@ -293,7 +293,7 @@ def register() -> None:
 
 
 def _search(decoding: Mapping[str, Any]) -> GenerationConfig:
-    """How a directory of ours searches."""
+    """Return the search settings of a directory of ours."""
     return GenerationConfig(
         num_beams=decoding.get("beam", 4),
         length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,

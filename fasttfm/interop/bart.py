@@ -1,4 +1,4 @@
-"""What the files of BART's relatives have in common: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
+"""Common parts of the files of BART's relatives: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def bart_config(given: Mapping[str, Any], path: Path, vocab_size: int, **fields:
 
 
 def decoding(folder: Path, given: Mapping[str, Any]) -> DecodingConfig:
-    """How Hugging Face would search: generation_config.json, or what an older config.json says."""
+    """Return Hugging Face's search settings: generation_config.json, or what an older config.json says."""
     path = folder / "generation_config.json"
     settings, where = {**given, **(read_json(path) if path.exists() else {})}, str(path)
     suppressed = field(settings, "suppress_tokens", list, where, [])

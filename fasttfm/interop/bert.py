@@ -74,7 +74,7 @@ _ALBERT_LAYER: Table = {
 
 
 class _Family(NamedTuple):
-    """What one of the three calls its parameters."""
+    """Names of the parameters in one of the three."""
 
     prefix: str
     projection: str
@@ -245,7 +245,7 @@ def parts(model: Bert | BertPretraining | Electra) -> dict[str, TransformersMode
 
 
 def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
-    """What a folder's parts are called, its body's configuration, and its weights, which fit that."""
+    """Return the names of a folder's parts, its body's configuration, and its weights, which fit that."""
     path = folder / "config.json"
     given, weights = read_config(folder, *_FAMILIES, *RELATIVES), dict(read_tensors(folder))
     if given["model_type"] in RELATIVES:
@@ -374,7 +374,7 @@ def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, A
 
 
 def _kind(body: Bert) -> str:
-    """Which of their models computes what a body does."""
+    """Name the model of theirs that computes what a body does."""
     if isinstance(body.config, AlbertConfig):
         return "albert"
     return "bert" if body.embedding_projection is None else "electra"

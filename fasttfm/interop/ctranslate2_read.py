@@ -187,7 +187,7 @@ def _arrangement(
 
 
 def _start_token(settings: Mapping[str, Any], where: str) -> str:
-    """What a translation begins with."""
+    """Return the token that a translation begins with."""
     if "decoder_start_token" in settings and settings["decoder_start_token"] is None:
         raise UserError(f"{where}: decoder_start_token is null: write there the token that translations begin with")
     return field(settings, "decoder_start_token", str, where, field(settings, "bos_token", str, where, "<s>"))
@@ -268,7 +268,7 @@ def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, A
 
 
 def _embedding_scale(variable: np.ndarray | None, width: int) -> float:
-    """What embeddings are multiplied by: int8 switches sqrt(d_model) on or off, another type is the factor itself."""
+    """Return the factor of embeddings: int8 switches sqrt(d_model) on or off, another type is the factor itself."""
     if variable is None or (variable.dtype == np.int8 and variable):
         return width**0.5
     return 1.0 if variable.dtype == np.int8 else float(variable)

@@ -110,7 +110,7 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _resolved(value: Any, whole: Mapping[str, Any], depth: int = 0) -> Any:
-    """What ${section.name} stands for."""
+    """Return the value that ${section.name} stands for."""
     if isinstance(value, dict):
         return {name: _resolved(each, whole, depth) for name, each in value.items()}
     match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None

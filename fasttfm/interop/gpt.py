@@ -33,7 +33,7 @@ _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu
 
 
 class _Family(NamedTuple):
-    """What one of the two calls its parts."""
+    """Names of the parts in one of the two."""
 
     embedding: str
     positions: str

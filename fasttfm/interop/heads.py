@@ -145,7 +145,7 @@ def export_folder(trained: Trained, out: Path, tokenizer: TextTokenizer) -> str:
 
 
 def _kind(body: Bert, task: str) -> str:
-    """Which of their models computes what a body does."""
+    """Name the model of theirs that computes what a body does."""
     if body.embedding_projection is None and body.config.share == "none":
         return "bert"
     return "electra" if task == "squad" and body.config.share == "none" else "albert"

@@ -149,7 +149,7 @@ _MARK = "_fasttfm_causal"
 
 
 def _says_causal(mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
-    """Whether mask is the causal mask of these queries and keys, as boolean_mask() made it."""
+    """Return whether mask is the causal mask of these queries and keys, as boolean_mask() made it."""
     if mask is None or torch.compiler.is_compiling() or getattr(mask, _MARK, None) is None:
         return False
     return getattr(mask, _MARK) == mask._version and mask.shape[2] == mask.shape[3] == query.shape[2] == key.shape[2]
@@ -167,7 +167,8 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls: query (B, H, L, D), key and value (B, H or fewer, S, D); returns (B, L, H, D).
+    """Attention as transformers calls it: query (B, H, L, D), key and value (B, H or fewer, S, D);
+    returns (B, L, H, D).
 
     attention_mask: bool, True attends, or floats that are added; without one every query attends every key, as in eager
     attention. position_bias (T5) is added to the scores. The weights come second where output_attentions asks for them.
@@ -201,6 +202,6 @@ def attention_forward(
 
 
 def _recorded() -> bool:
-    """Whether the weights are wanted by a model that does not tell its attention so (GPT-2)."""
+    """Return whether the weights are wanted by a model that does not tell its attention so (GPT-2)."""
     collected = _active_collector.get()
     return collected is not None and any("attentions" in key for key in collected)

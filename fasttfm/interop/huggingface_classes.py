@@ -1,4 +1,4 @@
-"""Which classes of Hugging Face transformers take their attention by name.
+"""Classes of Hugging Face transformers that take their attention by name.
 
 The others compute attention themselves, and most ask transformers for a mask by name all the same: of the kind that
 their own code adds to scores, while a registered one is bool. They are refused.
@@ -34,7 +34,7 @@ def custom_attention(config: type) -> str:
 
 
 def _computes(kind: type, config: type) -> bool:
-    """Whether kind is a class of attention that computes it, and may be configured by config: told by its source."""
+    """Return whether kind is a class of attention that computes it and may be configured by config, by its source."""
     if not issubclass(kind, torch.nn.Module) or not kind.__name__.endswith("Attention"):
         return False
     source = inspect.getsource(kind)

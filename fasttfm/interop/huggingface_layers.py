@@ -67,7 +67,7 @@ def _network(
 
 
 class _Bart:
-    """What the layers of BART and of Marian share: post-norm, one feed-forward network in the layer itself.
+    """Base of BART's and Marian's layers: post-norm, one feed-forward network in the layer itself.
 
     Its sub-modules are those of the class that stands beside it among the bases.
     """
@@ -216,7 +216,7 @@ _REPEATED: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
 
 
 def fused_class(module: nn.Module) -> type[nn.Module] | None:
-    """What module's class becomes; None where it stays.
+    """Return the class that replaces module's; None where it stays.
 
     transformers repeats an RMSNorm under another name in each of some hundred modeling files; the same compiled forward
     is the same norm.
@@ -230,7 +230,7 @@ def fused_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _code(kind: type[nn.Module]) -> tuple | None:
-    """What forward does and with which names and constants; None of what is not written in Python."""
+    """Return what forward does and with which names and constants; None of what is not written in Python."""
     code = getattr(kind.forward, "__code__", None)
     if code is None or code.co_freevars:
         return None
@@ -253,7 +253,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def why_left(module: nn.Module) -> str:
-    """Why a module of transformers stays as it is; '' for one that is exchanged or that nothing here is for."""
+    """Say why a module of transformers stays as it is; '' for one that is exchanged or that nothing here is for."""
     if type(module) is T5DenseGatedActDense:
         return "a gated network: the product of two, not one"
     if type(module) in (GPT2MLP, T5DenseActDense) and not _name(module.act):
@@ -262,7 +262,7 @@ def why_left(module: nn.Module) -> str:
 
 
 def note(module: nn.Module) -> str:
-    """What of a module that is exchanged stays as it is; '' where nothing does."""
+    """Say which part of an exchanged module stays as it is; '' where none does."""
     activation = getattr(module, "activation_fn", None)
     if isinstance(module, BertLayer):
         activation = module.intermediate.intermediate_act_fn

@@ -1,4 +1,4 @@
-"""What transformers' models pass to an attention beside queries, keys, values and mask, and which of it is refused.
+"""Arguments of transformers' models for attention beside queries, keys, values and mask, with the refused ones.
 
 refuse() looks at the options of a call; refused_by() knows from a module's source, before any call, whether one of its
 options would be refused, so that accelerate() leaves such a model the attention that it has.
@@ -104,7 +104,7 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 
 def _value(module: nn.Module, expression: ast.expr) -> Any:
-    """What a constant or a chain of attributes of self stands for; _UNKNOWN for any other expression."""
+    """Return the value of a constant or of a chain of attributes of self; _UNKNOWN for any other expression."""
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, ast.Name) and expression.id == "self":

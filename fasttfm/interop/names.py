@@ -1,4 +1,4 @@
-"""What parameters are called here and in another system's files: tables that are read in both directions.
+"""Names of parameters here and in another system's files: tables that are read in both directions.
 
 A table has modules of ours and theirs, each with a weight and a bias. Where ours is the joint projection of attention,
 in_proj, theirs may be several modules, whose parameters are the parts of ours one below the other.
@@ -100,7 +100,7 @@ def parameters(
 
 
 class EncoderDecoderNames(NamedTuple):
-    """What another system calls the parts of an encoder-decoder Transformer's layers."""
+    """Names of the parts of an encoder-decoder Transformer's layers in another system."""
 
     encoder: Table
     decoder: Table

@@ -84,7 +84,7 @@ def export(model: Model, folder: Path) -> list[str]:
 
 
 class _Half(nn.Module):
-    """What encoder and decoder share; parameters are the model's own tensors."""
+    """Base of encoder and decoder; parameters are the model's own tensors."""
 
     def __init__(self, config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """Where the tokens of a batch (B, L) are."""
+    """Places of the tokens of a batch (B, L)."""
 
     lengths: Tensor | None = None
     """Tokens of each row, (B,); None: no padding."""
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
         return x if self.order is None else x.gather(1, _like(self.order, x, 1))
 
     def unpacked(self, x: Tensor, dim: int = 1) -> Tensor:
-        """What was computed of packed(), put back along a dimension."""
+        """Put what was computed of packed() back along a dimension."""
         return x if self.order is None else x.gather(dim, _like(self.order.argsort(dim=1), x, dim))
 
 

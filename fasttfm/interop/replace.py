@@ -32,7 +32,7 @@ PAIRS: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of one module."""
+    """Result for one module."""
 
     name: str
     """Its dotted name in the model; '' for the model itself."""
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(slots=True)
 class Report:
-    """What replace_modules or restore_modules did, or with dry_run would do; print it to read it as a table."""
+    """Result of replace_modules or restore_modules, or with dry_run their plan; print it to read it as a table."""
 
     lines: list[Line] = field(default_factory=list)
     dry_run: bool = False

@@ -70,5 +70,5 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, or its class."""
+    """Return what an error of another library says, or its class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Who may talk to the server, and for how long a connection may say nothing.
+"""Limits of connections: who may talk to the server, and for how long a connection may say nothing.
 
 A page of any website can send requests to a server on its reader's machine, and a name that an attacker owns can be
 pointed at 127.0.0.1 (DNS rebinding). So the server answers to its own names only, and to requests of other pages only

@@ -21,12 +21,12 @@ _FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
 
 
 def is_libretranslate(given: Mapping[str, Any]) -> bool:
-    """Whether a request has LibreTranslate's form."""
+    """Return whether a request has LibreTranslate's form."""
     return "q" in given
 
 
 def languages(models: Collection[str]) -> list[dict[str, Any]]:
-    """What GET /languages answers: each source language with its targets, by the models' names."""
+    """Return the answer to GET /languages: each source language with its targets, by the models' names."""
     targets: dict[str, list[str]] = {}
     for source, target in _pairs(models).values():
         targets.setdefault(source, [])

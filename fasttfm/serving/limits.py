@@ -1,4 +1,4 @@
-"""What a server takes: one frozen dataclass."""
+"""Limits of a server: one frozen dataclass."""
 
 import math
 from dataclasses import dataclass

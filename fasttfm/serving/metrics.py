@@ -1,4 +1,4 @@
-"""What a server counts, as Prometheus reads it."""
+"""Counters of a server, as Prometheus reads them."""
 
 from typing import Any, Protocol
 
@@ -9,7 +9,7 @@ _SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Counts(Protocol):
-    """Who is told what an engine does."""
+    """Receiver of what an engine does."""
 
     def waiting(self, sentences: int) -> None:
         """So many sentences wait."""

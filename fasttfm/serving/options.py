@@ -1,4 +1,4 @@
-"""What POST /translate takes, in one table: it reads requests, is the document at /openapi.json, the page at /docs and
+"""Fields of POST /translate, in one table: it reads requests, is the document at /openapi.json, the page at /docs and
 the list in docs/serve.md."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def checked(given: Mapping[str, Any], table: Sequence[Option], required: str) ->
 
 
 def matches(schema: Schema, value: Any) -> bool:
-    """Whether a value of JSON is what the schema says."""
+    """Return whether a value of JSON is what the schema says."""
     if "anyOf" in schema:
         return any(matches(each, value) for each in schema["anyOf"])
     if "enum" in schema:

@@ -85,7 +85,7 @@ class Pool:
             return [each.pid for each in self._workers.values()]
 
     def call_on_failure(self, function: Callable[[], None]) -> None:
-        """What is called, on another thread, when nothing is translated any more."""
+        """Set what is called, on another thread, when nothing is translated any more."""
         self._on_failure = function
         if self.failure is not None:
             function()
@@ -158,7 +158,7 @@ class Pool:
                 return
 
     def _hear(self, message: tuple) -> None:
-        """What the first process tells."""
+        """Take a message of the first process."""
         kind, *values = message
         if kind == "failed":
             raise UserError(f"the workers could not begin: {values[0]}")
@@ -183,7 +183,7 @@ class Pool:
             )
 
     def _take(self, worker: _Worker, kind: str, *values: Any) -> None:
-        """What a worker tells."""
+        """Take a message of a worker."""
         if kind == "step":
             self.metrics.step(*values)
             return

@@ -163,7 +163,7 @@ def _counted(what: str, lines: Sequence[str], encode: Callable[[str], list[int]]
 def _required(
     given: Mapping[str, Any], translator: Translator, lines: Sequence[str], limits: Limits
 ) -> list[list[list[list[int]]]]:
-    """What the terminology asks for in each line."""
+    """Return what the terminology asks for in each line."""
     terms = {term: _listed(alternatives) for term, alternatives in given["terminology"].items()}
     count, size = sum(map(len, terms.values())), sum(map(len, terms))
     if count > limits.terms:
@@ -185,7 +185,7 @@ def _required(
 
 
 def _what(given: Mapping[str, Any], texts: Sequence[Text]) -> str:
-    """What lines are to the one who has sent them."""
+    """Name lines as the one who has sent them knows them."""
     if all(len(text.lines) == 1 for text in texts):
         return "text"
     return "sentence" if "split_sentences" in given else "block" if given.get("markup") else "line"

@@ -18,7 +18,7 @@ class Text(Protocol):
 
     @property
     def lines(self) -> list[str]:
-        """What is translated of it."""
+        """Return the lines to translate."""
 
     def put_together(self, translated: Sequence[list[Translation]]) -> list[Translation]:
         """Its translations, best first, from those of its lines: the n-th best of each, with their mean score; a line
