@@ -1,6 +1,7 @@
 """A test suite and a script run through the machine as users do: by pytest's option and by the command."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,14 @@ SUITE = Path(__file__).with_name("suite.txt").read_text()
 
 
 def run(folder, *arguments):
-    """Runs Python with these arguments; its status and output."""
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    """Runs Python with these arguments; its status and output.
+
+    Triton's cache is the folder's own: the same kernel of another run would bring that run's file along.
+    """
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False, env=environment
+    )
     return done.returncode, done.stdout + done.stderr
 
 
