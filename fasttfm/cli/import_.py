@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
+from fasttfm.cli.export import add_check
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.paths import INPUT, INPUT_FILE, OUTPUT_FOLDER
 
@@ -40,12 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     for side in ("source", "target"):
         parser.add_argument(f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages")
+    add_check(parser)
     add_output_flags(parser, "what was written")
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the model directory."""
     from fasttfm.errors import UserError
+    from fasttfm.interop.check import check
     from fasttfm.interop.exchange import store
 
     module = importlib.import_module(FORMATS[args.format][0])
@@ -58,9 +61,15 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{args.directory}: is not a directory: give what the other tool saved")
         languages = {"source_language": args.source_language, "target_language": args.target_language}
         model = module.read(args.directory, **languages)
+    told = check(model, args.format, args.directory, (args.source_language, args.target_language)) if args.check else []
     store(model, args.out)
     size = sum(weight.numel() for weight in model.weights.values())
-    Output.of(args, "import").result(
+    output = Output.of(args, "import")
+    output.result(
         f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens",
         out=str(args.out), format=args.format, parameters=size, target_tokens=model.config.vocab_size,
+        notes=told,
     )  # fmt: skip
+    if not args.json and not args.quiet:
+        for line in told:
+            print(f"note: {line}")
