@@ -189,7 +189,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         """Layers keep what their gradients need."""
         self.model.checkpoint_activations(False)
 
-    def generate(self, inputs: Tensor | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
+    def generate(self, inputs: Tensor | None = None, *others: Any, **options: Any) -> Any:
         """transformers' generate(); without attention_mask, padding's number tells what is padding."""
         source = options.get("input_ids") if inputs is None else inputs
         if source is not None and options.get("attention_mask") is None:

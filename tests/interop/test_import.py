@@ -18,6 +18,7 @@ from fasttfm.decoding import Translator
 from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
 from fasttfm.interop import ctranslate2_read, m2m100, marian
+from fasttfm.interop.check import check
 from fasttfm.interop.exchange import load, store
 
 LONGEST = 20
@@ -389,6 +390,9 @@ def test_every_quantization_of_ctranslate2_comes_back(tmp_path, opus, quantizati
         converter = converters.TransformersConverter(str(opus), copy_files=["source.spm", "target.spm"])
         converter.convert(str(tmp_path / str(name)), quantization=name)
     whole, rounded = (ctranslate2_read.read(tmp_path / str(name)) for name in (None, quantization))
+    assert check(rounded, "ctranslate2", tmp_path / quantization) == [
+        "3 texts are translated as ctranslate2 translates them"
+    ]
     assert rounded.config == whole.config
     assert rounded.weights.keys() == whole.weights.keys()
     for name, weight in whole.weights.items():
