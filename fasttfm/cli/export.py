@@ -27,19 +27,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: for {reader}" for name, (_, reader) in FORMATS.items()),
     )
     parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="directory to write")
+    add_check(parser)
     add_checkpoint(parser)
     add_output_flags(parser, "what was written")
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    """--no-check, of what goes to another tool or comes from one."""
+    parser.add_argument(
+        "--no-check",
+        dest="check",
+        action="store_false",
+        help="do not translate three texts with the other tool, where it is installed, and compare",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the directory and say what the other tool must be told."""
     from fasttfm.folders import replacing
+    from fasttfm.interop.check import check
     from fasttfm.interop.exchange import load
 
     module = importlib.import_module(FORMATS[args.format][0])
     model = load(args.model, args.checkpoint)
     with replacing(args.out, "exports a model", "exported model") as replacement:
         told = module.export(model, replacement.path)
+        if args.check:
+            told = [*told, *check(model, args.format, replacement.path)]
     output = Output.of(args, "export")
     output.result(
         f"{args.out}: {args.format}, for {FORMATS[args.format][1]}",

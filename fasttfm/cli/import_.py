@@ -6,9 +6,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import warnings
+from types import ModuleType
+from typing import TYPE_CHECKING
 
+from fasttfm.cli.export import add_check
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.paths import INPUT, INPUT_FILE, OUTPUT_FOLDER
+
+if TYPE_CHECKING:
+    from fasttfm.interop.exchange import Model
 
 FORMATS = {
     "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
@@ -40,27 +47,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     for side in ("source", "target"):
         parser.add_argument(f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages")
+    add_check(parser)
     add_output_flags(parser, "what was written")
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the model directory."""
     from fasttfm.errors import UserError
+    from fasttfm.interop.check import check
     from fasttfm.interop.exchange import store
 
     module = importlib.import_module(FORMATS[args.format][0])
-    if args.format == "fairseq":
-        model = module.read(args.directory, args.dict, args.spm)
-    elif args.dict or args.spm:
-        raise UserError(f"--dict and --spm belong to --format fairseq, not to {args.format}: leave them out")
-    else:
-        if not args.directory.is_dir():
-            raise UserError(f"{args.directory}: is not a directory: give what the other tool saved")
-        languages = {"source_language": args.source_language, "target_language": args.target_language}
-        model = module.read(args.directory, **languages)
-    store(model, args.out)
+    languages = {"source_language": args.source_language, "target_language": args.target_language}
+    if args.format in ("marian-hf", "fairseq") and any(languages.values()):
+        raise UserError(
+            f"--source-language and --target-language do not belong to --format {args.format}: leave them out (a line "
+            "for an OPUS-MT of several targets begins with >>deu<<)"
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        model = _read(args, module, languages)
+    told = [*model.notes, *(str(each.message) for each in caught if each.category is RuntimeWarning)]
+    if args.check:
+        told += check(model, args.format, args.directory, (args.source_language, args.target_language))
+    store(model, args.out, [f"imported from {args.directory.name} ({args.format})", *told])
     size = sum(weight.numel() for weight in model.weights.values())
-    Output.of(args, "import").result(
+    output = Output.of(args, "import")
+    output.result(
         f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens",
         out=str(args.out), format=args.format, parameters=size, target_tokens=model.config.vocab_size,
+        notes=told,
     )  # fmt: skip
+    if not args.json and not args.quiet:
+        for line in told:
+            print(f"note: {line}")
+
+
+def _read(args: argparse.Namespace, module: ModuleType, languages: dict[str, str | None]) -> Model:
+    from fasttfm.errors import UserError
+
+    if args.format == "fairseq":
+        return module.read(args.directory, args.dict, args.spm)
+    if args.dict or args.spm:
+        raise UserError(f"--dict and --spm belong to --format fairseq, not to {args.format}: leave them out")
+    if not args.directory.is_dir():
+        raise UserError(f"{args.directory}: is not a directory: give what the other tool saved")
+    return module.read(args.directory, **languages)

@@ -88,11 +88,11 @@ class _Encoder(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
     ) -> Any:
         """The encoder's output for input_ids (B, S), padding anywhere."""
-        _refuse(others)
+        _refuse({"output_hidden_states": output_hidden_states})
         model = self.models[0]
         output = model._encoded(input_ids, model._source_rows(input_ids, attention_mask), output_attentions)
         return output if return_dict in (None, True) else output.to_tuple()
@@ -189,15 +189,22 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         """Layers keep what their gradients need."""
         self.model.checkpoint_activations(False)
 
+    def generate(self, inputs: Tensor | None = None, *others: Any, **options: Any) -> Any:
+        """transformers' generate(); without attention_mask, padding's number tells what is padding."""
+        source = options.get("input_ids") if inputs is None else inputs
+        if source is not None and options.get("attention_mask") is None:
+            options["attention_mask"] = (source != self.config.pad_token_id).long()
+        return super().generate(inputs, *others, **options)  # type: ignore[misc]
+
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: Tensor,
         encoder_outputs: Any = None,
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-        **_: Any,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the arguments of forward() at a step."""
+        """Return the arguments of forward() at a step; a parameter named kwargs makes generate() take what they are."""
         if decoder_attention_mask is not None:  # of the prefix that the caller gave
             new = input_ids.shape[1] - decoder_attention_mask.shape[1]
             decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (0, new), value=1)

@@ -46,8 +46,8 @@ def export(model: Model, folder: Path) -> list[str]:
 
     It takes pieces, and adds the end of a sentence itself.
     """
-    words = [_words(tokenizer) for tokenizer in (model.source_tokenizer, model.target_tokenizer)]
-    write(model.config, model.weights, folder, *words, add_source_eos=True)
+    names = [words(tokenizer) for tokenizer in (model.source_tokenizer, model.target_tokenizer)]
+    write(model.config, model.weights, folder, *names, add_source_eos=True)
     for name, tokenizer in (("source.spm", model.source_tokenizer), ("target.spm", model.target_tokenizer)):
         (folder / name).write_bytes(tokenizer.model)
     told = ["padding, begin-of-sentence and the unknown token: give suppress_sequences and disable_unk to exclude them"]
@@ -108,17 +108,17 @@ def write(
     spec.save(str(folder))
 
 
-def _words(tokenizer: Tokenizer) -> list[str]:
-    """A tokenizer's pieces, no name twice."""
-    words = tokenizer.pieces(range(len(tokenizer)))
+def words(tokenizer: Tokenizer) -> list[str]:
+    """A tokenizer's pieces as an exported model has them, no name twice."""
+    names = tokenizer.pieces(range(len(tokenizer)))
     for position, name in SPECIAL.items():
-        words[position] = name
+        names[position] = name
     seen: set[str] = set()
-    for position, word in enumerate(words):
-        if word in seen:
-            words[position] = f"{word}#{position}"
-        seen.add(words[position])
-    return words
+    for position, name in enumerate(names):
+        if name in seen:
+            names[position] = f"{name}#{position}"
+        seen.add(names[position])
+    return names
 
 
 def _array(x: Tensor) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,8 @@ def read(folder: Path, **languages: Any) -> Model:
         weights=pairs_from_halves(weights, config.d_model) if halved else weights,
         source_tokenizer=tokenizers[0],
         target_tokenizer=tokenizers[1],
-        decoding=DecodingConfig(beam=2, length_penalty="power", alpha=1.0, allow_unk=True),  # CTranslate2's defaults
+        decoding=DecodingConfig(beam=2, length_penalty="power", alpha=1.0, allow_unk=True),
+        notes=tuple(_notes(variables, settings)),
     )
 
 
@@ -184,6 +185,18 @@ def _arrangement(
         beside = side == "source" and name not in pieces  # a table of its own, which nothing begins with
         start = eos if beside else number(pieces, name, folder / f"{side}_vocabulary.json")
     return Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
+
+
+def _notes(variables: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Iterator[str]:
+    """What was assumed, for the user."""
+    yield "searches as CTranslate2 does unless it is told otherwise: beam 2, length penalty 1"
+    if not settings.get("add_source_eos"):
+        yield "sources end with their end token, which config.json leaves to whoever cuts the text"
+    if "decoder/position_encodings/encodings" not in variables:
+        yield "has no table of positions: CTranslate2's sinusoids, which count from 1, were taken"
+    types = sorted({str(values.dtype) for name, values in variables.items() if name.endswith("/weight")} - {"float32"})
+    if types:
+        yield f"weights were {', '.join(types)} and are float32 now"
 
 
 def _start_token(settings: Mapping[str, Any], where: str) -> str:

@@ -43,6 +43,8 @@ class Model:
     decoding: DecodingConfig
     folder: Path | None = None
     """Where its training's records lie."""
+    notes: tuple[str, ...] = ()
+    """What was assumed or left out when it was read from another tool's files."""
 
 
 def load(model_dir: Path, checkpoint: str = "best") -> Model:
@@ -69,10 +71,13 @@ def load(model_dir: Path, checkpoint: str = "best") -> Model:
     )
 
 
-def store(model: Model, folder: Path) -> None:
-    """Write a directory that `fasttfm translate` and the others take; UserError where nothing can be written."""
+def store(model: Model, folder: Path, origin: Sequence[str] = ()) -> None:
+    """Write a directory that `fasttfm translate` and the others take; UserError where nothing can be written.
+
+    origin: lines of the model card on where the model comes from.
+    """
     tokenizers = (model.source_tokenizer, model.target_tokenizer)
-    write_pretrained(folder, model.config, model.weights, decoding=model.decoding, tokenizers=tokenizers)
+    write_pretrained(folder, model.config, model.weights, decoding=model.decoding, tokenizers=tokenizers, origin=origin)
 
 
 def export(model: Model, folder: Path) -> list[str]:

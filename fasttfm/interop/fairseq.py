@@ -112,6 +112,7 @@ def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path])
         decoding=DecodingConfig(
             beam=5, length_penalty="power", alpha=1.0, max_len_a=0.0, max_len_b=200, allow_unk=True
         ),
+        notes=("searches as fairseq-generate does unless it is told otherwise: beam 5, lenpen 1, at most 200 tokens",),
     )
 
 

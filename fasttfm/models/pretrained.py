@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +96,21 @@ def write_pretrained(
     model_dir: Path | None = None,
     decoding: DecodingConfig | None = None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    origin: Sequence[str] = (),
 ) -> None:
     """Write a directory as above, all of it or nothing.
 
     model_dir: a directory that tokenizer, way of decoding and records are taken from. decoding, tokenizers (source's
-    and target's, one object for both where they are one): count where they are given. Raises UserError for a directory
-    that holds other files, and where nothing can be written.
+    and target's, one object for both where they are one): count where they are given. origin: lines of the model
+    card on where the model comes from. Raises UserError for a directory that holds other files, and where nothing can
+    be written.
     """
     if decoding is None:
         decoding = build(read_values(model_dir)).decoding if model_dir is not None else DecodingConfig()
     with replacing(folder, "writes a model", "model") as replacement:
-        write_model(replacement.path, config, weights, decoding, tokenizers=tokenizers, model_dir=model_dir)
+        write_model(
+            replacement.path, config, weights, decoding, tokenizers=tokenizers, model_dir=model_dir, origin=origin
+        )
 
 
 def write_model(
@@ -117,6 +121,7 @@ def write_model(
     *,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
     model_dir: Path | None = None,
+    origin: Sequence[str] = (),
 ) -> None:
     """Write what write_pretrained() writes into an existing directory."""
     write_files(folder, describe(config, decoding), weights)
@@ -124,7 +129,7 @@ def write_model(
         save_tokenizers(folder, *tokenizers)
     elif model_dir is not None:
         copy_tokenizers(model_dir, folder)
-    write_file(folder / "README.md", model_card(config, model_dir).encode())
+    write_file(folder / "README.md", model_card(config, model_dir, origin).encode())
 
 
 def write_files(folder: Path, fields: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -165,8 +170,9 @@ def copy_tokenizers(model_dir: Path, folder: Path) -> None:
             write_file(folder / name, content)
 
 
-def model_card(config: TransformerConfig, model_dir: Path | None = None) -> str:
-    """README.md of a model: what it is, how it is used, and what the records of its training say, where there are."""
+def model_card(config: TransformerConfig, model_dir: Path | None = None, origin: Sequence[str] = ()) -> str:
+    """README.md of a model: what it is, how it is used, where it comes from, and what the records of its training say,
+    where there are."""
     order = "pre-norm" if config.norm_first else "post-norm"
     lines = [
         "---",
@@ -190,6 +196,8 @@ def model_card(config: TransformerConfig, model_dir: Path | None = None) -> str:
         "",
     ]
     records = [] if model_dir is None else [*_data_lines(model_dir), *_record_lines(model_dir)]
+    if origin:
+        lines += ["## Origin", "", *(f"- {line}" for line in origin), ""]
     if records:
         lines += ["## Training", "", *records, ""]
     return "\n".join(lines)

@@ -80,6 +80,10 @@ def test_padding_on_the_left_gives_what_padding_on_the_right_gives(model_dir, th
     left = {"input_ids": moved_left(ids, mask), "attention_mask": moved_left(mask, mask)}
     assert torch.equal(theirs.generate(**left, **search), expected)
     assert torch.equal(theirs.generate(input_ids=left["input_ids"], **search), expected)  # padding's number tells
+    for row, seen, each in zip(ids, mask, expected.tolist()):
+        (alone,) = theirs.generate(row[seen.bool()][None], **search).tolist()
+        assert each[: len(alone)] == alone
+        assert {*each[len(alone) :]} <= {PAD, EOS}
 
 
 @torch.no_grad()
@@ -213,6 +217,7 @@ def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, sm
         str(tmp_path / "run"), per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=20,
         learning_rate=3e-3, label_smoothing_factor=smoothing, save_strategy="epoch", eval_strategy="epoch",
         load_best_model_at_end=True, save_total_limit=1, report_to=[], use_cpu=True, disable_tqdm=True, seed=1,
+        predict_with_generate=True, generation_max_length=20, generation_num_beams=1,
     )  # fmt: skip
     trainer = Seq2SeqTrainer(
         model, arguments, DataCollatorForSeq2Seq(Padding(), model), train_dataset=data, eval_dataset=data
@@ -221,6 +226,10 @@ def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, sm
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
     assert after < before / 2
+    predicted = trainer.predict(data).predictions
+    for row, each in zip(predicted.tolist(), data):
+        (alone,) = model.generate(torch.tensor([each["input_ids"]]), num_beams=1, max_length=20).tolist()
+        assert row[: len(alone)] == alone
     trainer.save_model(str(tmp_path / "last"))
     best = type(model).from_pretrained(tmp_path / "last")
     for name, weight in best.state_dict().items():

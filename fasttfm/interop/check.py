@@ -1,0 +1,163 @@
+"""An import or an export proves itself: three texts are translated here and by the other tool, greedily.
+
+The texts are pieces of the source's vocabulary in a fixed random order, so that they are of any language. Where two
+tokens are as likely as each other but for rounding, either may be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttfm.checkpoints.weights import with_weights
+from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from fasttfm.decoding.search import search_ids
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.files import read_json
+from fasttfm.interop.ctranslate2 import words
+from fasttfm.interop.exchange import NEVER, Model
+from fasttfm.interop.weight_files import first_line
+from fasttfm.models import Transformer
+
+_TEXTS, _PIECES, _LONGEST = 3, 7, 16
+_TIE = 0.02
+"""Difference of two logits up to which rounding may decide; quantized weights are scaled back by both tools alike."""
+_PACKAGES = {"ctranslate2": "ctranslate2", "marian-hf": "transformers", "m2m100": "transformers"}
+
+
+def check(model: Model, form: str, folder: Path, languages: Sequence[str | None] = (None, None)) -> list[str]:
+    """Translate in both: a model of ours, and what lies in a folder in another tool's format.
+
+    languages: source's and target's, of M2M-100 and NLLB. Returns lines for the user. Raises UserError where the other
+    tool cannot load the folder, or translates otherwise.
+    """
+    package = _PACKAGES.get(form)
+    if package is None:
+        return []
+    if find_spec(package) is None:
+        return [f"not compared with {package}, which is not installed"]
+    lines = _texts(model.source_tokenizer)
+    try:
+        with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
+            if form == "ctranslate2":
+                theirs = _by_ctranslate2(model, folder, lines)
+            else:
+                theirs = _by_transformers(model, form, folder, lines, languages)
+    except Exception as error:  # of every kind, from several libraries
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise UserError(
+            f"{package} cannot translate with this model ({first_line(error)}): --no-check leaves the comparison out"
+        ) from None
+    network = with_weights(lambda: Transformer(model.config), model.weights, folder).eval()
+    for line, written in zip(lines, theirs, strict=True):
+        if not _agree(model, network, line, written):
+            raise UserError(
+                f"{package} translates {line!r} otherwise than this model does here: report it; --no-check leaves the "
+                "comparison out"
+            )
+    return [f"{len(lines)} texts are translated as {package} translates them"]
+
+
+def _texts(tokenizer: Tokenizer) -> list[str]:
+    drawn = random.Random(1)
+    names = tokenizer.pieces(range(len(tokenizer)))[EOS + 1 :]
+    shown = [name for name in names if name.strip("\u2581").isalnum()] or names
+    return ["".join(drawn.choices(shown, k=_PIECES)).replace("\u2581", " ").strip() for _ in range(_TEXTS)]
+
+
+def _source(model: Model, line: str) -> list[int]:
+    return [*model.source_tokenizer.prefix, *model.source_tokenizer.encode(line)]
+
+
+def _names(tokenizer: Tokenizer) -> list[str]:
+    """What CTranslate2 calls our tokens."""
+    return words(tokenizer) if tokenizer.vocabulary is None else tokenizer.pieces(range(len(tokenizer)))
+
+
+def _unwritten(model: Model) -> list[int]:
+    """What a search here never writes, and the other tool might."""
+    bias = model.weights.get("output.bias")
+    return [PAD, *([BOS] if bias is None or bias[BOS] > NEVER else [])]
+
+
+def _by_ctranslate2(model: Model, folder: Path, lines: Sequence[str]) -> list[list[int]]:
+    import ctranslate2
+
+    source, target = (_names(each) for each in (model.source_tokenizer, model.target_tokenizer))
+    files = [folder / f"{name}_vocabulary.json" for name in ("shared", "target")]
+    known = read_json(next(path for path in files if path.exists()), list)
+    suppressed = [[target[number]] for number in _unwritten(model) if target[number] in known]
+    end = [] if read_json(folder / "config.json").get("add_source_eos") else [source[EOS]]
+    prefix = [target[number] for number in model.target_tokenizer.prefix]
+    results = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1).translate_batch(
+        [[*(source[number] for number in _source(model, line)), *end] for line in lines],
+        target_prefix=[prefix] * len(lines) if prefix else None,
+        beam_size=1,
+        max_decoding_length=_LONGEST,
+        suppress_sequences=suppressed or None,
+    )
+    return [_numbers(target, each.hypotheses[0]) for each in results]
+
+
+def _by_transformers(
+    model: Model, form: str, folder: Path, lines: Sequence[str], languages: Sequence[str | None]
+) -> list[list[int]]:
+    import transformers
+
+    names = model.target_tokenizer.pieces(range(len(model.target_tokenizer)))
+
+    forced: dict[str, Any] = {}
+    tokenizer: Any
+    if form == "m2m100":
+        source, target = languages
+        options = {"src_lang": source, "tgt_lang": target, "local_files_only": True}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
+        code = getattr(tokenizer, "lang_code_to_token", {}).get(target, target)
+        forced["forced_bos_token_id"] = tokenizer.convert_tokens_to_ids(code)
+        network: Any = transformers.M2M100ForConditionalGeneration.from_pretrained(str(folder), dtype=torch.float32)
+    else:
+        tokenizer = transformers.MarianTokenizer.from_pretrained(str(folder), local_files_only=True)
+        network = transformers.MarianMTModel.from_pretrained(str(folder), dtype=torch.float32)
+    suppressed = tokenizer.convert_tokens_to_ids([names[number] for number in _unwritten(model)])
+    rows = []
+    for line in lines:
+        (row,) = network.eval().generate(
+            **tokenizer([line], return_tensors="pt"), num_beams=1, do_sample=False, max_new_tokens=_LONGEST,
+            max_length=None, repetition_penalty=1.0, no_repeat_ngram_size=0, bad_words_ids=None,
+            suppress_tokens=suppressed, forced_eos_token_id=None, **forced,
+        )  # fmt: skip
+        rows.append(_numbers(names, tokenizer.convert_ids_to_tokens(row[1:].tolist())))
+    return rows
+
+
+def _numbers(names: Sequence[str], pieces: Sequence[str]) -> list[int]:
+    """Our numbers of their pieces up to the end of the sentence, -1 for one that is not ours."""
+    numbers = {name: number for number, name in reversed(list(enumerate(names)))}
+    written = [numbers.get(str(piece), -1) for piece in pieces]
+    return written[: written.index(EOS)] if EOS in written else written
+
+
+def _agree(model: Model, network: Transformer, line: str, theirs: list[int]) -> bool:
+    """Whether a greedy search here writes what they have written."""
+    source, prefix = [*_source(model, line), EOS], model.target_tokenizer.prefix
+    greedy = DecodingConfig(beam=1, length_penalty="none", max_len_a=0.0, max_len_b=_LONGEST, allow_unk=True)
+    ours = search_ids(network, [source], greedy, prefixes=[prefix])[0][0].tokens
+    both = [each[len(prefix) :] if each[: len(prefix)] == prefix else each for each in (ours, theirs)]
+    shortest = min(map(len, both))
+    same = next((at for at in range(shortest) if both[0][at] != both[1][at]), shortest)
+    if same == len(both[0]) == len(both[1]) or same >= _LONGEST - 2:  # limits are counted with the end or without
+        return True
+    chosen = [each[same] if same < len(each) else EOS for each in both]
+    with torch.inference_mode():
+        begun = torch.tensor([[BOS, *prefix, *both[0][:same]]])
+        logits = network(torch.tensor([source]), begun)[0, -1]
+    return -1 not in chosen and abs(float(logits[chosen[0]] - logits[chosen[1]])) < _TIE
