@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,25 @@ def test_sentences_are_translated_one_by_one_as_by_the_command(address, model_di
     assert ask(address, text=lines, **given).json()["translations"] == expected
     (whole,) = ask(address, text="\n".join(lines), **given).json()["translations"]
     assert whole[0]["text"] == "\n".join(best[0]["text"] for best in expected)
+
+
+def test_clients_that_ask_for_different_things_at_once_get_what_each_gets_alone(address):
+    wishes = [
+        {},
+        {"alignment": True, "nbest": 2},
+        {"terminology": TERMS, "beam": 6},
+        {"terminology": TERMS, "alignment": True},
+        {"markup": True, "text": [f"<b>{line}</b> x" for line in LINES]},
+        {"sampling": True, "sampling_seed": 5, "alignment": True},
+        {"beam": 1, "prefix": ["eine"] * len(LINES)},
+        {"markup": True, "terminology": TERMS, "nbest": 3},
+    ]
+    requests_ = [{"text": LINES, **wish} for wish in wishes]
+    alone = [ask(address, **each).json() for each in requests_]
+    assert all("translations" in each for each in alone)
+    with ThreadPoolExecutor(16) as pool:
+        together = [pool.submit(ask, address, **each) for _ in range(4) for each in requests_]
+        assert [each.result(300).json() for each in together] == alone * 4
 
 
 def test_a_stream_has_them_too(url, model_dir):
