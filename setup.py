@@ -27,6 +27,7 @@ extras = {
     "hf": ["transformers>=5.20"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
     "hub": ["kernels>=0.17"],  # loads what python -m fasttfm.hub writes
     "sentences": ["sentencex>=1.0"],  # translate --split-sentences
+    "xliff": ["lxml>=5.0"],  # translate --format
     "datasets": ["datasets>=3.0"],  # prepare --dataset-folder
     "completion": ["shtab>=1.7"],
     "bench": ["jsonschema>=4.18", "matplotlib>=3.8"],  # benchmarks/, which is not in the wheel

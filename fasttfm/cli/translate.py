@@ -17,10 +17,11 @@ from fasttfm.cli.parser import add_device, add_model, add_precision, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
+from fasttfm.errors import UserError
 from fasttfm.files import writing
 
 if TYPE_CHECKING:
-    from fasttfm.decoding.translator import Translation
+    from fasttfm.decoding.translator import Translation, Translator
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ _FILES = {
     "words with words of the translation, counted from 0 between spaces",
 }
 """Flag of a file that goes with the lines -> its help."""
-_BESIDE = ("prefix", "terminology", "alignment", "markup", "split_sentences")
+_BESIDE = ("prefix", "terminology", "alignment", "markup", "split_sentences", "format", "json")
 """Options of which not all go together."""
 
 
@@ -78,19 +79,35 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
         help="lines hold several sentences of this language (en, de, ...), which are translated one by one and written "
         "as one line again; needs sentencex",
     )
+    parser.add_argument(
+        "--format",
+        choices=["xliff", "tmx"],
+        help="the input is an XLIFF or a TMX document, and so is the output: units without a translation get one, and "
+        "inline codes come in it; needs lxml (default: lines of text)",
+    )
+    parser.add_argument(
+        "--target-language",
+        metavar="LANGUAGE",
+        help="with --format: what translations are in (de, ...), where an XLIFF document does not say it",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Translate standard input, buffer by buffer."""
-    from fasttfm.data.corpus import decode_lines, read_lines
-    from fasttfm.decoding.alignment import PARTS, WORDS, pharaoh
+    """Translate standard input, buffer by buffer, or as a document."""
+    from fasttfm.data.corpus import read_lines
+    from fasttfm.decoding.alignment import PARTS, WORDS
     from fasttfm.decoding.combinations import refuse_config, refuse_together
+    from fasttfm.decoding.exchange import Exchange
     from fasttfm.decoding.markup import translate_marked
-    from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
     from fasttfm.decoding.translator import Translator
 
     beside = {name for name in _BESIDE if getattr(args, name) not in (None, False)}
     refuse_together(beside, flag_name)
+    if args.target_language is not None and args.format is None:
+        raise UserError("--target-language is for --format xliff and tmx: leave it out")
+    document = None
+    if args.format is not None:
+        document = Exchange.parse(sys.stdin.buffer.read(), args.format, args.target_language)
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
         settings["buffer_size"] = 1  # somebody is typing and waits for each line
@@ -104,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
         ensemble=args.ensemble,
         terminology=args.terminology,
         shortlist=args.shortlist,
-        aligned=PARTS if args.markup else None if args.alignment is None else WORDS,
+        aligned=PARTS if args.markup or args.format else None if args.alignment is None else WORDS,
         **settings,
     )
     config = translator.config
@@ -115,6 +132,30 @@ def run(args: argparse.Namespace) -> None:
             f"{config.beam // config.diverse_beam_groups} to {config.nbest} translations",
             file=sys.stderr,
         )
+    if document is not None:
+        stream = translate_marked(translator, document.lines)
+        document.fill(best.text for best, *_ in _shown(stream, args.quiet))
+        sys.stdout.buffer.write(document.write())
+        sys.stdout.buffer.flush()
+    else:
+        _translate_lines(args, translator)
+    if translator.cut_lines:
+        one = translator.cut_lines == 1
+        print(
+            f"fasttfm translate: warning: {translator.cut_lines:,} {'line has' if one else 'lines have'} more than "
+            f"{translator.config.max_source_length:,} tokens and {'was' if one else 'were'} cut off there (first: "
+            f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
+            file=sys.stderr,
+        )
+
+
+def _translate_lines(args: argparse.Namespace, translator: Translator) -> None:
+    """Standard input line by line, with what goes with the lines."""
+    from fasttfm.data.corpus import decode_lines, read_lines
+    from fasttfm.decoding.alignment import pharaoh
+    from fasttfm.decoding.markup import translate_marked
+    from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
+
     with contextlib.ExitStack() as stack:
         alignment = None if args.alignment is None else stack.enter_context(writing(args.alignment))
         prefixes = None if args.prefix is None else read_lines(args.prefix)
@@ -129,14 +170,6 @@ def run(args: argparse.Namespace) -> None:
             _write(number, translations, numbered=translator.config.nbest > 1, as_json=args.json)
             if alignment is not None:
                 alignment.writelines(f"{pharaoh(each.alignment)}\n".encode() for each in translations)
-    if translator.cut_lines:
-        one = translator.cut_lines == 1
-        print(
-            f"fasttfm translate: warning: {translator.cut_lines:,} {'line has' if one else 'lines have'} more than "
-            f"{translator.config.max_source_length:,} tokens and {'was' if one else 'were'} cut off there (first: "
-            f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
-            file=sys.stderr,
-        )
 
 
 def _shown(stream: Iterator[list[Translation]], quiet: bool) -> Iterator[list[Translation]]:

@@ -7,7 +7,12 @@ from collections.abc import Callable, Collection
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
 
-_APART = (("markup", "alignment"), ("markup", "split_sentences"), ("split_sentences", "prefix"))
+_APART = (
+    ("markup", "alignment"),
+    ("markup", "split_sentences"),
+    ("split_sentences", "prefix"),
+    *(("format", other) for other in ("markup", "alignment", "split_sentences", "prefix", "json")),
+)
 
 
 def refuse_together(given: Collection[str], written: Callable[[str], str] = str) -> None:
@@ -22,10 +27,10 @@ def refuse_together(given: Collection[str], written: Callable[[str], str] = str)
 
 def refuse_config(given: Collection[str], config: DecodingConfig, written: Callable[[str], str] = str) -> None:
     """Raise UserError where a search with this config cannot give what is asked for beside it."""
-    if "split_sentences" in given and config.nbest > 1:
-        raise UserError(
-            f"{written('split_sentences')} gives one translation a line, not {config.nbest}: "
-            f"leave out {written('nbest')}"
-        )
+    for name, what in (("split_sentences", "line"), ("format", "unit")):
+        if name in given and config.nbest > 1:
+            raise UserError(
+                f"{written(name)} gives one translation a {what}, not {config.nbest}: leave out {written('nbest')}"
+            )
     if "terminology" in given and (config.sampling or config.mbr_samples or config.diverse_beam_groups > 1):
         raise UserError("terminology needs a beam search: leave out sampling, mbr_samples and diverse_beam_groups")

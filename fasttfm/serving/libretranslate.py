@@ -12,12 +12,30 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fasttfm.decoding.sentences import LANGUAGES
+from fasttfm.errors import UserError
 from fasttfm.parsing import shown
+from fasttfm.serving.options import TEXTS, Option, Schema, checked
 from fasttfm.serving.requests import Refused
 
 _PAIR = re.compile(r"(?:.*[-_.])?([a-z]{2})-([a-z]{2})|([a-z]{3})-([a-z]{3})")
 """Codes of ISO 639-1, which are known; of two of three letters alone any."""
-_FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
+_CODE: Schema = {"type": "string"}
+OPTIONS = [
+    Option("q", "a text or a list of texts", TEXTS, "LibreTranslate's form: what to translate."),
+    Option("source", "a text", _CODE, "Code of a language, or auto."),
+    Option("target", "a text", _CODE, "Code of a language."),
+    Option("format", "text or html", {"enum": ["text", "html"]}, "html: as markup."),
+    Option("alternatives", "a whole number, 0 or more", {"type": "integer", "minimum": 0}, "Others of the best."),
+    Option("api_key", "a text", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "Not looked at: see Authorization."),
+]
+"""The fields of its requests."""
+_TEXTS: Schema = {"type": "array", "items": {"type": "string"}}
+ANSWER: Schema = {
+    "type": "object",
+    "required": ["translatedText"],
+    "additionalProperties": False,
+    "properties": {"translatedText": TEXTS, "alternatives": {"anyOf": [_TEXTS, {"type": "array", "items": _TEXTS}]}},
+}
 
 
 def is_libretranslate(given: Mapping[str, Any]) -> bool:
@@ -36,17 +54,14 @@ def languages(models: Collection[str]) -> list[dict[str, Any]]:
 
 def read(given: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
     """The same request in this server's form; Refused for what cannot be answered."""
-    if unknown := sorted(set(given) - set(_FIELDS)):
-        raise Refused(400, f"{shown(unknown[0])} is unknown: known are {', '.join(_FIELDS)}")
-    form = given.get("format", "text")
-    if form not in ("text", "html"):
-        raise Refused(400, f"format {shown(form)} is not taken: give text or html")
+    try:
+        checked(given, OPTIONS, required="q")
+    except UserError as error:
+        raise Refused(400, str(error)) from None
     alternatives = given.get("alternatives", 0)
-    if type(alternatives) is not int or alternatives < 0:
-        raise Refused(400, "alternatives must be a number, 0 or more")
     options = {"nbest": 1 + alternatives} if alternatives else {}
     model = _model(given.get("source", "auto"), given.get("target"), models)
-    return {"text": given["q"], "model": model, "markup": form == "html", **options}
+    return {"text": given["q"], "model": model, "markup": given.get("format") == "html", **options}
 
 
 def answer(given: Mapping[str, Any], translations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

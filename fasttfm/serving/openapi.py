@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fasttfm.serving.options import Option, Schema, options
+from fasttfm.serving import libretranslate
+from fasttfm.serving.options import Option, Schema, as_schema, options
 
 _TRANSLATION: Schema = {
     "type": "object",
@@ -29,6 +30,8 @@ _ANSWER: Schema = {
     "properties": {"translations": {"type": "array", "items": {"type": "array", "items": _TRANSLATION}}},
 }
 _DETAIL: Schema = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "string"}}}
+_ERROR: Schema = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+"""To requests in LibreTranslate's form."""
 _REFUSALS = {
     "401": "No bearer token, or a wrong one.",
     "403": "By another name, or from a page that may not ask.",
@@ -62,22 +65,19 @@ _HEALTH: Schema = {
 
 def openapi(models: Sequence[str], version: str, *, token: bool) -> dict[str, Any]:
     """The description in OpenAPI 3.1. token: whether a bearer token is needed."""
-    request = {
-        "type": "object",
-        "required": ["text"],
-        "additionalProperties": False,
-        "properties": {each.name: {**each.schema, "description": each.help} for each in options(models)},
-    }
+    ours, theirs = as_schema(options(models), "text"), as_schema(libretranslate.OPTIONS, "q")
+    answer = {"anyOf": [_ANSWER, libretranslate.ANSWER]}
     answers: dict[str, Any] = {
         "200": {
             "description": "The nbest translations of each text, best first.",
-            "content": {"application/json": {"schema": _ANSWER}, "text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"application/json": {"schema": answer}, "text/event-stream": {"schema": {"type": "string"}}},
         },
-        **{status: _json(text, _DETAIL) for status, text in _REFUSALS.items()},
+        "400": _json("LibreTranslate's form: what is asked for cannot be done.", _ERROR),
+        **{status: _json(text, {"anyOf": [_DETAIL, _ERROR]}) for status, text in _REFUSALS.items()},
     }
     post: dict[str, Any] = {
         "summary": "Translate",
-        "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": {"anyOf": [ours, theirs]}}}},
         "responses": answers,
     }
     described: dict[str, Any] = {
@@ -112,6 +112,7 @@ def page(models: Sequence[str], version: str) -> str:
         version=html.escape(version),
         example=html.escape(example),
         options=_rows(_cells(each) for each in options(models)),
+        libretranslate=_rows(_cells(each) for each in libretranslate.OPTIONS),
         answers=_rows((status, text) for status, text in _REFUSALS.items()),
         paths=_rows(gets),
     )
@@ -151,7 +152,12 @@ _PAGE = """<!doctype html>
 <table>
 {options}
 </table>
-<p>The answer is <code>{{"translations": [[{{"text", "score"}}, ...], ...]}}</code>, the best ones of each text; or
+<p>Or in LibreTranslate's form, answered by <code>{{"translatedText": ...}}</code> or
+<code>{{"error": "..."}}</code>:</p>
+<table>
+{libretranslate}
+</table>
+<p>Else the answer is <code>{{"translations": [[{{"text", "score"}}, ...], ...]}}</code>, the best ones of each text; or
 <code>{{"detail": "..."}}</code> with one of these:</p>
 <table>
 {answers}

@@ -14,7 +14,7 @@ from fasttfm.errors import UserError
 from fasttfm.parsing import shown
 
 Schema = dict[str, Any]
-"""JSON Schema, of which are used type, enum, anyOf, items, minItems and additionalProperties."""
+"""JSON Schema, of which are used type, enum, anyOf, minimum, items, minItems and additionalProperties."""
 
 SEARCH = (
     *("beam", "nbest", "length_penalty", "alpha", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram"),
@@ -34,7 +34,7 @@ class Option:
     help: str
 
 
-_TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _ALTERNATIVES: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 _KINDS: dict[Any, tuple[str, str]] = {
     int: ("integer", "a whole number"),
@@ -49,8 +49,8 @@ def options(models: Sequence[str] = ()) -> list[Option]:
     """All fields of a request to a server of these models."""
     names = f"one of {', '.join(models)}" if models else "a model's name"
     return [
-        Option("text", "a text or a list of texts", _TEXTS, "What to translate; lines stay lines, each by itself."),
-        Option("prefix", "a text or a list of texts", _TEXTS, "How the translation of each text must begin."),
+        Option("text", "a text or a list of texts", TEXTS, "What to translate; lines stay lines, each by itself."),
+        Option("prefix", "a text or a list of texts", TEXTS, "How the translation of each text must begin."),
         Option("model", names, {"enum": list(models)}, "Its directory's name; without it the first one translates."),
         _plain("stream", bool, "Server-sent events, one a text in their order, then `done`."),
         Option(
@@ -87,15 +87,27 @@ def matches(schema: Schema, value: Any) -> bool:
     if schema["type"] == "boolean":
         return isinstance(value, bool)
     if schema["type"] == "integer":
-        return _is_number(value) and value == int(value)
+        return _is_number(value) and value == int(value) and value >= schema.get("minimum", value)
     if schema["type"] == "number":
         return _is_number(value)
     if schema["type"] == "string":
         return isinstance(value, str)
+    if schema["type"] == "null":
+        return value is None
     if schema["type"] == "array":
         least = schema.get("minItems", 0)
         return isinstance(value, list) and len(value) >= least and all(matches(schema["items"], each) for each in value)
     return isinstance(value, dict) and all(matches(schema["additionalProperties"], each) for each in value.values())
+
+
+def as_schema(table: Sequence[Option], required: str) -> Schema:
+    """A request with these fields, in JSON Schema."""
+    return {
+        "type": "object",
+        "required": [required],
+        "additionalProperties": False,
+        "properties": {each.name: {**each.schema, "description": each.help} for each in table},
+    }
 
 
 def as_table() -> list[str]:

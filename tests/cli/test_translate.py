@@ -239,10 +239,27 @@ def test_sentences_of_a_line_are_translated_one_by_one(translate, model_dir, tmp
 @pytest.mark.parametrize(
     "flags",
     [["--markup", "--alignment", "x"], ["--markup", "--split-sentences", "en"],
-     ["--split-sentences", "en", "--prefix", "x"]],
+     ["--split-sentences", "en", "--prefix", "x"], ["--format", "tmx", "--json"], ["--format", "xliff", "--markup"]],
 )  # fmt: skip
 def test_flags_that_mean_nothing_together_are_refused(translate, model_dir, flags):
     assert "do not go together: leave out one of them" in failure(translate(model_dir, *flags))
+
+
+def test_a_document_of_units_is_translated_as_its_texts_are(translate, model_dir):
+    pytest.importorskip("lxml")
+    units = "".join(f"<trans-unit><source>{text}</source></trans-unit>" for text in ("a dog", "a"))
+    document = f"<xliff version='1.2'><file><body>{units}</body></file></xliff>"
+    status, out, errors = translate(model_dir, "--format", "xliff", text=document)
+    assert (status, errors) == (0, [])
+    plain = translate(model_dir, text="a dog\na\n")[1].splitlines()
+    expected = [re.sub("[\x00-\x1f]", " ", line) for line in plain]  # of which XML has no signs
+    assert [html.unescape(each) for each in re.findall("<target>(.*?)</target>", out)] == expected
+    assert "one translation a unit, not 2" in failure(
+        translate(model_dir, "--format", "xliff", "--nbest", 2, text=document)
+    )
+    assert "is not XML" in failure(translate(model_dir, "--format", "xliff"))
+    assert "needs --target-language" in failure(translate(model_dir, "--format", "tmx", text="<tmx/>"))
+    assert "--target-language is for --format" in failure(translate(model_dir, "--target-language", "de"))
 
 
 def test_progress_is_shown_on_a_terminal_alone(translate, model_dir, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fasttfm.decoding import Terminology, Translator
 from fasttfm.decoding.alignment import PARTS, WORDS
 from fasttfm.decoding.markup import translate_marked
 from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
+from fasttfm.serving import libretranslate
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.openapi import openapi
 from fasttfm.serving.options import as_table, options
@@ -90,6 +92,25 @@ def test_sentences_are_translated_one_by_one_as_by_the_command(address, model_di
     assert ask(address, text=lines, **given).json()["translations"] == expected
     (whole,) = ask(address, text="\n".join(lines), **given).json()["translations"]
     assert whole[0]["text"] == "\n".join(best[0]["text"] for best in expected)
+
+
+def test_clients_that_ask_for_different_things_at_once_get_what_each_gets_alone(address):
+    wishes = [
+        {},
+        {"alignment": True, "nbest": 2},
+        {"terminology": TERMS, "beam": 6},
+        {"terminology": TERMS, "alignment": True},
+        {"markup": True, "text": [f"<b>{line}</b> x" for line in LINES]},
+        {"sampling": True, "sampling_seed": 5, "alignment": True},
+        {"beam": 1, "prefix": ["eine"] * len(LINES)},
+        {"markup": True, "terminology": TERMS, "nbest": 3},
+    ]
+    requests_ = [{"text": LINES, **wish} for wish in wishes]
+    alone = [ask(address, **each).json() for each in requests_]
+    assert all("translations" in each for each in alone)
+    with ThreadPoolExecutor(16) as pool:
+        together = [pool.submit(ask, address, **each) for _ in range(4) for each in requests_]
+        assert [each.result(300).json() for each in together] == alone * 4
 
 
 def test_a_stream_has_them_too(url, model_dir):
@@ -168,12 +189,13 @@ def test_the_document_the_page_and_the_docs_list_what_is_read(url):
     table = options(["small"])
     described = requests.get(f"{url}/openapi.json", timeout=300).json()
     assert described == openapi(["small"], described["info"]["version"], token=False)
-    request = described["paths"]["/translate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert request["properties"] == {each.name: {**each.schema, "description": each.help} for each in table}
+    ours, theirs = schema_of(described["paths"]["/translate"]["post"]["requestBody"])["anyOf"]
+    for schema, fields in ((ours, table), (theirs, libretranslate.OPTIONS)):
+        assert schema["properties"] == {each.name: {**each.schema, "description": each.help} for each in fields}
     page = requests.get(f"{url}/docs", timeout=300)
     assert page.headers["content-type"].startswith("text/html")
     shown = [row for row in re.findall("<tr><td>(.*?)</td>", page.text) if row.isidentifier()]
-    assert shown == [each.name for each in table]
+    assert shown == [each.name for each in (*table, *libretranslate.OPTIONS)]
     docs = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
     _, _, rows = docs.partition("| field | must be | |\n|---|---|---|\n")
     assert rows.partition("\n\n")[0].splitlines() == as_table()
@@ -184,16 +206,35 @@ def test_what_is_read_and_answered_is_what_the_document_says(url):
     described = requests.get(f"{url}/openapi.json", timeout=300).json()
     post = described["paths"]["/translate"]["post"]
     read = jsonschema.Draft202012Validator(schema_of(post["requestBody"]))
-    values = ["a dog", "en", ["a dog"], [1], "small", True, False, 2, 1.5, 2.0, None, "2", {"dog": "Hund"}, {"a": []}]
-    for option in options(["small"]):
+    values = [
+        "a dog",
+        "en",
+        ["a dog"],
+        [1],
+        "small",
+        True,
+        False,
+        2,
+        1.5,
+        2.0,
+        None,
+        "2",
+        "html",
+        -1,
+        {"dog": "Hund"},
+        {"a": []},
+    ]
+    fields = [*(("text", "detail", 422, each) for each in options(["small"])),
+              *(("q", "error", 400, each) for each in libretranslate.OPTIONS)]  # fmt: skip
+    for text, refusal, status, option in fields:
         for value in values:
-            request = {"text": "a dog", option.name: value}
+            request = {text: "a dog", option.name: value}
             answer = ask(url, **request)
             if not read.is_valid(request):
-                assert (answer.status_code, option.kind in answer.json()["detail"]) == (422, True), request
+                assert (answer.status_code, option.kind in answer.json()[refusal]) == (status, True), request
             elif answer.headers["content-type"] == "application/json":
                 jsonschema.validate(answer.json(), schema_of(post["responses"][str(answer.status_code)]))
-                assert not answer.json().get("detail", "").startswith(f"{option.name} must be {option.kind}:"), request
+                assert not answer.json().get(refusal, "").startswith(f"{option.name} must be {option.kind}:"), request
     for path in ("/languages", "/health"):
         schema = schema_of(described["paths"][path]["get"]["responses"]["200"])
         jsonschema.validate(requests.get(f"{url}{path}", timeout=300).json(), schema)
