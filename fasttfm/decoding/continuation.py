@@ -24,7 +24,7 @@ from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
     from fasttfm.data.text_tokenizer import TextTokenizer
-    from fasttfm.models.gpt import GPT
+    from fasttfm.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Sampling:
 
 
 def continue_ids(
-    model: GPT,
+    model: LanguageModel,
     prompt: Sequence[int],
     most: int,
     samples: int,
@@ -116,7 +116,7 @@ def continue_ids(
 
 
 def generate(
-    model: GPT, tokenizer: TextTokenizer, prompt: str, most: int, samples: int, sampling: Sampling
+    model: LanguageModel, tokenizer: TextTokenizer, prompt: str, most: int, samples: int, sampling: Sampling
 ) -> list[str]:
     """Texts that begin with a prompt, which may be empty, and go on for at most `most` tokens.
 

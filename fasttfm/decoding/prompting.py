@@ -22,7 +22,7 @@ from fasttfm.parsing import told
 
 if TYPE_CHECKING:
     from fasttfm.data.text_tokenizer import TextTokenizer
-    from fasttfm.models.gpt import GPT
+    from fasttfm.models.language_model import LanguageModel
 
 _BETWEEN = "\n\n"
 
@@ -119,7 +119,7 @@ class Prompting:
         solved = [self.write(examples[index], examples[index].answer) for index in map(int, drawn)]
         return _BETWEEN.join([*solved, self.write(examples[number])])
 
-    def answers(self, model: GPT, tokenizer: TextTokenizer, examples: Sequence[Example]) -> list[str]:
+    def answers(self, model: LanguageModel, tokenizer: TextTokenizer, examples: Sequence[Example]) -> list[str]:
         """The likeliest option of each example."""
         chosen = []
         for number, example in enumerate(examples):
