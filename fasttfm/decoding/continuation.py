@@ -120,7 +120,7 @@ def generate(
 ) -> list[str]:
     """Texts that begin with a prompt, which may be empty, and go on for at most `most` tokens.
 
-    The model reads the token that ends a document before the prompt, as it does in training: a prompt begins a text.
+    The model reads the token that stands before a document, as it does in training: a prompt begins a text.
     Warns where that may outgrow the model's positions. Raises UserError as continue_ids(), and for numbers below 1.
     """
     for flag, number in (("--tokens", most), ("--samples", samples)):
@@ -134,5 +134,5 @@ def generate(
         )
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     never = tokenizer.textless(model.config.vocab_size)
-    continuations = continue_ids(model, [tokenizer.end, *ids], most, samples, sampling, tokenizer.end, never)
+    continuations = continue_ids(model, [tokenizer.begin, *ids], most, samples, sampling, tokenizer.end, never)
     return [tokenizer.decode([*ids, *continuation]) for continuation in continuations]

@@ -145,7 +145,7 @@ def option_scores(model: Any, tokenizer: TextTokenizer, prompt: str, options: Se
         count = len(whole) - shared
         if count > model.config.max_length:
             raise UserError(f"an option has {count:,} tokens: the model has {model.config.max_length:,} positions")
-        sequences.append([tokenizer.end, *whole][-(model.config.max_length + 1) :])
+        sequences.append([tokenizer.begin, *whole][-(model.config.max_length + 1) :])
         scored.append(count)
     with inference(model):
         return model.log_probabilities(sequences, scored).tolist()

@@ -82,7 +82,7 @@ def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) ->
         "mlp_bias": False,
         "rope_theta": config.rotary_base,
         "rope_parameters": {"rope_theta": config.rotary_base, "rope_type": "default"},
-        "bos_token_id": end,
+        "bos_token_id": None if tokenizer is None else tokenizer.begin,
         "eos_token_id": end,
     }
     with replacing(folder, "writes a model", "exported model") as fresh:

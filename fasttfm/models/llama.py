@@ -104,6 +104,8 @@ class Llama(LanguageModel):
         )
         self.output = nn.Linear(config.d_model, config.vocab_size, bias=False)
         cos, sin = F.rotary_tables(config.max_length, config.head_width, base=config.rotary_base)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         if config.tie_embeddings:

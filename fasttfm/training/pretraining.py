@@ -117,6 +117,7 @@ def evaluate(
         if not any(line.strip() for line in lines):
             raise UserError(f"{text}: is empty: at least one line of text is needed")
         ids = [token for line in tokenizer.encode_lines(lines) for token in line]
-        documents = Documents.from_lists([ids], tokenizer.end, sum(len(line.encode()) + 1 for line in lines))
+        size = sum(len(line.encode()) + 1 for line in lines)
+        documents = Documents.from_lists([ids], tokenizer.end, size, tokenizer.begin)
     rows = RowBatches(documents, length, max(length, max_tokens))
     return TextValidator(rows, device=next(model.parameters()).device)(model)

@@ -115,3 +115,24 @@ def test_what_does_not_fit_ends_in_one_line(changes, said, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(given | changes))
     with pytest.raises(UserError, match=said):
         read(tmp_path)
+
+
+def test_a_folder_becomes_a_model_that_writes_after_its_own_first_token(tmp_path, capsys):
+    from fasttfm.cli.main import main
+
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({each: number for number, each in enumerate(alphabet)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<s>", "</s>"])
+    their_model = theirs(tmp_path / "H", vocab_size=258)
+    made.save(str(tmp_path / "H" / "tokenizer.json"))
+    assert main(["lm", "import", str(tmp_path / "H"), "--out", str(tmp_path / "M")]) == 0
+    capsys.readouterr()
+    words = ["--prompt", "abc", "--tokens", "12", "--temperature", "0", "--json"]
+    assert main(["lm", "generate", str(tmp_path / "M"), *words]) == 0
+    (text,) = json.loads(capsys.readouterr().out)["texts"]
+    prompt = torch.tensor([[256, *made.encode("abc").ids]])
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 257, "pad_token_id": 257}
+    assert text == made.decode(their_model.generate(prompt, **options)[0].tolist())
